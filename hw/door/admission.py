@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import sys
 import time  # noqa: TID251 - latencies
 from collections import Counter
@@ -12,11 +13,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.door.journal import Sparing
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, Request, RequestError, Served
 
 _TIMEOUT: Final = "deadline"
+_TRACE: Final = "traceparent"
+_TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The trace that a request is a part of, if its headers or metadata say one (W3C Trace Context)."""
+    given = headers.get(_TRACE, "")
+    return {_TRACE: given} if _TRACES.fullmatch(given) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Admission:
         tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
             for.
         carried_img_s: the most images a second that the servers carry.
+        journal: is told of requests that failed, or came later than the p99 latency asked for.
     """
 
     def __init__(
@@ -55,12 +66,14 @@ class Admission:
         limits: Limits,
         tokens: Mapping[bytes, int],
         carried_img_s: float,
+        journal: Sparing,
     ) -> None:
         self._bridge = bridge
         self._metrics = metrics
         self._page = page
         self._limits = limits
         self._tokens = tokens
+        self._journal = journal
         self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
         self._inside: Counter[bytes] = Counter()  # images, by token
 
@@ -95,10 +108,13 @@ class Admission:
             raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
         return b""
 
-    async def answers(self, request: Request, token: bytes, version: str = "") -> list[Answer]:
+    async def answers(
+        self, request: Request, token: bytes, trace: Mapping[str, str], version: str = ""
+    ) -> list[Answer]:
         """Of each image, in order. It is cancelled where the client has left; then the router need not go on.
 
         Args:
+            trace: that it is a part of (`trace_of`).
             version: that alone may answer; empty: any.
 
         Raises:
@@ -112,17 +128,19 @@ class Admission:
         self._inside[token] += count
         try:
             async with asyncio.timeout(timeout_s):
-                answers = await self._bridge.submit(request.images, round(timeout_s * 1e9))
+                answers = await self._bridge.submit(request.images, round(timeout_s * 1e9), request.service_class)
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
         except TimeoutError:
-            raise self._failure(_TIMEOUT, count, timeout_s) from None
+            raise self._failure(_TIMEOUT, count, timeout_s, trace) from None
         except FailedError as error:
-            raise self._failure(str(error), count, timeout_s) from None
+            raise self._failure(str(error), count, timeout_s, trace) from None
         except asyncio.CancelledError:
-            is_late = time.perf_counter() - began_s >= timeout_s  # the client counts, too
-            self._metrics.failed.labels(_TIMEOUT if is_late else "client_left").inc(count)
+            if time.perf_counter() - began_s >= timeout_s:  # the client counts, too
+                self._failure(_TIMEOUT, count, timeout_s, trace)
+            else:
+                self._metrics.failed.labels("client_left").inc(count)
             raise
         finally:
             self._inside[token] -= count
@@ -131,7 +149,10 @@ class Admission:
         self._metrics.answered.inc(count)
         took_s = time.perf_counter() - began_s
         self._metrics.seconds.observe(took_s)
+        self._metrics.note_class(request.service_class, [answer.widths for answer in answers], took_s)
         self._page.note(took_s)
+        if self._bridge.is_late(took_s):
+            self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)
         return answers
 
     def _require_room(self, count: int, token: bytes, timeout_s: float) -> None:
@@ -147,8 +168,9 @@ class Admission:
             problem = f"full: {self._inside[token]} images of this token are inside, allowed are {most}"
             raise RequestError(problem, 429)
 
-    def _failure(self, reason: str, count: int, timeout_s: float) -> RequestError:
+    def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
         self._metrics.failed.labels(reason).inc(count)
+        self._journal.note("request_failed", reason=reason, images=count, **trace)
         if reason == _TIMEOUT:
             return RequestError(f"no answer within {timeout_s:g} s", 504)
         if reason == ROUTER_GONE:

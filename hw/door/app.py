@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
-from hw.door.admission import Admission, Limits
+from hw.door.admission import Admission, Limits, trace_of
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
 from hw.door.protocol import RequestError, Served, encode, error_body, read_request, write_answer
@@ -19,6 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _JSON: Final = "application/json"
+_LIVE: Final = "/v2/health/live"
 _CLOSE: Final = ("connection", "close")
 _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
 
@@ -41,6 +42,19 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers += (("retry-after", "1"),)
     return Response(status, error_body(problem), headers=headers)
+
+
+async def _send(response: Response, scope: Message, send: Send, more: Mapping[str, str]) -> None:
+    start = [("content-type", response.content_type), ("content-length", str(len(response.body))), *more.items()]
+    lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
+    await send({"type": "http.response.start", "status": response.status, "headers": lines})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+
+
+async def starting(scope: Message, receive: Receive, send: Send) -> None:
+    """The ASGI application before anybody can be served."""
+    is_live = scope["path"] == _LIVE
+    await _send(Response(200) if is_live else _error(503, "not_ready: it starts", _CLOSE), scope, send, {})
 
 
 async def _left(receive: Receive) -> None:
@@ -77,13 +91,10 @@ class App:
             response = await self._respond(scope["method"], scope["path"], headers, receive)
         except _GoneError:
             return
-        start = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
-        lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
-        await send({"type": "http.response.start", "status": response.status, "headers": lines})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+        await _send(response, scope, send, trace_of(headers))
 
     async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Response:
-        if path == "/v2/health/live":
+        if path == _LIVE:
             return Response(200)
         if path == "/v2/health/ready" or path in [f"{model}/ready" for model in self._models]:
             return Response(200 if self._admission.is_ready else 503)
@@ -121,7 +132,7 @@ class App:
         except RequestError as error:
             is_read = error.status == HTTPStatus.BAD_REQUEST  # else what is left of its body is not
             return _error(error.status, str(error), *(() if is_read else (_CLOSE,)))
-        answers = asyncio.ensure_future(self._admission.answers(request, token, version))
+        answers = asyncio.ensure_future(self._admission.answers(request, token, trace_of(headers), version))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait((answers, leaving), return_when=asyncio.FIRST_COMPLETED)

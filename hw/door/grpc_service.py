@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext as Context
 from numpy.typing import NDArray
 
-from hw.door.admission import Admission, Limits
+from hw.door.admission import Admission, Limits, trace_of
 from hw.door.metrics import Metrics
 from hw.door.protocol import (
     INPUT,
@@ -187,7 +187,8 @@ class Calls:
             asked, size_bytes = await self._read(context)
             self._admission.require_model(asked.model_name, asked.model_version)
             request = read_call(asked, size_bytes, self._served)
-            answers = await self._admission.answers(_in_time(request, context), token, asked.model_version)
+            request, trace = _in_time(request, context), trace_of(_metadata_of(context))
+            answers = await self._admission.answers(request, token, trace, asked.model_version)
             return write_reply(request, answers, self._served)
         except RequestError as error:
             code = _CODES[HTTPStatus(error.status)]
@@ -211,7 +212,11 @@ class Calls:
             raise RequestError("the message is no ModelInferRequest") from None
 
     def _token_in(self, context: Context) -> bytes:
-        return self._admission.token_in(str(dict(context.invocation_metadata()).get("authorization", "")))
+        return self._admission.token_in(_metadata_of(context).get("authorization", ""))
+
+
+def _metadata_of(context: Context) -> dict[str, str]:
+    return {name: str(value) for name, value in context.invocation_metadata() or ()}
 
 
 def _in_time(request: Request, context: Context) -> Request:
@@ -240,7 +245,7 @@ async def start_grpc(calls: Calls, address: str, certificate: Path | None, serve
     """A server that listens.
 
     Args:
-        address: whose port this user has reserved (`hw.door.listening.reserve`).
+        address: whose port this user has reserved (`hw.door.listening.listen`).
     """
     largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
     options = (

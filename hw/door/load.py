@@ -12,11 +12,12 @@ import http.client
 import ssl
 import time  # noqa: TID251 - it plays clients in real time
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import prod
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
@@ -42,6 +43,7 @@ class Load:
     Attributes:
         url: of a model: `http://HOST:PORT/v2/models/NAME`, or https.
         images: in each request.
+        classes: that requests name, each in proportion to its number; empty: none is named.
         certificate: a file with the server's, where no authority has signed it.
         patience_s: for answers after the last request.
         connections: at most; a request that finds all of them busy waits, and its latency counts on.
@@ -53,6 +55,7 @@ class Load:
     images: int
     token: str
     seed: int
+    classes: Mapping[str, float] = field(default_factory=dict)
     certificate: Path | None = None
     patience_s: float = 60.0
     connections: int = 1024
@@ -65,6 +68,7 @@ class Outcome:
     Attributes:
         codes: how many had each of HTTP's codes; 0 where the connection ended before the answer.
         latencies_s: of the answered ones (200), from when they were due.
+        class_codes, class_latencies_s: the same by class.
         lags_s: by how much each was sent too late.
         unanswered: that had no answer in the end.
     """
@@ -72,6 +76,8 @@ class Outcome:
     sent: int = 0
     codes: Counter[int] = field(default_factory=Counter)
     latencies_s: list[float] = field(default_factory=list)
+    class_codes: dict[str, Counter[int]] = field(default_factory=dict)
+    class_latencies_s: dict[str, list[float]] = field(default_factory=dict)
     lags_s: list[float] = field(default_factory=list)
     unanswered: int = 0
 
@@ -83,10 +89,10 @@ def generate(load: Load) -> Outcome:
         InputError: the URL is none of a model, or the certificate is none.
         WorkError: nobody answers there.
     """
-    at = _address(load.url)
-    tls = _tls(load.certificate) if at.scheme == "https" else None
-    bodies = _requests(load, at, _shape(load, at, tls))
-    return asyncio.run(_Generator(load, at, bodies, tls).carry_out())
+    target = Target(load.url, load.token, load.certificate, load.patience_s)
+    shape = _shape(target)
+    bodies = {name: _requests(load, target.at, shape, name) for name in load.classes or [""]}
+    return asyncio.run(_Generator(load, target.at, bodies, target.tls).carry_out())
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext:
@@ -115,33 +121,60 @@ def _port(at: SplitResult) -> int:
     return at.port or (http.client.HTTPS_PORT if at.scheme == "https" else http.client.HTTP_PORT)
 
 
-def _authorization(load: Load) -> dict[str, str]:
-    return {"authorization": f"Bearer {load.token}"} if load.token else {}
+def _authorization(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
-def _shape(load: Load, at: SplitResult, tls: ssl.SSLContext | None) -> tuple[int, ...]:
-    """Of an image."""
-    host, port = cast(str, at.hostname), _port(at)
-    connection = (
-        http.client.HTTPConnection(host, port, timeout=load.patience_s)
-        if tls is None
-        else http.client.HTTPSConnection(host, port, timeout=load.patience_s, context=tls)
-    )
-    try:
-        connection.request("GET", at.path, headers=_authorization(load))
-        answer = connection.getresponse()
-        body = answer.read()
+class Target:
+    """A server, by the URL of its model; see `Load`.
+
+    Raises:
+        InputError: the URL is none of a model, or the certificate is none.
+    """
+
+    def __init__(self, url: str, token: str, certificate: Path | None, patience_s: float) -> None:
+        self.url = url
+        self.at = _address(url)
+        self.tls = _tls(certificate) if self.at.scheme == "https" else None
+        self._headers = _authorization(token)
+        self._patience_s = patience_s
+
+    def get(self, path: str) -> bytes:
+        """What stands at a path there; raises `WorkError` where nothing does, or nobody answers."""
+        host, port = cast(str, self.at.hostname), _port(self.at)
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=self._patience_s)
+            if self.tls is None
+            else http.client.HTTPSConnection(host, port, timeout=self._patience_s, context=self.tls)
+        )
+        try:
+            connection.request("GET", path, headers=self._headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self.silence(error) from None
+        finally:
+            connection.close()
         if answer.status != _OK:
-            raise WorkError(f"{load.url}: {answer.status} {body.decode(errors='replace'):.200}")
+            raise WorkError(f"{self.url}: {answer.status} {body.decode(errors='replace'):.200}")
+        return body
+
+    def silence(self, error: Exception) -> WorkError:
+        """What came is no answer of a model."""
+        return WorkError(f"{self.url}: no model answers there ({type(error).__name__}: {error})")
+
+
+def _shape(target: Target) -> tuple[int, ...]:
+    """Of an image."""
+    body = target.get(target.at.path)
+    try:
         return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
-    except (OSError, http.client.HTTPException, msgspec.DecodeError, LookupError, TypeError) as error:
-        raise WorkError(f"{load.url}: no model answers there ({type(error).__name__}: {error})") from None
-    finally:
-        connection.close()
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise target.silence(error) from None
 
 
-def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes]:
-    """Some with images of noise, as bytes; labels are wanted."""
+def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
+    """Some of a class with images of noise, as bytes; labels are wanted."""
     rng = stream(load.seed, "load:images")
     found = []
     for _ in range(_REQUESTS):
@@ -151,11 +184,12 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
                 "outputs": [{"name": "label", "parameters": {"binary_data": True}}],
+                **({"parameters": {"class": name}} if name else {}),
             }
         )
         headers = {
             "host": at.netloc,
-            **_authorization(load),
+            **_authorization(load.token),
             "inference-header-content-length": str(len(head)),
             "content-length": str(len(head) + len(image)),
         }
@@ -164,22 +198,29 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes
     return found
 
 
+class _Due(NamedTuple):
+    """A request: when it is to be sent, and its class; empty where it names none."""
+
+    at_s: float
+    name: str
+
+
 class _Connection(asyncio.Protocol):
-    """One of the clients; `due_s` is of the request that it waits for an answer to, None while it is idle."""
+    """One of the clients; `due` is the request that it waits for an answer to, None while it is idle."""
 
     transport: asyncio.Transport
 
     def __init__(self, generator: _Generator) -> None:
         self._generator = generator
         self._parser = httptools.HttpResponseParser(self)
-        self.due_s: float | None = None
+        self.due: _Due | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def send(self, due_s: float, request: bytes) -> None:
+    def send(self, due: _Due, request: bytes) -> None:
         """Its next request."""
-        self.due_s = due_s
+        self.due = due
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -190,10 +231,10 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
-        if self.due_s is None:
+        if self.due is None:
             self.transport.abort()
         else:
-            self._generator.end(self, self.due_s, self._parser.get_status_code())
+            self._generator.end(self, self.due, self._parser.get_status_code())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._generator.lose(self)
@@ -207,7 +248,9 @@ async def _until(due_s: float) -> None:
 
 
 class _Generator:
-    def __init__(self, load: Load, at: SplitResult, requests: list[bytes], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, load: Load, at: SplitResult, requests: Mapping[str, list[bytes]], tls: ssl.SSLContext | None
+    ) -> None:
         self._load = load
         self._at = at
         self._tls = tls
@@ -216,7 +259,7 @@ class _Generator:
         self._idle: list[_Connection] = []
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
-        self._waiting: deque[float] = deque()  # when those are due that found no connection
+        self._waiting: deque[_Due] = deque()  # those that found no connection
         self._under_way = 0
         self._all_ended = asyncio.Event()
 
@@ -224,12 +267,13 @@ class _Generator:
         load = self._load
         rng = stream(load.seed, "load:arrivals")
         between_s = rng.exponential(load.images / load.rate_img_s, 1 + int(load.rate_img_s * load.duration_s * 2))
+        names = self._names(len(between_s))
         began_s = time.perf_counter()
-        for due_s in (began_s + between_s.cumsum()).tolist():
-            if due_s > began_s + load.duration_s:
+        for due in map(_Due, (began_s + between_s.cumsum()).tolist(), names):
+            if due.at_s > began_s + load.duration_s:
                 break
-            await _until(due_s)
-            self._begin(due_s)
+            await _until(due.at_s)
+            self._begin(due)
         try:
             async with asyncio.timeout(load.patience_s):
                 while self._under_way:
@@ -239,13 +283,19 @@ class _Generator:
             self._outcome.unanswered = self._under_way
         return self._outcome
 
-    def _begin(self, due_s: float) -> None:
+    def _names(self, count: int) -> list[str]:
+        """The class of each of so many requests."""
+        names, shares = [*self._requests], np.array([*self._load.classes.values()] or [1.0])
+        drawn = stream(self._load.seed, "load:classes").choice(len(names), count, p=shares / shares.sum())
+        return [names[each] for each in drawn.tolist()]
+
+    def _begin(self, due: _Due) -> None:
         self._under_way += 1
         self._outcome.sent += 1
         if self._idle:
-            self._send(self._idle.pop(), due_s)
+            self._send(self._idle.pop(), due)
             return
-        self._waiting.append(due_s)
+        self._waiting.append(due)
         if self._open < self._load.connections:
             self._open += 1
             task = asyncio.ensure_future(self._connect())
@@ -271,22 +321,25 @@ class _Generator:
         else:
             self._idle.append(connection)
 
-    def _send(self, connection: _Connection, due_s: float) -> None:
-        self._outcome.lags_s.append(time.perf_counter() - due_s)
-        connection.send(due_s, self._requests[self._outcome.sent % len(self._requests)])
+    def _send(self, connection: _Connection, due: _Due) -> None:
+        self._outcome.lags_s.append(time.perf_counter() - due.at_s)
+        connection.send(due, self._requests[due.name][self._outcome.sent % _REQUESTS])
 
-    def _count(self, code: int, due_s: float) -> None:
-        self._outcome.codes[code] += 1
+    def _count(self, code: int, due: _Due) -> None:
+        outcome = self._outcome
+        outcome.codes[code] += 1
+        outcome.class_codes.setdefault(due.name, Counter())[code] += 1
         if code == _OK:
-            self._outcome.latencies_s.append(time.perf_counter() - due_s)
+            outcome.latencies_s.append(time.perf_counter() - due.at_s)
+            outcome.class_latencies_s.setdefault(due.name, []).append(outcome.latencies_s[-1])
         self._under_way -= 1
         if not self._under_way:
             self._all_ended.set()
 
-    def end(self, connection: _Connection, due_s: float, code: int) -> None:
+    def end(self, connection: _Connection, due: _Due, code: int) -> None:
         """A request is answered."""
-        self._count(code, due_s)
-        connection.due_s = None
+        self._count(code, due)
+        connection.due = None
         if not connection.transport.is_closing():
             self._go_on(connection)
 
@@ -295,17 +348,14 @@ class _Generator:
         self._open -= 1
         if connection in self._idle:
             self._idle.remove(connection)
-        if connection.due_s is not None:
-            self._count(_GONE, connection.due_s)
+        if connection.due is not None:
+            self._count(_GONE, connection.due)
 
 
 def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     """What was found, as `--json` writes it. Rates are of images, over the time of the arrivals."""
     codes = outcome.codes
-    latencies_s = np.array(outcome.latencies_s)
-    percentiles = {name: float(np.percentile(latencies_s, at)) if codes[_OK] else None for name, at in _PERCENTILES}
-    mean_s = float(latencies_s.mean()) if codes[_OK] else None
-    return {
+    found: dict[str, Any] = {
         "schema": "slimsched.load/1",
         "url": load.url,
         "images": load.images,
@@ -318,6 +368,23 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
         "late": codes[HTTPStatus.GATEWAY_TIMEOUT],
         "unanswered": outcome.unanswered + codes[_GONE],
         "codes": {str(code): count for code, count in sorted(codes.items()) if code != _GONE},
-        "latency_s": {"mean": mean_s, **percentiles},
+        "latency_s": _latency_s(outcome.latencies_s),
         "lag_p99_s": float(np.percentile(outcome.lags_s or [0.0], 99)),
     }
+    if load.classes:
+        found["classes"] = {
+            name: {
+                "requests": outcome.class_codes.get(name, Counter()).total(),
+                "answered": outcome.class_codes.get(name, Counter())[_OK],
+                "latency_s": _latency_s(outcome.class_latencies_s.get(name, [])),
+            }
+            for name in load.classes
+        }
+    return found
+
+
+def _latency_s(latencies_s: Sequence[float]) -> dict[str, float | None]:
+    if not latencies_s:
+        return dict.fromkeys(("mean", *(name for name, _ in _PERCENTILES)))
+    values = np.array(latencies_s)
+    return {"mean": float(values.mean()), **{name: float(np.percentile(values, at)) for name, at in _PERCENTILES}}

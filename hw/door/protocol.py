@@ -7,7 +7,7 @@ https://github.com/kserve/open-inference-protocol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import Any, Final
@@ -42,6 +42,8 @@ class Served:
         mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty where there is none.
         most: images in a request.
         version: of the model: the hash of its weights; 1 where devices are emulated.
+        request_classes: that requests may name; empty where all are of one.
+        top1: by width tuple, what the accuracy table says; by it each class's accuracy is counted.
     """
 
     name: str
@@ -52,11 +54,17 @@ class Served:
     deviation: tuple[float, ...]
     most: int
     version: str = "1"
+    request_classes: tuple[str, ...] = ()
+    top1: Mapping[tuple[float, ...], float] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Their names."""
         return tuple(name for name in OUTPUTS if self.classes or name != "scores")
+
+    def by_model(self, version: str, top1: Sequence[float]) -> Served:
+        """The same by other weights; `top1` in the order of its own."""
+        return replace(self, version=version, top1=dict(zip(self.top1, top1, strict=False)))
 
     def metadata(self) -> dict[str, Any]:
         """Of the model, as the protocol has it."""
@@ -112,12 +120,14 @@ class Request:
         images: (n, values of an image) float32, normalised.
         outputs: their names, and whether each is wanted in binary.
         timeout_ns: None where the client names none.
+        service_class: the place of its class in `Served.request_classes`; 0 where it names none.
     """
 
     identity: str
     images: NDArray[np.float32]
     outputs: Mapping[str, bool]
     timeout_ns: int | None
+    service_class: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,8 @@ def request_of(head: Infer, values: Values, served: Served) -> Request:
     if [each.name for each in head.inputs] != [INPUT]:
         raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
     images = _images(head.inputs[0], values, served)
-    return Request(head.id, images, _outputs(head, served), _timeout_ns(head.parameters.get("timeout")))
+    timeout_ns, service_class = _timeout_ns(head.parameters.get("timeout")), _service_class(head.parameters, served)
+    return Request(head.id, images, _outputs(head, served), timeout_ns, service_class)
 
 
 def _length(header: str, most: int) -> int:
@@ -240,6 +251,17 @@ def _timeout_ns(timeout_us: Any) -> int | None:
     if type(timeout_us) is not int or timeout_us <= 0:
         raise RequestError(f"parameters.timeout: found {timeout_us!r:.40}, allowed are whole microseconds above 0")
     return timeout_us * US_NS
+
+
+def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
+    """Who names no class is of the first; a name is no parameter of a model without classes."""
+    known = served.request_classes
+    name = parameters.get("class") if known else None
+    if name is None:
+        return 0
+    if name not in known:
+        raise RequestError(f"parameters.class: found {name!r:.40}, allowed are {', '.join(known)}")
+    return known.index(name)
 
 
 def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:

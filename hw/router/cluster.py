@@ -71,6 +71,7 @@ class HardwareCluster:
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
         carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
             another one is given.
+        waits: whether entering it waits until all are ready, as the first run does in any case.
 
     Attributes:
         slots, arenas: of each server, while the agents are up.
@@ -91,6 +92,7 @@ class HardwareCluster:
         supervision: Supervision | None = None,
         largest_block: int = GROUPS[-1],
         carrier: Carrier | None = None,
+        waits: bool = True,
     ) -> None:
         self.file = network if isinstance(network, ModelFile) else None
         self.served = ServedNetwork.of(network) if isinstance(network, ModelFile) else network
@@ -99,6 +101,7 @@ class HardwareCluster:
         self.supervision = supervision or Supervision()
         self.largest_block = largest_block
         self._warm_batches = tuple(warm_batches)
+        self._waits = waits
         self._stack = contextlib.ExitStack()
         self.transfer_ids = itertools.count()
         self._carrier = carrier or OneHost()
@@ -122,7 +125,8 @@ class HardwareCluster:
                 slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
                 self.slots.append(slot)
-            self.make_ready(keep_log=False)
+            if self._waits:
+                self.make_ready(keep_log=False)
             self._stack = stack.pop_all()
         return self
 
@@ -224,7 +228,7 @@ class HardwareCluster:
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic],
         router: RouterConfig,
         routing: Routing,
-        goal: GoalSet,
+        goals: Sequence[GoalSet],
         ledger: Watcher,
         on_progress: Callable[[RunProgress], None],
         say: Callable[[str], None],
@@ -235,7 +239,7 @@ class HardwareCluster:
         Where nothing is under way it sleeps: it keeps no core busy, as a run may.
 
         Args:
-            goal: what the operator asks for.
+            goals: what the operator asks for, of each class.
             on_progress: called some times a second.
             say: see `run`.
 
@@ -248,7 +252,12 @@ class HardwareCluster:
         assert self.slots, "enter the cluster first"
         none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
         run = HardwareRun(
-            none, image, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=((0, goal),)
+            none,
+            image,
+            np.zeros(1, np.int64),
+            NEVER_NS,
+            drain_limit_ns=DRAIN_LIMIT_NS,
+            goals=tuple((0, goal) for goal in goals),
         )
         self._require_fit(run, router)
         away = self.make_ready(keep_log=False, drained=operator.drained())

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hw.door.ingress import Ingress
+from hw.door.journal import Journal
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.registry import ModelFile
 from hw.router.cluster import HardwareCluster
 from hw.router.rolling import NewModel
 from kit.checkpoint import header
 from kit.errors import InputError, WorkError
-from policies.interfaces import RoutingPolicy
+from kit.units import nanoseconds
+from policies.goal_control import GoalControl
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.planned_router import by_plan
+from policies.ppo.router import EndlessRouter, PPORouter
 from scenarios.files.made_routers import made_kind
 from scenarios.job.job import ScenarioJob
 from scenarios.runs.folder import CONTROL
@@ -45,19 +49,16 @@ class ModelOrders:
     """At most one new model at a time: it is read beside the router's loop, then it is an order.
 
     Args:
-        cluster: that serves.
-        door: whose clients are told of the version.
-        say: takes a line for people.
+        world: with the accuracies of what serves at first.
+        journal: is told of what comes of it.
 
     Attributes:
         world: with the accuracies of what serves.
     """
 
-    def __init__(
-        self, job: ScenarioJob, world: World, cluster: HardwareCluster, door: Ingress, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, job: ScenarioJob, world: World, journal: Journal) -> None:
         self.world = world
-        self._job, self._cluster, self._door, self._say = job, cluster, door, say
+        self._job, self._journal = job, journal
         self._serving = job.model_to_serve
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="new-model")
         self._read: Future[Candidate] | None = None
@@ -70,11 +71,12 @@ class ModelOrders:
 
     def ask(self, path: Path, router: str, floor: float) -> None:
         """Have it serve from some moment on, with this router; `floor` is asked for at present."""
-        self._say(f"serve: reads {path}")
+        self._job.say(f"serve: reads {path}")
         self._read = self._hands.submit(self._candidate, path, router, floor)
 
-    def orders(self) -> Iterator[NewModel]:
-        """The one that was read; what can't serve is told, and changes nothing."""
+    def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
+        """The one that was read, for a cluster, whose clients are told of it; what can't serve is told, and changes
+        nothing."""
         if self._read is None or not self._read.done():
             return
         read, self._read = self._read, None
@@ -87,17 +89,18 @@ class ModelOrders:
         def took_over() -> None:
             self._rolls = False
             self._serving, self.world = candidate.file, candidate.world
-            self._door.serve_version(candidate.version)
-            self._say(f"serve: the model {candidate.version} serves from now on")
+            door.serve_model(candidate.version, top1)
+            text = f"serve: the model {candidate.version} serves from now on"
+            self._journal.note("model", text, version=candidate.version)
 
         self._rolls = True
-        self._say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
-        starts, top1 = self._cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
+        self._job.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
+        starts, top1 = cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
         yield NewModel(starts, candidate.policy, top1, took_over, self._failed)
 
     def _failed(self, reason: str) -> None:
         self._rolls = False
-        self._say(f"serve: {reason}; the model stays as it was")
+        self._job.say(f"serve: {reason}; the model stays as it was")
 
     def _candidate(self, path: Path, router: str, floor: float) -> Candidate:
         now, folder = self.world, self._job.folder.path
@@ -109,11 +112,23 @@ class ModelOrders:
             problem = f"is at best {best:.2%} accurate, asked for are {floor:.2%}; ask for less before (--floor)"
             raise InputError(str(path), "", problem)
         kind = made_kind(router)  # made by the run with the first model's accuracies; it is taken as it is
-        policy = by_plan(world.router(str(self._job.made(kind)) if kind else router, folder), now.cluster.router)
+        name = str(self._job.made(kind)) if kind else router
+        policy = endless_policy(world, name, folder, now.cluster.router, takes_over=True)
         kept = folder / CONTROL / f"{version}.safetensors"  # who restarts finds what was read now
         shutil.copyfile(path, kept)
         assert self._serving is not None, "it was read beside it"
         return Candidate(replace(self._serving, path=kept), version, world, policy)
+
+
+def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
+    """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
+    policy = world.router(name, folder)
+    if isinstance(policy, PPORouter):
+        return EndlessRouter(policy, nanoseconds(world.scenario.training.horizon_s))
+    control = getattr(policy, "control", None)
+    if isinstance(control, GoalControl):
+        control.takes_over = takes_over
+    return by_plan(policy, config)
 
 
 def read_new_model(path: Path, serving: ModelFile | None, world: World) -> tuple[str, Evaluation]:

@@ -20,12 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from hw.door.admission import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import Ingress, IngressSpec, ingress
+from hw.door.journal import Journal
 from hw.door.listening import listen
 from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
-from hw.door.words import Status
 from hw.host.clock import RunClock
+from hw.host.collections import CollectionMeter
 from hw.router.cluster import HardwareCluster
 from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
@@ -41,6 +42,7 @@ TOKEN = b"a token that nobody guesses"
 MODEST = b"a token that may have three images inside"
 LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0)
 PATIENCE_S = 60.0
+JOURNAL = Journal(lambda _: None, as_json=False)
 IMAGES = torch.randn(SLOTS, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
@@ -147,13 +149,13 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS)
     names = [server.name for server in cluster.servers]
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
-    gate, stop, tally = Gate(), threading.Event(), Tally(names, config)
+    gate, stop, tally = Gate(), threading.Event(), Tally(names, config, JOURNAL, CollectionMeter())
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
     spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
         listen("127.0.0.1", 0, 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,
-        ingress(spec, listening, SLOTS) as open_ingress,
+        ingress(spec, listening, SLOTS, JOURNAL) as open_ingress,
     ):
         images, made = SlotImages(slots_of(open_ingress.arena, served.shape), served.shape), list[Clients]()
         ticks: list[int] = []
@@ -169,12 +171,12 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
 
         def tell(progress: RunProgress) -> None:
             ticks.append(progress.now_ns)
-            open_ingress.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+            open_ingress.port.post(tally.status(progress))
 
         def serve() -> RunProgress:
             operator = Operator(orders=given)
             try:
-                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None, operator)
+                return cluster.serve(traffic, config, routing, (GoalSet(),), tally, tell, lambda _: None, operator)
             finally:
                 open_ingress.port.close()
 

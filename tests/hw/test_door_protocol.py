@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ def test_an_emulated_device_has_no_scores_and_no_pixels() -> None:
     ):
         with pytest.raises(RequestError):
             read_request(wrong, None, EMULATED)
+
+
+def test_a_request_names_its_class() -> None:
+    """Where there are some; who names none is of the first, and what is none of them is told with those that are."""
+    served = replace(SERVED, request_classes=("gold", "bronze"))
+    for name, place in (("gold", 0), ("bronze", 1), (None, 0)):
+        parameters = {} if name is None else {"class": name}
+        assert read_request(body(parameters=parameters), None, served).service_class == place
+    for wrong in ("silver", "", 0, ["gold"], {"gold": 1}, True):
+        with pytest.raises(RequestError, match=r"^parameters\.class: found .*, allowed are gold, bronze$") as found:
+            read_request(body(parameters={"class": wrong}), None, served)
+        assert found.value.status == 400
+    assert read_request(body(parameters={"class": "silver"}), None, SERVED).service_class == 0  # it has none
 
 
 @given(st.binary(max_size=300), st.none() | st.integers(0, 300).map(str))

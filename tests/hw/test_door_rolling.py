@@ -62,7 +62,7 @@ class Client(threading.Thread):
 
 def order(door: Door, path: Path, told: list[str], version: str = NEXT) -> NewModel:
     def took_over() -> None:
-        door.ingress.serve_version(version)
+        door.ingress.serve_model(version, ())
         told.append("took over")
 
     return NewModel(door.cluster.starts_of(ModelFile(path)), door.gate, (), took_over, told.append)

@@ -14,11 +14,13 @@ import time  # noqa: TID251 - a client waits
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import ANY
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import grpc
 import numpy as np
@@ -27,17 +29,25 @@ import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.journal import Journal
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
+from hw.door.segments import Segment, segments_in
 from hw.networks.datasets import load_dataset
 from hw.networks.registry import ModelFile, save_model
 from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
-from scenarios.job.serving import _served, _stopping
-from scenarios.runs.folder import CONTROL
+from policies.interfaces import RouterConfig
+from policies.ppo.router import PPORouter
+from policies.vocabulary import RequestArrived
+from scenarios.job.new_model import ModelOrders
+from scenarios.job.serving import _OperatorOrders, _served, _stopping
+from scenarios.runs.folder import CONTROL, SERVED
+from scenarios.world.materials import load_world
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
+from tests.policies.ppo.problems import network_of, spec_of, tensors_of
 from tests.scenarios.files import SEGMENTS, WIDTHS
 from tests.scenarios.test_emulated import scenario
 from tests.test_docs import ROOT
@@ -62,7 +72,7 @@ class Served:
         assert process.stderr is not None
         for line in process.stderr:
             self.said += line
-            if line == "serve: ready\n":
+            if "serve: ready" in line:
                 break
         found = AT.search(self.said)
         assert found, self.said
@@ -92,12 +102,17 @@ class Served:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], folder: Path) -> Iterator[Served]:
+def serving(arguments: Sequence[str], folder: Path, kept: socket.socket | None = None) -> Iterator[Served]:
+    """`kept` is handed over as systemd does it."""
     command = [sys.executable, "-m", "slimsched", "serve", *arguments, "--port", "0", "--out", str(folder / "run")]
+    descriptors = () if kept is None else (kept.fileno(),)
+    for given in descriptors:
+        command = ["bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{given}', "bash", *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        pass_fds=descriptors,
+    ) as process:  # fmt: skip
         try:
             yield Served(process)
         finally:
@@ -110,10 +125,11 @@ def served(tmp_path: Path, usual_interrupts: None) -> Iterator[Served]:
         yield found
 
 
-def infer(url: str) -> tuple[int, dict[str, list[float]]]:
-    """Status and outputs, by name, for one image."""
+def infer(url: str, name: str = "") -> tuple[int, dict[str, list[float]]]:
+    """Status and outputs, by name, for one image, of a class if it has a name."""
     image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
-    with urlopen(f"{url}/infer", json.dumps({"inputs": [image]}).encode(), timeout=PATIENCE_S) as answer:
+    body = {"inputs": [image], **({"parameters": {"class": name}} if name else {})}
+    with urlopen(f"{url}/infer", json.dumps(body).encode(), timeout=PATIENCE_S) as answer:
         return answer.status, {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
 
 
@@ -132,6 +148,7 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     model, pixels = ModelFile(tmp_path / "tiny.safetensors"), load_digits().images[:, None]
     save_model(model.path, tiny_model(), "tiny", {})
     evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits")))
+    evaluation.cluster = SimpleNamespace(router=RouterConfig(3, WIDTHS, ()))
     keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"))
     found = _served(SimpleNamespace(scenario=keys, model_to_serve=model), evaluation, 64)  # type: ignore[arg-type]
     assert (found.name, found.shape, found.segments, found.classes, found.most) == ("mine", (1, 8, 8), 3, 10, 64)
@@ -142,34 +159,67 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     assert all(np.abs(known - image).max(1).min() < 1e-5 for image in images)
 
 
+def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
+    """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
+    world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
+    folder = SimpleNamespace(path=tmp_path / "run")
+    job: Any = SimpleNamespace(folder=folder, scenario=world.scenario, model_to_serve=None)
+    journal = Journal(lambda _: None, as_json=False)
+    asked = _OperatorOrders(job, ModelOrders(job, world, journal), "compass", world.cluster.router, journal)
+    for takes_over in (False, True):
+        policy: Any = asked.policy("compass", takes_over=takes_over)
+        assert getattr(policy, "_policy", policy).control.takes_over == takes_over
+    spec = spec_of(2)
+    learned = PPORouter(spec, tensors_of(network_of(spec)))
+    other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
+    models = ModelOrders(job, other, journal)
+    endless: Any = _OperatorOrders(job, models, "ppo-paper", world.cluster.router, journal).policy("ppo-paper")
+    assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
+
+
 def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
     """As it was before, afterwards."""
+    told = list[str]()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in handlers:
-        with _stopping() as wants_stop:
+        with _stopping(Journal(told.append, as_json=True)) as wants_stop:
             assert not wants_stop()
             signal.raise_signal(number)
+            assert wants_stop()
             assert wants_stop()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
     assert handlers == {number: signal.getsignal(number) for number in handlers}
+    assert [json.loads(line)["event"] for line in told] == ["stopping", "stopping"]
 
 
 def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Path) -> None:
     """What the load generator counts as answered is what the server says, one of two servers drained meanwhile; nobody
     is left behind."""
-    slimsched.drain(tmp_path / "run", "fast")
+    slimsched.steer(tmp_path / "run", drain=["fast"])
     assert served.process.stderr is not None
     assert any("fast: is empty" in line for line in served.process.stderr)
     found = slimsched.generate_load(served.url, rate=400.0, duration_s=1.0, images=2)
     document = found.document
     assert document["requests"] == document["answered"] > 0
     assert document["latency_s"]["p50"] <= document["latency_s"]["p99"] <= document["latency_s"]["max"]
+    seen = slimsched.top(served.url)
+    assert seen.document["is_ready"]
+    assert [(each["name"], each["is_up"]) for each in seen.document["servers"]] == [("fast", True), ("slow", True)]
     left = served.processes()
     code, out, err = served.end()
     images = 2 * document["answered"]
     assert (code, out, err) == (0, f"{images} images were accepted, {images} answered, 0 given up\n", "")
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+    replayed = slimsched.replay(tmp_path / "run")
+    assert replayed.code == 0
+    (segment,) = segments_in(tmp_path / "run" / SERVED)
+    assert replayed.document["runs"][SERVED]["logs"][0]["file"] == segment.name
+    arrived = [step for step in Segment(segment).steps() if isinstance(step.event, RequestArrived)]
+    assert len(arrived) == images
+    shadow = slimsched.shadow(tmp_path / "run", "jsq").document
+    assert (shadow["obeyed"], shadow["arrivals"]) == ("jsq", images)
+    assert shadow["alike"]["both"] == shadow["alike"]["decisions"] > 0
 
 
 def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
@@ -212,18 +262,90 @@ def test_another_ingress_takes_the_place_of_one_that_died(served: Served) -> Non
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
-def test_without_its_router_nobody_is_left(served: Served) -> None:
-    """Who waits for an answer hears so."""
-    left = served.processes()
-    served.process.send_signal(signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(infer, served.url)
-        while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
-            assert not asked.done()
-        served.process.kill()
-        with pytest.raises(HTTPError, match="503"):
-            asked.result(PATIENCE_S)
-    assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+def outcome(url: str) -> int:
+    """Of a request: its status, below 0 where it should say when to come again, 0 where the connection was lost.
+
+    Raises:
+        TimeoutError: nobody answers.
+    """
+    try:
+        return infer(url)[0]
+    except HTTPError as error:
+        return error.code if error.headers["retry-after"] == "1" else -error.code
+    except TimeoutError:
+        raise
+    except OSError:
+        return 0
+
+
+def test_another_router_takes_the_place_of_one_that_died(tmp_path: Path, usual_interrupts: None) -> None:
+    """Nobody is left of the first one, and who waits for an answer hears 503; so do those who come until the second one
+    is ready, on the socket that was kept."""
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq"]
+    over = threading.Event()
+
+    def visits(url: str) -> set[int]:
+        found = set()
+        while not over.is_set():
+            found.add(outcome(url))
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as kept, ThreadPoolExecutor(2) as clients:
+        with serving(arguments, tmp_path, kept) as first:
+            assert int(first.port) == kept.getsockname()[1]
+            left = first.processes()
+            first.process.send_signal(signal.SIGSTOP)
+            asked = clients.submit(infer, first.url)
+            while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{first.port}/metrics").read():
+                assert not asked.done()
+            first.process.kill()
+            with pytest.raises(HTTPError, match="503"):
+                asked.result(PATIENCE_S)
+        assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+        visiting = clients.submit(visits, first.url)
+        try:
+            with serving(arguments, tmp_path, kept) as second:
+                assert infer_soon(second.url) == 200
+                over.set()
+                assert {200, 503} <= visiting.result(PATIENCE_S) <= {0, 200, 503}
+                assert second.end()[0] == 0
+        finally:
+            over.set()
+
+
+def traced(url: str, trace: str, timeout_us: int = 60_000_000) -> tuple[int, str | None]:
+    """A request's status, and the trace that its answer names."""
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
+    body = json.dumps({"inputs": [image], "parameters": {"timeout": timeout_us}}).encode()
+    try:
+        with urlopen(Request(f"{url}/infer", body, {"traceparent": trace}), timeout=PATIENCE_S) as answer:
+            return answer.status, answer.headers["traceparent"]
+    except HTTPError as error:
+        return error.code, error.headers["traceparent"]
+
+
+def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interrupts: None) -> None:
+    """A request's trace is in its answer, and in what is told of it where it failed or came late."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json"]
+    with serving(arguments, tmp_path) as served:
+        assert traced(served.url, trace) == (200, trace)
+        assert traced(served.url, trace.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)) == (200, None)
+        slimsched.steer(tmp_path / "run", p99_s=1e-4)
+        while b"goal_p99_seconds 0.0001" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
+            assert served.process.poll() is None
+        assert traced(served.url, trace) == (200, trace)
+        served.process.send_signal(signal.SIGSTOP)
+        assert traced(served.url, trace, timeout_us=50_000) == (504, trace)
+        served.process.send_signal(signal.SIGCONT)
+        code, _, rest = served.end()
+    told = [json.loads(line) for line in (served.said + rest).splitlines()]
+    states = [each for each in told if each["event"] != "remark"]
+    ready = ["starting", "server_up", "server_up", "ready"]
+    assert [each["event"] for each in states] == [*ready, "goals", "request_late", "request_failed", "stopping"]
+    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, None]
+    assert (states[4]["p99_limit_s"], states[6]["reason"], code) == (1e-4, "deadline", 0)
+    assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
 
 def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: None) -> None:
@@ -284,13 +406,55 @@ def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert load[:3] == ["slimsched", "load", f"http://127.0.0.1:8000/v2/models/{served.name}"]
         assert main(["load", served.url, *load[3:-1], "1s"]) == 0
         assert "lag" in capsys.readouterr().out
-        said = [words(line) for line in (served.said + done.stdout).splitlines()]
+        assert main(["top", served.url, "--once"]) == 0
+        said = [words(line) for line in (served.said + done.stdout + capsys.readouterr().out).splitlines()]
         shown = [line for each in blocks if each.language == "text" for line in each.text.splitlines()]
         assert [line for line in shown if not any(words(line) - {"8000"} <= each for each in said)] == []
         metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
         named = re.findall(r"`(slimsched_\w+)", SERVING.read_text(encoding="utf-8"))
         assert [name for name in named if f"# TYPE {name}" not in metrics] == []
         assert served.end()[0] == 0
+
+
+CLASSES = """classes:
+- {name: gold, share: 0.5, floor: 0.6}
+- {name: bronze, share: 0.5}
+"""
+
+
+def test_a_request_is_served_as_its_class(tmp_path: Path) -> None:
+    """By a rule that has a tuple for each; who names a class that is none hears which there are."""
+    path, rule = scenario(tmp_path, 1, 1), tmp_path / "by-class.rule.yaml"
+    path.write_text(path.read_text() + CLASSES)
+    wide, narrow = [WIDTHS[-1]] * SEGMENTS, [WIDTHS[0]] * SEGMENTS
+    rule.write_text(f"schema: slimsched.rule/1\nkind: fixed\ntuples: {{gold: {wide}, bronze: {narrow}}}\n")
+    with serving([str(path), "--router", str(rule)], tmp_path) as served:
+        assert infer(served.url, "gold")[1]["widths"] == wide
+        assert infer(served.url, "bronze")[1]["widths"] == narrow
+        assert infer(served.url)[1]["widths"] == wide
+        with pytest.raises(HTTPError) as refused:
+            infer(served.url, "tin")
+        assert (refused.value.code, b"allowed are gold, bronze" in refused.value.read()) == (400, True)
+        found = slimsched.generate_load(served.url, rate=50, duration_s=2, classes=("gold=1", "bronze=3")).document
+        counts = {name: each["answered"] for name, each in found["classes"].items()}
+        assert found["answered"] == found["requests"] == sum(counts.values())
+        assert 0 < counts["gold"] < counts["bronze"]
+        assert main(["cluster", "steer", str(tmp_path / "run"), "--floor", "0.5"]) == 0
+        assert served.process.stderr is not None
+        assert "each class keeps what `classes` promises it" in served.process.stderr.readline()
+        metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
+        answered = {name: re.search(f'class_images_answered_total{{class="{name}"}} (.*)', metrics) for name in counts}
+        assert {name: float(each[1]) for name, each in answered.items() if each} == {
+            "gold": counts["gold"] + 2,
+            "bronze": counts["bronze"] + 1,
+        }
+        assert served.end()[0] == 0
+
+
+@pytest.mark.parametrize("wrong", ["gold", "=1", "gold=0", "gold=x", "gold=-1", "gold=inf"])
+def test_a_mix_that_is_none_is_told(wrong: str) -> None:
+    with pytest.raises(InputError, match="allowed is NAME=NUMBER"):
+        slimsched.generate_load("http://127.0.0.1:1/v2/models/x", classes=(wrong,))
 
 
 class _Stalling(threading.Thread):

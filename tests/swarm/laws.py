@@ -9,6 +9,7 @@ from hw.host.clock import NEVER_NS
 from hw.transport.clock_offset import OffsetEstimate
 from hw.transport.messages import ComeUp, Deliver, Pong, Rejected, Returned, Start
 from policies.faults import PLANNED, WORKER_HUNG, Outage
+from policies.ledger import Ledger
 from policies.records import RunRecord
 from policies.replay import replay_run
 from policies.vocabulary import (
@@ -251,7 +252,8 @@ class Laws:
             took_ns = record.ended_ns - mix.horizon_ns
             _require(took_ns <= self.drained_in_ns, "after the last fault all drain soon", took_ns)
             self._require_memory(loop)
-        _require(not loop._ledger.ledger.take_credits(), "nothing grows for ever")
+        ledger = loop._ledger.ledger
+        _require(isinstance(ledger, Ledger) and not ledger.take_credits(), "nothing grows for ever")
         if mix.seed % 3:  # it takes as long as all else
             return
         wrong = replay_run(record.log, record.agent_logs, mix.router, loop.knobs)  # type: ignore[attr-defined]

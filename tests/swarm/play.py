@@ -176,7 +176,7 @@ def _wish(mix: Mix, world: World) -> Wish:
 def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> RouterLoop:
     run = HardwareRun(
         mix.arrivals_ns, np.zeros((4, INPUT_BYTES // 4), np.float32), np.zeros(4, np.int64), mix.horizon_ns,
-        end=mix.ends, deadline_ns=mix.deadline_ns, drain_limit_ns=500 * NS_PER_S, keep_log=True, faults=mix.faults,
+        end=mix.ends, deadlines_ns=(mix.deadline_ns,), drain_limit_ns=500 * NS_PER_S, keep_log=True, faults=mix.faults,
         links=LinkQueue() if mix.has_links else None, is_correct=lambda request, widths: True,
     )  # fmt: skip
     weights, prior = RewardWeights(), AccuracyPrior({(1.0,) * mix.router.segments: 0.9})
