@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,15 @@ def test_any_tensor_is_read_or_refused(raw: bytes, datatype: str, shape: list[in
         with suppress(RequestError):
             read = read_call(MESSAGES["ModelInferRequest"](inputs=[tensor], **sent), 1, SERVED)
             assert read.images.shape[1] == 12
+
+
+def test_a_class_is_named_as_over_http() -> None:
+    served, tensor = replace(SERVED, request_classes=("gold", "silver")), asked(torch.zeros(1, 3, 2, 2))
+    for more, number in (({}, 0), ({"parameters": {"class": {"string_param": "silver"}}}, 1)):
+        assert read_call(MESSAGES["ModelInferRequest"](**tensor, **more), 1, served).service_class == number
+    wrong = MESSAGES["ModelInferRequest"](**tensor, parameters={"class": {"string_param": "lead"}})
+    with pytest.raises(RequestError, match=r"parameters\.class: found 'lead', allowed are gold, silver"):
+        read_call(wrong, 1, served)
 
 
 def test_large_images_come_raw() -> None:

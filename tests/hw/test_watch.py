@@ -84,6 +84,18 @@ def test_another_ingress_counts_anew_and_nothing_is_below_zero() -> None:
     assert (found["is_ready"], found["answered_img_s"], found["accuracy"], found["servers"]) == (False, 0.0, None, [])
 
 
+def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
+    """After a new model, by its own."""
+    served = Served("tiny", (1, 8, 8), 1, 0, (), (), 16, "1", ("gold",), {(0.5,): 0.6, (1.0,): 0.8})
+    metrics = Metrics(lambda: served, lambda: 0, lambda: None)
+    metrics.note_class(0, [(0.5,), (1.0,)], 0.1)
+    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.4\n' in metrics.text()
+    served = served.by_model("2", (0.5, 1.0))
+    metrics.note_class(0, [(0.5,)], 0.1)
+    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.9\n' in metrics.text()
+    assert (served.version, served.request_classes) == ("2", ("gold",))
+
+
 def test_other_pages_are_no_metrics() -> None:
     server = Server()
     server.get = lambda path: b"<html>"  # type: ignore[method-assign]

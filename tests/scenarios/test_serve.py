@@ -29,6 +29,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.grpc_service import MESSAGES, SERVICE
 from hw.door.journal import Journal
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
@@ -325,9 +326,9 @@ def traced(url: str, trace: str, timeout_us: int = 60_000_000) -> tuple[int, str
 
 
 def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interrupts: None) -> None:
-    """A request's trace is in its answer, and in what is told of it where it failed or came late."""
+    """A request's trace is in its answer, and in what is told of it where it failed or came late, also over gRPC."""
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json"]
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json", "--grpc-port", "0"]
     with serving(arguments, tmp_path) as served:
         assert traced(served.url, trace) == (200, trace)
         assert traced(served.url, trace.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)) == (200, None)
@@ -335,6 +336,16 @@ def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interr
         while b"goal_p99_seconds 0.0001" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
             assert served.process.poll() is None
         assert traced(served.url, trace) == (200, trace)
+        with grpc.insecure_channel(served.grpc) as channel:
+            tensor = {
+                "name": "image",
+                "datatype": "FP32",
+                "shape": [1, 768],
+                "contents": {"fp32_contents": [0.5] * 768},
+            }
+            asked = MESSAGES["ModelInferRequest"](model_name=served.url.rpartition("/")[2], inputs=[tensor])
+            infer_by_grpc = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            infer_by_grpc(asked.SerializeToString(), timeout=PATIENCE_S, metadata=(("traceparent", trace),))
         served.process.send_signal(signal.SIGSTOP)
         assert traced(served.url, trace, timeout_us=50_000) == (504, trace)
         served.process.send_signal(signal.SIGCONT)
@@ -342,9 +353,10 @@ def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interr
     told = [json.loads(line) for line in (served.said + rest).splitlines()]
     states = [each for each in told if each["event"] != "remark"]
     ready = ["starting", "server_up", "server_up", "ready"]
-    assert [each["event"] for each in states] == [*ready, "goals", "request_late", "request_failed", "stopping"]
-    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, None]
-    assert (states[4]["p99_limit_s"], states[6]["reason"], code) == (1e-4, "deadline", 0)
+    late = ["request_late"] * 2
+    assert [each["event"] for each in states] == [*ready, "goals", *late, "request_failed", "stopping"]
+    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, trace, None]
+    assert (states[4]["p99_limit_s"], states[7]["reason"], code) == (1e-4, "deadline", 0)
     assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
 
