@@ -13,7 +13,15 @@ from hw.door.journal import Journal, Sparing, notify
 from hw.door.tally import Tally
 from hw.host.collections import CollectionMeter
 from hw.router.loop import RunProgress
-from policies.vocabulary import GoalSet, RequestCompleted, RouterTimer, ServerDown, ServerDraining, ServerUp
+from policies.vocabulary import (
+    GoalSet,
+    ModelChanged,
+    RequestCompleted,
+    RouterTimer,
+    ServerDown,
+    ServerDraining,
+    ServerUp,
+)
 from tests.hw.worlds import router
 
 
@@ -85,12 +93,14 @@ def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> No
         tally.observe_router(event, (), 0)
     tally.observe_router(GoalSet(0.6, 7), (), 0)
     tally.observe_router(RouterTimer(), [RequestCompleted(request, widths, False, 0) for request in range(3)], 0)
+    tally.observe_router(ModelChanged((0.25,) * len(config.top1)), (), 0)
+    tally.observe_router(RouterTimer(), [RequestCompleted(3, widths, False, 0)], 0)
     told = [json.loads(line) for line in lines]
     names = ["server_up", "server_up", "server_drained", "server_returned", "server_down"]
     assert [(each["event"], each["server"]) for each in told] == list(zip(names, "abbba", strict=True))
     assert told[-1]["reason"] == "died"
     status = tally.status(RunProgress(0, 0, 9, 3, 6, 8, 4))
     assert (status.is_ready, status.in_flight, status.queued, status.busy_ns) == (True, 6, 4, 8)
-    assert (status.completed, status.floor, status.limit_ns) == (3, 0.6, 7)
-    assert status.accuracy_sum == pytest.approx(3 * 0.53)
+    assert (status.completed, status.floor, status.limit_ns) == (4, 0.6, 7)
+    assert status.accuracy_sum == pytest.approx(3 * 0.53 + 0.25)
     assert [each.is_up for each in status.servers] == [False, True]
