@@ -61,6 +61,9 @@ def shadow(
         raise InputError(str(folder.path), "", "names no scenario; name the run folder of a `slimsched serve`")
     session = begin(folder.scenario, changes, folder.path)
     require_router(named, session.scenario)
+    if session.scenario.classes:  # it would draw them anew, whatever clients asked for
+        problem = "a shadow knows no classes of requests; `slimsched compare` sets routers beside each other, by class"
+        raise InputError(session.scenario.name, "classes", problem)
     world, obeyed = session.world(), stretch.segments[-1].head.decides
     asked = Asked(world.router(named, session.folder), stream(session.scenario.seed, f"router:{display_name(named)}"))
     recorded = Recorded.of(stretch, asked)

@@ -112,3 +112,5 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
         slimsched.shadow(run, "nobody")
     with pytest.raises(InputError, match="no image was answered in that time"):
         slimsched.shadow(run, "jsq", duration_s=1e-6)
+    with pytest.raises(InputError, match="a shadow knows no classes"):
+        slimsched.shadow(run, "jsq", changes={"classes": [{"name": "gold", "share": 1.0}]})
