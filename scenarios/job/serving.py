@@ -130,9 +130,8 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
         return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", *classes)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
-    dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
-    spec, pixels = built.spec, (dataset.mean, dataset.deviation)
-    of_network = (spec.input_shape, spec.segments, spec.classes)
+    dataset, spec = load_measured(job.scenario, evaluation), model.build().spec
+    of_network, pixels = (spec.input_shape, spec.segments, spec.classes), (dataset.mean, dataset.deviation)
     return Served(name, *of_network, *pixels, slots, evaluation.hash, *classes)
 
 

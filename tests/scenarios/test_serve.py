@@ -148,11 +148,12 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     """Raw pixels, normalised by what is told, are the data set's own images."""
     model, pixels = ModelFile(tmp_path / "tiny.safetensors"), load_digits().images[:, None]
     save_model(model.path, tiny_model(), "tiny", {})
-    evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits")))
+    evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits", hash="12ab")))
     evaluation.cluster = SimpleNamespace(router=RouterConfig(3, WIDTHS, ()))
     keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"))
     found = _served(SimpleNamespace(scenario=keys, model_to_serve=model), evaluation, 64)  # type: ignore[arg-type]
     assert (found.name, found.shape, found.segments, found.classes, found.most) == ("mine", (1, 8, 8), 3, 10, 64)
+    assert found.version == "12ab"
     body = json.dumps({"inputs": [{"name": "image", "datatype": "UINT8", "shape": [5, 1, 8, 8],
                                    "data": pixels[:5].astype(int).tolist()}]})  # fmt: skip
     images, data = read_request(body.encode(), None, found).images, load_dataset("digits")
