@@ -39,6 +39,7 @@ from policies.vocabulary import (
     Held,
     HoldBegun,
     HoldRule,
+    ModelChanged,
     OwnLimit,
     ReleaseActivations,
     RequestArrived,
@@ -194,7 +195,7 @@ class _Server:
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """All that a router's core remembers; `waiting` is the FIFO, the oldest first."""
+    """All that a router's core remembers; `waiting` is the FIFO, the oldest first; `top1`: see `RouterConfig`."""
 
     arrived: int
     completed: int
@@ -210,6 +211,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     asked: _Asked | None
     decision: int
     all_at_cap: bool
+    top1: tuple[float, ...]
 
 
 _decode_state = msgspec.msgpack.Decoder(_State).decode
@@ -227,7 +229,8 @@ class RouterCore:
         self.completed = self.failed = self.arrived = 0
         self._tallies = [_Tally() for _ in range(config.class_count)]
         self._own_limit_ns = FOLLOW_NS
-        self._top1 = dict(zip(config.width_tuples(), config.top1, strict=True)) if config.top1 else None
+        self._top1: dict[tuple[float, ...], float] | None = None
+        self._take_top1(config.top1)
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
@@ -248,6 +251,7 @@ class RouterCore:
             HoldRule: self._set_hold_rule,
             GoalSet: self._set_goal,
             OwnLimit: self._set_limit,
+            ModelChanged: self._set_top1,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -299,7 +303,7 @@ class RouterCore:
             _State(
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
                 self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(), self._asked,
-                self._decision, self._all_at_cap,
+                self._decision, self._all_at_cap, tuple((self._top1 or {}).values()),
             )
         )  # fmt: skip
 
@@ -318,6 +322,7 @@ class RouterCore:
             self._fifo.push(line, (request,))
         self._holds.resume(state.holds)
         self._asked, self._decision, self._all_at_cap = state.asked, state.decision, state.all_at_cap
+        self._take_top1(state.top1)
 
     # ---------------------------------------------------------------------------------------------------- events
 
@@ -554,6 +559,13 @@ class RouterCore:
 
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
+
+    def _set_top1(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._take_top1(event.top1)
+
+    def _take_top1(self, top1: tuple[float, ...]) -> None:
+        """How accurate each width tuple is from now on, by which those that are served are counted."""
+        self._top1 = dict(zip(self.config.width_tuples(), top1, strict=True)) if top1 else None
 
     def _limit_ns_of(self, tally: _Tally) -> int:
         """Of a class's p99 latency, in force now: the router's own, or the operator's; 0 for none."""

@@ -256,6 +256,12 @@ class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     limit_ns: int
 
 
+class ModelChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Other weights serve who begins from now on; `top1`: see `RouterConfig`."""
+
+    top1: tuple[float, ...]
+
+
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """No image will arrive any more: nobody is held from now on."""
 
@@ -602,6 +608,7 @@ RouterEvent = (
     | HoldRule
     | GoalSet
     | OwnLimit
+    | ModelChanged
     | ArrivalsEnded
     | ServerDraining
     | TransferStarted

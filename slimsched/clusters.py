@@ -75,11 +75,12 @@ def steer(
     p99_s: Duration | None = None,
     energy_weight: float | None = None,
     router: Router | None = None,
+    model: File | None = None,
 ) -> CommandResult:
-    """Drain servers, or change goals or router, while a run goes on.
+    """Drain servers, or change goals, router or model, while a run goes on.
 
-    The run says when it follows, and when a server that is drained is empty. Goals and router are those of a `serve`.
-    Goals are followed by routers that control (docs/routers.md, keeping goals).
+    The run says when it follows, and when a server that is drained is empty. Goals, router and model are those of a
+    `serve`. Goals are followed by routers that control (docs/routers.md, keeping goals).
 
     Args:
         run: the folder of the `run`, `validate` or `serve` that serves now.
@@ -89,6 +90,7 @@ def steer(
         p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
         energy_weight: points of accuracy that a joule an image is worth from now on.
         router: who decides from now on: by name, a rule file, or a trained router's file.
+        model: other weights of the network that serves; their accuracy table (accuracy.json) lies beside.
 
     Raises:
         InputError: nothing is asked for, nothing of that kind serves in that folder, it has no such server or host, or
@@ -104,10 +106,11 @@ def steer(
     if named is not None:
         check_router(named, "--router")
         named = str(Path(named).resolve()) if Path(named).is_file() else named
-    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named)
+    weights = None if model is None else str(Path(model).resolve())
+    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named, model=weights)
     given = wish.model_dump(exclude_none=True)
     if not (drain or given):
-        flags = "--drain, --floor, --p99, --energy-weight or --router"
+        flags = "--drain, --floor, --p99, --energy-weight, --router or --model"
         raise InputError(str(run), "", f"nothing is asked for: give {flags}")
     if given:
         control.steer(Path(run), wish)

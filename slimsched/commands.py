@@ -27,7 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "capacity": ("simulating.capacity", "Find the largest rate that a router carries, by simulation."),
     "bound": ("simulating.bound", "Compute a bound that no router can beat."),
     "cluster check": ("clusters.check_cluster", "Look at every host of a scenario before a run."),
-    "cluster steer": ("clusters.steer", "Drain servers, or change goals or router, while a run goes on."),
+    "cluster steer": ("clusters.steer", "Drain servers, or change goals, router or model, while a run goes on."),
     "replay": ("running.replay", "Feed a run's logs to fresh cores: do they decide the same?"),
     "shadow": ("shadowing.shadow", "Tell what another router would have done with what was served."),
     "report": ("running.report", "Write a run folder's report.html again."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,11 +33,11 @@ _FASTEST_IMG_S: Final = 1e6
 
 
 @contextlib.contextmanager
-def _naming_the_extra() -> Iterator[None]:
+def _naming_the_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        remedy = "install it in the source's folder: pip install -e '.[serve]'"
+        remedy = f"pip install 'slim-scheduler[{extra}]'"
         raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
 
 
@@ -55,6 +56,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    grpc_port: int | None = None,
     token_file: File | None = None,
     certificate: File | None = None,
     timeout_s: Duration = 30.0,
@@ -64,18 +66,19 @@ def serve(
 ) -> CommandResult:
     """Serve clients over HTTP.
 
-    They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md). What serves them is what `validate` runs:
-    the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was accepted is answered first. From Python,
-    call it in the main thread, which hears signals.
+    They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md); with `grpc_port`, over gRPC, too. What
+    serves them is what `validate` runs: the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was
+    accepted is answered first. From Python, call it in the main thread, which hears signals.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
         host: to listen on. Only this machine reaches the default; any other one needs a token file and a certificate.
         port: to listen on; 0 for a free one.
+        grpc_port: to speak gRPC on, too (the extra `grpc`); 0 for a free one.
         token_file: a token in each line; clients send one of them (`Authorization: Bearer TOKEN`). A number after it
             says how many of its images may be inside at a time.
-        certificate: a file with a certificate and its key (PEM), to speak HTTPS.
+        certificate: a file with a certificate and its key (PEM), to speak TLS.
         timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
         log_json: each change of state on standard error in a line of JSON.
         out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
@@ -91,6 +94,11 @@ def serve(
     from scenarios.files.router_names import check_router
 
     require_within("--port", port, 0, _LARGEST_PORT)
+    if grpc_port is not None:
+        require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
+        with _naming_the_extra("grpc"):
+            for package in ("grpc", "google.protobuf"):
+                import_module(package)
     require_within("--timeout", timeout_s, 1e-3, 3600)
     tokens = {} if token_file is None else read_tokens(Path(token_file))
     shown = None if certificate is None else Path(certificate)
@@ -101,12 +109,12 @@ def serve(
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
     journal = Journal(observer().remark, as_json=log_json)
-    with _naming_the_extra():
-        from hw.door.app import Limits
+    with _naming_the_extra("serve"):
+        from hw.door.admission import Limits
         from hw.door.ingress import WaitingRoom
     with (
         observing(_Journalled(journal, observer())),
-        listen(host, port, is_safe=bool(tokens and shown)) as listening,
+        listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
         contextlib.closing(WaitingRoom(listening, shown)) as room,
     ):
         from scenarios.job import serving
@@ -115,9 +123,10 @@ def serve(
         job = session.job()
         require_executors(job, "serve")
         with job.folder.opened(session.path), announcing_compilation((named,)):
-            address = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
-            url, world = f"{address}/v2/models/{job.scenario.name}", job.world()
-            journal.note("starting", f"serve: {url} with {named}; it starts", url=url, router=named)
+            url = f"{'https' if shown else 'http'}://{listening.address}/v2/models/{job.scenario.name}"
+            by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
+            world = job.world()
+            journal.note("starting", f"serve: {url}{by_grpc} with {named}; it starts", url=url, router=named)
             warn_of_routers(world, (named,), session.folder)
             limits = Limits(timeout_s=timeout_s)
             end = serving.serve(job, world, named, room, limits, tokens, shown, journal)
@@ -175,7 +184,7 @@ def generate_load(
         InputError: the URL is none of a model.
         WorkError: no model answers there.
     """
-    with _naming_the_extra():
+    with _naming_the_extra("serve"):
         from hw.door.load import Load, document, generate
     from scenarios.show.load import format_load
 
@@ -213,7 +222,7 @@ def top(
         InputError: the URL is none of a model.
         WorkError: no model answers there.
     """
-    with _naming_the_extra():
+    with _naming_the_extra("serve"):
         from hw.door.load import Target
         from hw.door.watch import Watch
     from scenarios.show.top import follow, format_top

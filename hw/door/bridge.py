@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.door.protocol import Answer
-from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
+from hw.door.protocol import Answer, Served
+from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Serving, Status, Submit, ToRouter
 from hw.transport.port import FLUSH_NS, PortClosedError
 from kit.units import NS_PER_S
 
@@ -49,14 +49,19 @@ class Bridge:
 
     Args:
         slots: (slots, values of an image).
+        served: what the router serves at first.
         on_end: called when the router is gone, or wants the process to end.
 
     Attributes:
+        served: what it serves now.
         status: what the router said last; None before it serves.
         is_draining: whether nothing more is accepted.
     """
 
-    def __init__(self, port: IngressPort, slots: NDArray[np.float32], on_end: Callable[[], object]) -> None:
+    def __init__(
+        self, port: IngressPort, slots: NDArray[np.float32], served: Served, on_end: Callable[[], object]
+    ) -> None:
+        self.served = served
         self.status: Status | None = None
         self.is_draining = False
         self._port = port
@@ -132,11 +137,13 @@ class Bridge:
         for word in words:
             match word:
                 case Answered(slot, label, widths, scores):
-                    self._release(slot).answer(slot, Answer(label, widths, scores))
+                    self._release(slot).answer(slot, Answer(label, widths, scores, self.served.version))
                 case Failed(slot, reason):
                     self._release(slot).fail(reason)
                 case Status():
                     self.status = word
+                case Serving(version, top1):
+                    self.served = self.served.by_model(version, top1)
                 case Drain():
                     self.is_draining = True
         if self.is_draining and not self._calls:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import resource
 import signal
 import socket
 import sys
 import time  # noqa: TID251 - how often it died
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -22,14 +23,16 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hw.door.app import App, Limits, starting
+from hw.door.admission import Admission, Limits
+from hw.door.app import App, starting
 from hw.door.bridge import Bridge
 from hw.door.journal import Journal, Sparing
+from hw.door.listening import Listening
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served
 from hw.door.slots import slots_of
-from hw.door.words import IngressPort, RouterPort, ToIngress, ToRouter
+from hw.door.words import IngressPort, RouterPort, Serving, ToIngress, ToRouter
 from hw.transport.arena import Arena
 from hw.transport.port import socket_pair
 from kit.errors import WorkError
@@ -132,17 +135,18 @@ def _start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 class WaitingRoom:
-    """Until it is closed, whoever connects hears at once that nobody is served yet.
+    """Until it is closed, whoever connects by HTTP hears at once that nobody is served yet. At gRPC's port nothing
+    listens until the ingress does.
 
     Args:
         listening: where clients connect; the ingress may listen there, too.
         certificate: that they are shown, if any.
     """
 
-    def __init__(self, listening: socket.socket, certificate: Path | None) -> None:
+    def __init__(self, listening: Listening, certificate: Path | None) -> None:
         self.listening = listening
         self._end, remote = socket_pair()
-        self._process = _start(_wait, listening, remote, certificate)
+        self._process = _start(_wait, listening.http, remote, certificate)
         remote.close()
 
     def close(self) -> None:
@@ -161,26 +165,42 @@ def _wait(listening: socket.socket, end: socket.socket, certificate: Path | None
     uvloop.run(serve())
 
 
-def _main(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+def _main(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = spec.limits.connections + _DESCRIPTORS
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
     uvloop.run(_serve(spec, listening, end, arena))
 
 
-async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     def finish() -> None:
         server.should_exit = True
 
-    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
-    metrics = Metrics(spec.served, lambda: bridge.inside, lambda: bridge.status)
+    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), spec.served, finish)
+    metrics = Metrics(lambda: bridge.served, lambda: bridge.inside, lambda: bridge.status)
     page = LivePage(spec.served, bridge, metrics)
-    journal = Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json)
-    app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, Sparing(journal))
-    server = _server(app, spec.limits, spec.certificate)
+    journal = Sparing(Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json))
+    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, journal)
+    server = _server(App(admission, metrics, page, spec.limits), spec.limits, spec.certificate)
     watching = asyncio.ensure_future(page.watch())
-    await server.serve(sockets=[listening])
+    async with _grpc(spec, listening.grpc, admission, metrics):
+        await server.serve(sockets=[listening.http])
     watching.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, metrics: Metrics) -> AsyncIterator[None]:
+    """Within it gRPC is spoken, where it is wanted."""
+    if address is None:
+        yield
+        return
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every client that speaks no TLS
+    from hw.door.grpc_service import Calls, start_grpc  # an extra of its own
+
+    calls = Calls(admission, metrics, spec.limits)
+    server = await start_grpc(calls, address, spec.certificate, spec.served, spec.limits)
+    yield
+    await server.stop(_ENDING_S)
 
 
 class Ingress:
@@ -193,7 +213,7 @@ class Ingress:
 
     port: RouterPort
 
-    def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, journal: Journal) -> None:
+    def __init__(self, spec: IngressSpec, listening: Listening, slots: int, journal: Journal) -> None:
         self.arena = Arena(slots * 4 * prod(spec.served.shape))
         self._spec = spec
         self._listening = listening
@@ -217,6 +237,11 @@ class Ingress:
         self._journal.note("ingress_restarted", text)
         self._start()
 
+    def serve_model(self, version: str, top1: tuple[float, ...]) -> None:
+        """Every answer that is posted from now on is another model's; `top1`: see `RouterConfig`."""
+        self._spec = replace(self._spec, served=self._spec.served.by_model(version, top1))
+        self.port.post(Serving(version, top1))
+
     def _end(self, patience_s: float) -> None:
         self.port.close()
         self._process.join(patience_s)
@@ -230,7 +255,7 @@ class Ingress:
 
 
 @contextlib.contextmanager
-def ingress(spec: IngressSpec, listening: socket.socket, slots: int, journal: Journal) -> Iterator[Ingress]:
+def ingress(spec: IngressSpec, listening: Listening, slots: int, journal: Journal) -> Iterator[Ingress]:
     """Within it clients are served.
 
     Args:

@@ -76,12 +76,14 @@ class Metrics:
     """Of one ingress.
 
     Args:
-        served: whose classes of requests are counted each for itself.
+        served: what is served now; each of its classes of requests is counted for itself.
         inside: how many images are in slots.
         status: what the router said last.
     """
 
-    def __init__(self, served: Served, inside: Callable[[], int], status: Callable[[], Status | None]) -> None:
+    def __init__(
+        self, served: Callable[[], Served], inside: Callable[[], int], status: Callable[[], Status | None]
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "Inference requests, by HTTP's code.", "code")
@@ -97,7 +99,7 @@ class Metrics:
         held.set_function(inside)
         self._registry.register(_OfRouter(status))
         self._served = served
-        if served.request_classes:
+        if served().request_classes:
             self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
             self._right = self._counter(
                 "class_images_expected_right", "Of these, as many as the accuracy table says at their widths.", "class"
@@ -113,8 +115,9 @@ class Metrics:
 
     def note_class(self, service_class: int, widths: Sequence[tuple[float, ...]], took_s: float) -> None:
         """A request of a class was answered, its images at these widths; without classes nothing is counted."""
-        if names := self._served.request_classes:
-            name, top1 = names[service_class], self._served.top1
+        served = self._served()
+        if names := served.request_classes:
+            name, top1 = names[service_class], served.top1
             self._of_class.labels(name).inc(len(widths))
             self._right.labels(name).inc(sum(top1.get(each, 0.0) for each in widths))
             self._class_seconds.labels(name).observe(took_s)

@@ -13,6 +13,7 @@ from policies.interfaces import RouterConfig
 from policies.server_book import BatchTold
 from policies.vocabulary import (
     GoalSet,
+    ModelChanged,
     RequestCompleted,
     RouterCommand,
     RouterEvent,
@@ -42,20 +43,23 @@ class Tally:
         log: SegmentLog | None = None,
     ) -> None:
         self._journal, self._garbage, self._log = journal, garbage, log
-        self._top1 = dict(zip(router.width_tuples(), router.top1, strict=True)) if router.top1 else {}
+        self._router = router
+        self._top1 = self._by_tuple(router.top1)
         self._completed, self._accuracy_sum = 0, 0.0
         self._goal = GoalSet()
         self._names = tuple(names)
-        self._holds = router.holds
         self._up = [False] * len(names)
         self._images = [0] * len(names)
         self._busy_ns = [0] * len(names)
         self._until_ns = [0] * len(names)
 
+    def _by_tuple(self, top1: tuple[float, ...]) -> dict[tuple[float, ...], float]:
+        return dict(zip(self._router.width_tuples(), top1, strict=True)) if top1 else {}
+
     @property
     def is_ready(self) -> bool:
         """Whether every segment has a server that is up and can hold it."""
-        up = [holds for holds, is_up in zip(self._holds, self._up, strict=True) if is_up]
+        up = [holds for holds, is_up in zip(self._router.holds, self._up, strict=True) if is_up]
         return bool(up) and all(any(map(any, masks)) for masks in zip(*up, strict=True))
 
     @property
@@ -89,6 +93,8 @@ class Tally:
                 self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
             case GoalSet(service_class=0):
                 self._goal = event
+            case ModelChanged(top1):
+                self._top1 = self._by_tuple(top1)
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Watcher`; passes that run together are busy once."""

@@ -54,6 +54,13 @@ class Failed(Message, frozen=True):
     reason: str
 
 
+class Serving(Message, frozen=True):
+    """Another model serves: each answer that comes later is of this version; `top1`: see `RouterConfig`."""
+
+    version: str
+    top1: tuple[float, ...]
+
+
 class ServerState(msgspec.Struct, frozen=True, array_like=True):
     """What a server has done so far: image passes of a segment, and the time that some pass ran."""
 
@@ -94,6 +101,6 @@ class Drain(Message, frozen=True):
 
 
 ToRouter = Submit | Cancel | Drained
-ToIngress = Answered | Failed | Status | Drain
+ToIngress = Answered | Failed | Status | Serving | Drain
 RouterPort = Port[ToIngress, ToRouter]
 IngressPort = Port[ToRouter, ToIngress]

@@ -200,6 +200,15 @@ class AgentHandle(ABC):
                 raise AgentDiedError(f"agent {self.spec.name}: {error}") from None
         return self._heard.popleft()
 
+    def hear(self) -> Sequence[FromAgent]:
+        """What it has said, without waiting; raises `AgentDiedError` where nothing will come any more."""
+        if self.port.fileno() >= 0 and not self._host.wait((self.port.fileno(),), 0):
+            return ()
+        try:
+            return self.port.receive()
+        except (PortClosedError, PortBrokenError):
+            raise self._death() from None
+
     def _death(self) -> AgentDiedError:
         return AgentDiedError(f"agent {self.spec.name} died ({self._how_it_died()})")
 
@@ -341,6 +350,11 @@ class AgentSlot:
     def start(self) -> None:
         """Start the next agent, without waiting for it; the one before was killed."""
         self.agent = self._begin()
+
+    def hand_over(self, begin: Callable[[], AgentHandle], agent: AgentHandle) -> None:
+        """To an agent that such a start has made; the one before is killed."""
+        self.agent.kill()
+        self._begin, self.agent = begin, agent
 
     def begin_warming(self) -> None:
         """Have an agent that is new run what it must before it serves: others do so meanwhile."""

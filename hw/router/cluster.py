@@ -24,7 +24,7 @@ from hw.agent.torch_outfit import TorchOutfit
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.waiting import Host
 from hw.networks.registry import ModelFile
-from hw.router.agents import AgentSlot, Carrier, make_all_ready
+from hw.router.agents import AgentHandle, AgentSlot, Carrier, make_all_ready
 from hw.router.draining import Operator, Wish, nobody
 from hw.router.late_ledger import Watcher
 from hw.router.local_agents import OneHost
@@ -120,7 +120,7 @@ class HardwareCluster:
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
             stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
-                spec = AgentSpec(server.name, self._outfit(index), self._service(index))
+                spec = self._agent(index, self.file)
                 warm = () if server.device.physical[0] == "cuda" else self._warm_batches
                 slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
@@ -150,13 +150,22 @@ class HardwareCluster:
         others = {core for server in beside for core in server.device.cores}
         return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
 
-    def _outfit(self, index: int) -> Outfit:
+    def starts_of(self, file: ModelFile) -> tuple[Callable[[], AgentHandle], ...]:
+        """What starts each server's agent with other weights of the same network."""
+        return tuple(
+            partial(self._carrier.start, index, self._agent(index, file)) for index in range(len(self.servers))
+        )
+
+    def _agent(self, index: int, file: ModelFile | None) -> AgentSpec:
+        return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index))
+
+    def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         device = self.servers[index].device
         if isinstance(device, EmulatedDevice):
             return EmulatedOutfit(device, self._carrier.arenas_of(index), index)
-        if self.file is None:
+        if file is None:
             raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
-        return TorchOutfit(device, self.file, self._carrier.arenas_of(index), index)
+        return TorchOutfit(device, file, self._carrier.arenas_of(index), index)
 
     def _largest_input_bytes(self) -> int:
         served = self.served

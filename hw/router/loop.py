@@ -26,6 +26,7 @@ from hw.router.cpu_use import Taker, cpu_use
 from hw.router.draining import Draining, Operator, Order
 from hw.router.faults import FaultPlan
 from hw.router.late_ledger import LateLedger, Watcher
+from hw.router.rolling import NewModel, Rolling
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer, RemoteServer, RunContext
@@ -53,6 +54,7 @@ from policies.vocabulary import (
     Held,
     Hold,
     HoldRule,
+    ModelChanged,
     OwnLimit,
     ReleaseActivations,
     RequestCompleted,
@@ -205,6 +207,7 @@ class RouterLoop:
         self._draining = Draining(
             cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
         )
+        self._rolling = Rolling(self._servers, cluster.host, say)
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
@@ -262,6 +265,7 @@ class RouterLoop:
         while not self._is_over(now_ns := self._clock.now_ns()):
             self._turn(now_ns)
         self._busy_ns = self._busy_so_far_ns()
+        self._rolling.give_up("the end has come")
         ended_ns = self._clock.now_ns()
         self._arrive(ended_ns)
         self._finish()
@@ -314,7 +318,7 @@ class RouterLoop:
     def _turn(self, now_ns: int) -> None:
         """Everything that is due now, then a wait for whatever comes first."""
         self._arrive(now_ns)
-        if cancelled := self._traffic.take_cancelled():
+        if not self._rolling.holds and (cancelled := self._traffic.take_cancelled()):
             self._tell_router(RequestsCancelled(cancelled), now_ns)
         if now_ns >= self._due_ns:
             self._ring(now_ns)
@@ -331,6 +335,8 @@ class RouterLoop:
                 if not server.is_up:
                     self._revive(server)
         self._settle()
+        if self._rolling.holds and not self._router.in_flight:
+            self._switch()
         if self._up != self._read_by:
             self._settle_readers()
         self._decide()
@@ -388,6 +394,8 @@ class RouterLoop:
     def _arrival_due_ns(self) -> int:
         """When the next arrival is looked at: somewhat later than it is due, where others wait and no server can take a
         block. Nothing would come of it, and under overload a turn for each would cost more than all decisions."""
+        if self._rolling.holds:
+            return NEVER_NS
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
         return self._traffic.next_ns + ARRIVALS_NS * is_idle
 
@@ -517,10 +525,14 @@ class RouterLoop:
             if reason is not None:
                 self._take_down(server, reason)
         self._draining.look()
+        self._rolling.look()
         for order in self._orders():
             self._obey(order)
 
     def _obey(self, order: Order) -> None:
+        if isinstance(order, NewModel):
+            self._rolling.begin(order)
+            return
         if isinstance(order, GoalSet):
             self._tell_router(order, self._clock.now_ns())
             return
@@ -529,6 +541,18 @@ class RouterLoop:
             segments = self._router.config.segments
             rule = hold_rule_of(order) or HoldRule((1,) * segments, (0,) * segments)
             self._tell_router(rule, self._clock.now_ns())
+
+    def _switch(self) -> None:
+        """Another model serves who begins from now on; nobody is under way."""
+        for server in self._servers:
+            server.retire()
+            self._transfers.bury(server.index)
+        self._settle()
+        order = self._rolling.switch()
+        self._settle()
+        self._tell_router(ModelChanged(order.top1), self._clock.now_ns())
+        self._obey(order.policy)
+        order.took_over()
 
     def _revive(self, server: RemoteServer) -> None:
         """Bring a server back when its time has come."""
@@ -554,7 +578,7 @@ class RouterLoop:
     def _arrive(self, now_ns: int) -> None:
         """Requests that were due until now, each at its own time, but in order."""
         traffic = self._traffic
-        if traffic.next_ns > now_ns:
+        if traffic.next_ns > now_ns or self._rolling.holds:
             return
         noticed_ns = self._clock.now_ns()
         while traffic.next_ns <= now_ns:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
-from hw.router.agents import AgentSlot
+from hw.router.agents import AgentHandle, AgentSlot
 from hw.router.late_ledger import LateLedger, Watcher
 from hw.transport.arena import Inbox, Slab
 from hw.transport.messages import (
@@ -255,6 +255,23 @@ class RemoteServer:
         self._tell_router(ServerUp(self.index, self.epoch))
         self.send(ComeUp(self.epoch))
 
+    def retire(self) -> None:
+        """Its agent serves no more, for another one is to take over; nothing is under way here."""
+        if self.is_up:
+            self.is_up = False
+            del self._run.up[self.index]
+            self._bury(PLANNED)
+            self._tell_router(ServerDown(self.index, self.epoch, PLANNED))
+
+    def take_over(self, start: Callable[[], AgentHandle], successor: AgentHandle) -> None:
+        """From now on this agent serves, which was prepared, and later ones start so."""
+        self.slot.hand_over(start, successor)
+        self.died = self.is_away = False
+        self._restart_at_ns = None
+        self._detector = FailureDetector(self._run.supervision, self._run.clock.now_ns())
+        self._is_starting = self._is_ready_early = True
+        self.end_outage_if_due()
+
     def begin_away(self) -> None:
         """It was drained before the run, and has no agent."""
         self.is_away, self._restart_at_ns = True, 0
@@ -375,13 +392,17 @@ class RemoteServer:
             case Done(number) if self._is_starting and number == self._number:
                 agent.is_warm = True
                 self._number = agent.next_number()
-                self.send(Prepare(self._number, self.index, self._run.keep_log, self._run.measures_costs))
+                self.send(self.preparation(self._number))
             case Prepared(number) if self._is_starting and number == self._number:
                 self._detector.answered("start")
                 self._is_ready_early = True
                 self.end_outage_if_due()
             case _:  # of an earlier run
                 pass
+
+    def preparation(self, number: int) -> Prepare:
+        """What an agent is told before it serves."""
+        return Prepare(number, self.index, self._run.keep_log, self._run.measures_costs)
 
     def end_outage_if_due(self) -> None:
         """An agent that was ready before its outage has ended comes up when it has."""

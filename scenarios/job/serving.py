@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from hw.door.app import Limits
+from hw.door.admission import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import Ingress, IngressSpec, WaitingRoom, ingress
 from hw.door.journal import Journal, notify
@@ -19,15 +19,13 @@ from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.host.clock import RunClock
 from hw.host.collections import CollectionMeter
+from hw.router.cluster import HardwareCluster
 from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import nanoseconds
-from policies.goal_control import GoalControl
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.planned_router import by_plan
-from policies.ppo.router import EndlessRouter, PPORouter
 from policies.router import RouterCore
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
@@ -37,6 +35,7 @@ from scenarios.files.router_names import display_name
 from scenarios.files.spec import GB, Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
+from scenarios.job.new_model import ModelOrders, endless_policy
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
 from scenarios.runs.folder import SERVED
@@ -76,7 +75,7 @@ def serve(
     if scenario.faults or scenario.slo.schedule:
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
-    asked = _OperatorOrders(job, world, router, config, journal)
+    asked = _OperatorOrders(job, ModelOrders(job, world, journal), router, config, journal)
     routing = Routing(
         asked.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
@@ -109,7 +108,7 @@ def serve(
                 log.watch(core)
             return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
 
-        operator = Operator(wishes, lambda: asked.orders(wishes))
+        operator = Operator(wishes, lambda: asked.orders(wishes, cluster, open_door))
         return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
 
 
@@ -128,12 +127,13 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     classes = config.classes, dict(zip(config.width_tuples(), config.top1, strict=False)) if config.classes else {}
     if model is None:
         network = served_of(world)
-        return Served(name, network.input_shape, network.segments, 0, (), (), slots, *classes)
+        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", *classes)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
-    dataset, spec = load_measured(job.scenario, evaluation), model.build().spec
-    pixels = dataset.mean, dataset.deviation
-    return Served(name, spec.input_shape, spec.segments, spec.classes, *pixels, slots, *classes)
+    dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
+    spec, pixels = built.spec, (dataset.mean, dataset.deviation)
+    of_network = (spec.input_shape, spec.segments, spec.classes)
+    return Served(name, *of_network, *pixels, slots, evaluation.hash, *classes)
 
 
 class _Teller:
@@ -160,36 +160,35 @@ class _Teller:
 class _OperatorOrders:
     """What is asked for: at the start by the scenario, then by the operator; and who decides."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, journal: Journal) -> None:
-        self._job, self._world, self.router, self._config, self._journal = job, world, router, config, journal
-        self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
+    def __init__(
+        self, job: ScenarioJob, models: ModelOrders, router: str, config: RouterConfig, journal: Journal
+    ) -> None:
+        self._job, self._models, self.router, self._config, self._journal = job, models, router, config, journal
+        self._asked = job.scenario.slo.goals(job.scenario.tuning.floor)[0]
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
         """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
-        policy = self._world.router(name, self._job.folder.path)
-        if isinstance(policy, PPORouter):
-            return EndlessRouter(policy, nanoseconds(self._world.scenario.training.horizon_s))
-        control = getattr(policy, "control", None)
-        if isinstance(control, GoalControl):
-            control.takes_over = takes_over
-        return by_plan(policy, self._config)
+        return endless_policy(self._models.world, name, self._job.folder.path, self._config, takes_over=takes_over)
 
     @property
     def goals(self) -> tuple[GoalSet, ...]:
         """As the router's core takes them: of each class its own."""
-        if self._world.scenario.classes:
-            return self._world.class_goals
+        if self._job.scenario.classes:
+            return self._models.world.class_goals
         asked = self._asked
         return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
 
-    def orders(self, wishes: Wishes) -> Iterator[Order]:
+    def orders(self, wishes: Wishes, cluster: HardwareCluster, door: Ingress) -> Iterator[Order]:
         """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
+        yield from self._models.orders(cluster, door)
         try:
-            for wish in wishes.steering():
+            while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
                 if wish.router is not None:
                     yield from self._router_orders(wish.router)
-                if goals := wish.model_dump(exclude_none=True, exclude={"router"}):
+                if goals := wish.model_dump(exclude_none=True, exclude={"router", "model"}):
                     yield from self._goal_orders(goals)
+                if wish.model is not None:  # what is asked for later waits until it serves
+                    self._models.ask(Path(wish.model), self.router, max(goal.floor for goal in self.goals))
         except InputError as error:
             self._job.say(f"serve: {error}")
 
@@ -205,7 +204,7 @@ class _OperatorOrders:
         self._journal.note("router", f"serve: {display_name(name)} decides from now on", router=display_name(name))
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
-        if self._world.scenario.classes:
+        if self._job.scenario.classes:
             self._job.say(
                 "serve: each class keeps what `classes` promises it; no other goals are taken while it serves"
             )

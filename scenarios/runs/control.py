@@ -31,12 +31,18 @@ _DRAIN = re.compile(r"drain-(\d+)")
 
 
 class Steering(StrictModel):
-    """What an operator asks for from now on; what is not given stays as it was. `router` is a name or a file."""
+    """What an operator asks for from now on; what is not given stays as it was.
+
+    Attributes:
+        router: a name or a file.
+        model: a file of other weights of the same network.
+    """
 
     floor: Share | None = None
     p99_limit_s: SecondsOrZero | None = None
     energy_weight: EnergyWeight | None = None
     router: str | None = None
+    model: str | None = None
 
 
 @contextmanager

@@ -350,7 +350,7 @@ def test_who_comes_before_it_is_open_hears_when_to_come_again() -> None:
     before = {*multiprocessing.active_children()}
     with listen("127.0.0.1", 0, is_safe=False) as listening:
         room = WaitingRoom(listening, None)
-        url = "http://{}:{}".format(*listening.getsockname())
+        url = f"http://{listening.address}"
         with pytest.raises(HTTPError, match="503") as refused:
             urlopen(f"{url}/v2/models/tiny/infer", b"{}", timeout=PATIENCE_S)
         assert refused.value.headers["retry-after"] == "1"

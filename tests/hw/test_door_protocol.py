@@ -172,10 +172,10 @@ def test_answers_come_as_they_were_wanted(wanted: tuple[bool | None, ...]) -> No
     ]
     request = read_request(body(outputs=outputs, id="me"), None, SERVED)
     scores = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
-    answers = [Answer(label, (0.5, 1.0), row.tobytes()) for label, row in zip((3, 1), scores, strict=True)]
+    answers = [Answer(label, (0.5, 1.0), row.tobytes(), "v") for label, row in zip((3, 1), scores, strict=True)]
     written, length = write_answer(request, answers, SERVED)
     head, tail = json.loads(written[:length]), written[length:] if length else b""
-    assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "1")
+    assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "v")
     assert [each["name"] for each in head["outputs"]] == (names or list(SERVED.outputs))
     columns = {"label": np.array([3, 1]), "scores": scores, "widths": np.array([[0.5, 1.0]] * 2, np.float32)}
     for each in head["outputs"]:
@@ -199,7 +199,8 @@ def test_one_parameter_asks_for_all_in_binary() -> None:
 def test_the_ingress_opens_neither_torch_nor_numba() -> None:
     """Its process is small, and starts at once."""
     heavy = ("torch", "numba", "scipy", "sklearn", "pydantic", "pyarrow")
-    code = f"import sys, hw.door.ingress; print([name for name in {heavy} if name in sys.modules])"
+    opened = "import sys, hw.door.ingress, hw.door.grpc_service"
+    code = f"{opened}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -27,7 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.status = FIRST
-        self.metrics = Metrics(SERVED, lambda: 4, lambda: self.status)
+        self.metrics = Metrics(lambda: SERVED, lambda: 4, lambda: self.status)
         self.watch = Watch(self, lambda: self.now_s)  # type: ignore[arg-type]
 
     def get(self, path: str) -> bytes:
@@ -79,9 +79,21 @@ def test_another_ingress_counts_anew_and_nothing_is_below_zero() -> None:
     server = Server()
     server.metrics.answered.inc(500)
     server.watch.look()
-    server.metrics = Metrics(SERVED, lambda: 0, lambda: None)
+    server.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None)
     found = server.look_after(1.0)
     assert (found["is_ready"], found["answered_img_s"], found["accuracy"], found["servers"]) == (False, 0.0, None, [])
+
+
+def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
+    """After a new model, by its own."""
+    served = Served("tiny", (1, 8, 8), 1, 0, (), (), 16, "1", ("gold",), {(0.5,): 0.6, (1.0,): 0.8})
+    metrics = Metrics(lambda: served, lambda: 0, lambda: None)
+    metrics.note_class(0, [(0.5,), (1.0,)], 0.1)
+    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.4\n' in metrics.text()
+    served = served.by_model("2", (0.5, 1.0))
+    metrics.note_class(0, [(0.5,)], 0.1)
+    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.9\n' in metrics.text()
+    assert (served.version, served.request_classes) == ("2", ("gold",))
 
 
 def test_other_pages_are_no_metrics() -> None:

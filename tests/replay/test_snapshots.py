@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.router import RouterCore
-from policies.vocabulary import HoldRule
+from policies.vocabulary import HoldRule, ModelChanged
 from sim.cluster import Simulation
 from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios
@@ -26,6 +26,16 @@ def remembered(core: RouterCore) -> dict[str, Any]:
         "holds": core._holds.state(),
         "servers": [replace(server, views={}) for server in core._servers],
     }
+
+
+def test_a_new_models_accuracies_are_kept() -> None:
+    """Who goes on from a snapshot counts by what served then, not by what served at first."""
+    config = worlds.cluster().router
+    before, after = RouterCore(config), RouterCore(config)
+    before.handle(ModelChanged(tuple(each / 2 for each in config.top1)), 0)
+    assert remembered(before) != remembered(after)
+    after.resume(before.snapshot())
+    assert remembered(after) == remembered(before)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -84,7 +84,7 @@ def test_goals_and_routers_are_asked_for_in_their_order(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing is asked for: give --drain, --floor, --p99, --energy-weight or --router"),
+        ((), "nothing is asked for: give --drain, --floor, --p99, --energy-weight, --router or --model"),
         (("--floor", "75"), "75: must be a number from 0 to 1; 75 % is 0.75"),
         (("--energy-weight", "-1"), "--energy-weight: -1: must be"),
         (("--p99", "fast"), "fast"),

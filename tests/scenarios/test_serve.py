@@ -18,15 +18,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.grpc_service import MESSAGES, SERVICE
 from hw.door.journal import Journal
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
@@ -39,6 +42,7 @@ from kit.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
 from policies.vocabulary import RequestArrived
+from scenarios.job.new_model import ModelOrders
 from scenarios.job.serving import _OperatorOrders, _served, _stopping
 from scenarios.runs.folder import CONTROL, SERVED
 from scenarios.world.materials import load_world
@@ -53,7 +57,7 @@ from tests.test_site import SERVING, steps, words
 pytestmark = pytest.mark.workers
 
 PATIENCE_S = 120
-AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))")
+AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))(?:, gRPC at ([\d.:]+))?")
 
 
 class Served:
@@ -73,7 +77,7 @@ class Served:
                 break
         found = AT.search(self.said)
         assert found, self.said
-        self.url, self.port, self.name = found.groups()
+        self.url, self.port, self.name, self.grpc = found.groups()
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and the rest of standard error."""
@@ -159,16 +163,18 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
 def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
     """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
     world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
-    job: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run"))
+    folder = SimpleNamespace(path=tmp_path / "run")
+    job: Any = SimpleNamespace(folder=folder, scenario=world.scenario, model_to_serve=None)
     journal = Journal(lambda _: None, as_json=False)
-    asked = _OperatorOrders(job, world, "compass", world.cluster.router, journal)
+    asked = _OperatorOrders(job, ModelOrders(job, world, journal), "compass", world.cluster.router, journal)
     for takes_over in (False, True):
         policy: Any = asked.policy("compass", takes_over=takes_over)
         assert getattr(policy, "_policy", policy).control.takes_over == takes_over
     spec = spec_of(2)
     learned = PPORouter(spec, tensors_of(network_of(spec)))
     other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
-    endless: Any = _OperatorOrders(job, other, "ppo-paper", world.cluster.router, journal).policy("ppo-paper")
+    models = ModelOrders(job, other, journal)
+    endless: Any = _OperatorOrders(job, models, "ppo-paper", world.cluster.router, journal).policy("ppo-paper")
     assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
 
 
@@ -232,6 +238,9 @@ def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_pa
     assert refused.endswith("the router stays as it was\n")
     assert asked == "serve: asked for from now on: accuracy 50.00%, no limit of p99 latency\n"
     assert next(said).startswith(f"serve: warning: {narrow} can't follow slo.floor; what can is ")
+    slimsched.steer(run, model=tmp_path / "new.safetensors")
+    assert "reads" in next(said)
+    assert next(said).endswith("emulated devices serve no network; the model stays as it was\n")
     (run / CONTROL / "steer-9").write_text('{"floor": 7}')
     assert "floor" in next(said), "what nobody could have asked for is told, and nobody's answer is lost"
     assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
@@ -317,9 +326,9 @@ def traced(url: str, trace: str, timeout_us: int = 60_000_000) -> tuple[int, str
 
 
 def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interrupts: None) -> None:
-    """A request's trace is in its answer, and in what is told of it where it failed or came late."""
+    """A request's trace is in its answer, and in what is told of it where it failed or came late, also over gRPC."""
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json"]
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json", "--grpc-port", "0"]
     with serving(arguments, tmp_path) as served:
         assert traced(served.url, trace) == (200, trace)
         assert traced(served.url, trace.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)) == (200, None)
@@ -327,6 +336,16 @@ def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interr
         while b"goal_p99_seconds 0.0001" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
             assert served.process.poll() is None
         assert traced(served.url, trace) == (200, trace)
+        with grpc.insecure_channel(served.grpc) as channel:
+            tensor = {
+                "name": "image",
+                "datatype": "FP32",
+                "shape": [1, 768],
+                "contents": {"fp32_contents": [0.5] * 768},
+            }
+            asked = MESSAGES["ModelInferRequest"](model_name=served.url.rpartition("/")[2], inputs=[tensor])
+            infer_by_grpc = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            infer_by_grpc(asked.SerializeToString(), timeout=PATIENCE_S, metadata=(("traceparent", trace),))
         served.process.send_signal(signal.SIGSTOP)
         assert traced(served.url, trace, timeout_us=50_000) == (504, trace)
         served.process.send_signal(signal.SIGCONT)
@@ -334,9 +353,10 @@ def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interr
     told = [json.loads(line) for line in (served.said + rest).splitlines()]
     states = [each for each in told if each["event"] != "remark"]
     ready = ["starting", "server_up", "server_up", "ready"]
-    assert [each["event"] for each in states] == [*ready, "goals", "request_late", "request_failed", "stopping"]
-    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, None]
-    assert (states[4]["p99_limit_s"], states[6]["reason"], code) == (1e-4, "deadline", 0)
+    late = ["request_late"] * 2
+    assert [each["event"] for each in states] == [*ready, "goals", *late, "request_failed", "stopping"]
+    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, trace, None]
+    assert (states[4]["p99_limit_s"], states[7]["reason"], code) == (1e-4, "deadline", 0)
     assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
 
@@ -349,7 +369,7 @@ def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: 
         require_certificate(certificate)
     certificate.write_bytes(fresh_certificate())
     arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--certificate", str(certificate)]
-    with serving(arguments, tmp_path) as served:
+    with serving([*arguments, "--grpc-port", "0"], tmp_path) as served:
         assert served.url.startswith("https://")
         found = slimsched.generate_load(served.url, rate=50.0, duration_s=1.0, certificate=certificate).document
         assert found["requests"] == found["answered"] > 0
@@ -357,7 +377,14 @@ def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: 
             slimsched.generate_load(served.url, duration_s=0.1)
         with pytest.raises(WorkError, match="no model answers there"):
             slimsched.generate_load(served.url.replace("https", "http"), duration_s=0.1)
-        assert served.end()[0] == 0
+        known = grpc.ssl_channel_credentials(certificate.read_bytes())
+        named = (("grpc.ssl_target_name_override", "slimsched"),)
+        with grpc.secure_channel(served.grpc, known, named) as trusting, grpc.insecure_channel(served.grpc) as plain:
+            live = [each.unary_unary("/inference.GRPCInferenceService/ServerLive") for each in (trusting, plain)]
+            assert live[0](b"", timeout=PATIENCE_S) == b"\x08\x01"
+            with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+                live[1](b"", timeout=PATIENCE_S)
+        assert served.end() == (0, ANY, "")
 
 
 def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,6 +395,14 @@ def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
         capsys.readouterr().err
         == f"slimsched: --port: {port}: Address already in use; name another one, or 0 for a free one\n"
     )
+
+
+def test_without_grpcs_packages_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert main(["serve", str(scenario(tmp_path)), "--grpc-port", "0"]) == 2
+    assert capsys.readouterr().err == "slimsched: grpc: is not installed here; pip install 'slim-scheduler[grpc]'\n"
 
 
 @pytest.mark.slow
