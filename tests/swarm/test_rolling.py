@@ -11,7 +11,7 @@ import pytest
 
 from hw.agent.outfit import AgentSpec, Fitting
 from hw.router.draining import Order
-from hw.router.rolling import NewModel
+from hw.router.rolling import NewModel, Rolling
 from policies.vocabulary import RunBatch
 from tests.swarm.mix import Mix
 from tests.swarm.play import Drawer, play_mix
@@ -40,6 +40,18 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[bool]]:
 
     monkeypatch.setattr(Process, "fit", watched)
     return begun
+
+
+@pytest.fixture(autouse=True)
+def up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a new model takes over, nobody of the old one counts as up."""
+    switch = Rolling.switch
+
+    def watched(self: Rolling) -> NewModel:
+        assert [server._run.up for server in self._servers] == [{}] * len(self._servers)
+        return switch(self)
+
+    monkeypatch.setattr(Rolling, "switch", watched)
 
 
 def roll(mix: Mix, told: list[str]) -> None:
