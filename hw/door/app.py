@@ -70,6 +70,18 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     return Response(status, error_body(problem), headers=headers)
 
 
+async def _answer(response: Response, scope: Message, send: Send) -> None:
+    start = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
+    lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
+    await send({"type": "http.response.start", "status": response.status, "headers": lines})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+
+
+async def crowded(scope: Message, receive: Receive, send: Send) -> None:
+    """An application for those who come when too many have connections."""
+    await _answer(_error(503, "full: too many connections are open", _CLOSE), scope, send)
+
+
 async def _left(receive: Receive) -> None:
     """Until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
@@ -115,10 +127,7 @@ class App:
             response = await self._respond(scope["method"], scope["path"], headers, receive)
         except _GoneError:
             return
-        start = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
-        lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
-        await send({"type": "http.response.start", "status": response.status, "headers": lines})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+        await _answer(response, scope, send)
 
     async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Response:
         if path == "/v2/health/live":
@@ -199,9 +208,11 @@ class App:
         self._metrics.seconds.observe(took_s)
         self._page.note(took_s)
         body, length = write_answer(request, answers, self._served)
+        timing = ("server-timing", f"router;dur={max(answer.took_ns for answer in answers) / 1e6:.3f}")
         if length is None:
-            return Response(200, body)
-        return Response(200, body, "application/octet-stream", (("inference-header-content-length", str(length)),))
+            return Response(200, body, headers=(timing,))
+        head = ("inference-header-content-length", str(length))
+        return Response(200, body, "application/octet-stream", (head, timing))
 
     async def _answers(self, images: NDArray[np.float32], timeout_s: float, receive: Receive) -> list[Answer]:
         """Until they are there, it is too late, or the client leaves; then the router need not go on."""

@@ -20,11 +20,11 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hw.door.app import App, Limits
+from hw.door.app import App, Limits, crowded
 from hw.door.bridge import Bridge
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
-from hw.door.protocol import Served
+from hw.door.protocol import Served, error_body
 from hw.door.slots import slots_of
 from hw.door.words import IngressPort, RouterPort, ToIngress, ToRouter
 from hw.transport.arena import Arena
@@ -58,11 +58,12 @@ class IngressSpec:
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's, whose request's head must come in time and be short."""
+    """A client's, whose request's head must come in time and be short; it hears of problems as the protocol has them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It begins with a head."""
         super().connection_made(transport)
+        self._most, self.limit_concurrency = self.limit_concurrency, None  # whose answer is uvicorn's own
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -92,7 +93,16 @@ class _Connection(HttpToolsProtocol):
         """The head is whole."""
         self._timer.cancel()
         self._is_head = False
+        if len(self.connections) > self._most:
+            self.app = crowded
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        body = error_body(msg)
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):

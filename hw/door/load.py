@@ -12,6 +12,7 @@ import http.client
 import ssl
 import time  # noqa: TID251 - it plays clients in real time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import prod
@@ -33,6 +34,7 @@ _CERTIFICATE_BYTES: Final = 1 << 20
 _OK: Final = 200
 _PERCENTILES: Final = (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
 _GONE: Final = 0  # in place of HTTP's code: the connection ended before the answer
+_TIMING: Final = b"router;dur="
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Load:
         certificate: a file with the server's, where no authority has signed it.
         patience_s: for answers after the last request.
         connections: at most; a request that finds all of them busy waits, and its latency counts on.
+        keeps_bodies: whether answers are kept.
     """
 
     url: str
@@ -56,6 +59,35 @@ class Load:
     certificate: Path | None = None
     patience_s: float = 60.0
     connections: int = 1024
+    keeps_bodies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that has ended; times are seconds since the first one could be due.
+
+    Attributes:
+        code: HTTP's; 0 where the connection ended before the answer.
+        router_s: the router's part of it, where the server says so (`Server-Timing`).
+        body: of the answer, where it is kept.
+    """
+
+    due_s: float
+    sent_s: float
+    ended_s: float
+    code: int
+    router_s: float | None
+    body: bytes
+
+    @property
+    def latency_s(self) -> float:
+        """From when it was due."""
+        return self.ended_s - self.due_s
+
+    @property
+    def added_s(self) -> float | None:
+        """What connections and their process took, beside the router."""
+        return None if self.router_s is None else self.ended_s - self.sent_s - self.router_s
 
 
 @dataclass(slots=True)
@@ -63,17 +95,22 @@ class Outcome:
     """What became of the requests.
 
     Attributes:
-        codes: how many had each of HTTP's codes; 0 where the connection ended before the answer.
-        latencies_s: of the answered ones (200), from when they were due.
-        lags_s: by how much each was sent too late.
-        unanswered: that had no answer in the end.
+        due: how many there were.
+        ended: in the order in which they did; the others had no answer in the end.
     """
 
-    sent: int = 0
-    codes: Counter[int] = field(default_factory=Counter)
-    latencies_s: list[float] = field(default_factory=list)
-    lags_s: list[float] = field(default_factory=list)
-    unanswered: int = 0
+    due: int = 0
+    ended: list[Ended] = field(default_factory=list)
+
+    @property
+    def codes(self) -> Counter[int]:
+        """How many had each code."""
+        return Counter(each.code for each in self.ended)
+
+    @property
+    def answered(self) -> list[Ended]:
+        """Those with the code 200."""
+        return [each for each in self.ended if each.code == _OK]
 
 
 def generate(load: Load) -> Outcome:
@@ -85,8 +122,12 @@ def generate(load: Load) -> Outcome:
     """
     at = _address(load.url)
     tls = _tls(load.certificate) if at.scheme == "https" else None
-    bodies = _requests(load, at, _shape(load, at, tls))
-    return asyncio.run(_Generator(load, at, bodies, tls).carry_out())
+    return play(load, _requests(load, at, _shape(load, at, tls)), tls)
+
+
+def play(load: Load, requests: Sequence[bytes], tls: ssl.SSLContext | None = None) -> Outcome:
+    """Send these requests, whole ones with their heads, again and again at the load's rate."""
+    return asyncio.run(_Generator(load, urlsplit(load.url), requests, tls).carry_out())
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext:
@@ -173,13 +214,17 @@ class _Connection(asyncio.Protocol):
         self._generator = generator
         self._parser = httptools.HttpResponseParser(self)
         self.due_s: float | None = None
+        self.sent_s = 0.0
+        self.router_s: float | None = None
+        self.body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, due_s: float, request: bytes) -> None:
         """Its next request."""
-        self.due_s = due_s
+        self.due_s, self.sent_s = due_s, time.perf_counter()
+        self.router_s, self.body = None, b""
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -188,12 +233,23 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserError:  # no HTTP: what it was to answer is lost
             self.transport.abort()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of the answer's."""
+        if name.lower() == b"server-timing" and value.startswith(_TIMING):
+            with contextlib.suppress(ValueError):
+                self.router_s = float(value.removeprefix(_TIMING)) / 1e3
+
+    def on_body(self, body: bytes) -> None:
+        """A part of it."""
+        if self._generator.keeps_bodies:
+            self.body += body
+
     def on_message_complete(self) -> None:
         """The answer is whole."""
         if self.due_s is None:
             self.transport.abort()
         else:
-            self._generator.end(self, self.due_s, self._parser.get_status_code())
+            self._generator.end(self, self._parser.get_status_code())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._generator.lose(self)
@@ -207,41 +263,44 @@ async def _until(due_s: float) -> None:
 
 
 class _Generator:
-    def __init__(self, load: Load, at: SplitResult, requests: list[bytes], tls: ssl.SSLContext | None) -> None:
+    def __init__(self, load: Load, at: SplitResult, requests: Sequence[bytes], tls: ssl.SSLContext | None) -> None:
+        self.keeps_bodies = load.keeps_bodies
         self._load = load
         self._at = at
         self._tls = tls
         self._requests = requests
         self._outcome = Outcome()
         self._idle: list[_Connection] = []
+        self._connections: set[_Connection] = set()
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
         self._waiting: deque[float] = deque()  # when those are due that found no connection
         self._under_way = 0
         self._all_ended = asyncio.Event()
+        self._began_s = 0.0
 
     async def carry_out(self) -> Outcome:
         load = self._load
         rng = stream(load.seed, "load:arrivals")
         between_s = rng.exponential(load.images / load.rate_img_s, 1 + int(load.rate_img_s * load.duration_s * 2))
-        began_s = time.perf_counter()
+        began_s = self._began_s = time.perf_counter()
         for due_s in (began_s + between_s.cumsum()).tolist():
             if due_s > began_s + load.duration_s:
                 break
             await _until(due_s)
             self._begin(due_s)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(load.patience_s):
                 while self._under_way:
                     self._all_ended.clear()
                     await self._all_ended.wait()
-        except TimeoutError:
-            self._outcome.unanswered = self._under_way
+        for connection in self._connections:
+            connection.transport.abort()
         return self._outcome
 
     def _begin(self, due_s: float) -> None:
         self._under_way += 1
-        self._outcome.sent += 1
+        self._outcome.due += 1
         if self._idle:
             self._send(self._idle.pop(), due_s)
             return
@@ -260,8 +319,9 @@ class _Generator:
         except OSError:
             self._open -= 1
             if self._waiting:
-                self._count(_GONE, self._waiting.popleft())
+                self._count(_GONE, self._waiting.popleft(), time.perf_counter())
             return
+        self._connections.add(connection)
         self._go_on(connection)
 
     def _go_on(self, connection: _Connection) -> None:
@@ -272,20 +332,21 @@ class _Generator:
             self._idle.append(connection)
 
     def _send(self, connection: _Connection, due_s: float) -> None:
-        self._outcome.lags_s.append(time.perf_counter() - due_s)
-        connection.send(due_s, self._requests[self._outcome.sent % len(self._requests)])
+        connection.send(due_s, self._requests[self._outcome.due % len(self._requests)])
 
-    def _count(self, code: int, due_s: float) -> None:
-        self._outcome.codes[code] += 1
-        if code == _OK:
-            self._outcome.latencies_s.append(time.perf_counter() - due_s)
+    def _count(
+        self, code: int, due_s: float, sent_s: float, router_s: float | None = None, body: bytes = b""
+    ) -> None:
+        times_s = [each - self._began_s for each in (due_s, sent_s, time.perf_counter())]
+        self._outcome.ended.append(Ended(*times_s, code, router_s, body))
         self._under_way -= 1
         if not self._under_way:
             self._all_ended.set()
 
-    def end(self, connection: _Connection, due_s: float, code: int) -> None:
-        """A request is answered."""
-        self._count(code, due_s)
+    def end(self, connection: _Connection, code: int) -> None:
+        """The request that it waited for is answered."""
+        assert connection.due_s is not None
+        self._count(code, connection.due_s, connection.sent_s, connection.router_s, connection.body)
         connection.due_s = None
         if not connection.transport.is_closing():
             self._go_on(connection)
@@ -293,31 +354,41 @@ class _Generator:
     def lose(self, connection: _Connection) -> None:
         """A connection has ended, perhaps before its answer."""
         self._open -= 1
+        self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
         if connection.due_s is not None:
-            self._count(_GONE, connection.due_s)
+            self._count(_GONE, connection.due_s, connection.sent_s)
 
 
 def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     """What was found, as `--json` writes it. Rates are of images, over the time of the arrivals."""
-    codes = outcome.codes
-    latencies_s = np.array(outcome.latencies_s)
-    percentiles = {name: float(np.percentile(latencies_s, at)) if codes[_OK] else None for name, at in _PERCENTILES}
-    mean_s = float(latencies_s.mean()) if codes[_OK] else None
+    codes, answered = outcome.codes, outcome.answered
+    lags_s = [each.sent_s - each.due_s for each in outcome.ended]
+    router_s = [each.router_s for each in answered if each.router_s is not None]
+    added_s = [each.added_s for each in answered if each.added_s is not None]
     return {
         "schema": "slimsched.load/1",
         "url": load.url,
         "images": load.images,
         "duration_s": load.duration_s,
-        "offered_img_s": outcome.sent * load.images / load.duration_s,
+        "offered_img_s": outcome.due * load.images / load.duration_s,
         "goodput_img_s": codes[_OK] * load.images / load.duration_s,
-        "requests": outcome.sent,
+        "requests": outcome.due,
         "answered": codes[_OK],
         "refused": codes[HTTPStatus.TOO_MANY_REQUESTS],
         "late": codes[HTTPStatus.GATEWAY_TIMEOUT],
-        "unanswered": outcome.unanswered + codes[_GONE],
+        "unanswered": outcome.due - len(outcome.ended) + codes[_GONE],
         "codes": {str(code): count for code, count in sorted(codes.items()) if code != _GONE},
-        "latency_s": {"mean": mean_s, **percentiles},
-        "lag_p99_s": float(np.percentile(outcome.lags_s or [0.0], 99)),
+        "latency_s": spread([each.latency_s for each in answered]),
+        "router_s": spread(router_s),
+        "added_s": spread(added_s),
+        "lag_p99_s": float(np.percentile(lags_s or [0.0], 99)),
     }
+
+
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean, percentiles and maximum; each None where there are no values."""
+    if not values:
+        return dict.fromkeys(("mean", *(name for name, _ in _PERCENTILES)))
+    return {"mean": float(np.mean(values))} | {name: float(np.percentile(values, at)) for name, at in _PERCENTILES}

@@ -119,6 +119,7 @@ class Answer:
     label: int
     widths: tuple[float, ...]
     scores: bytes
+    took_ns: int
 
 
 def read_request(body: bytes, header: str | None, served: Served) -> Request:

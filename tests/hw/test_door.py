@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import socket
+import time  # noqa: TID251 - a client waits
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -55,10 +56,13 @@ def door(opened: Door) -> Iterator[Door]:
 
 
 def test_answers_are_the_models_own(door: Door, model: SlimResNet) -> None:
-    """Labels, scores and widths of each image, however it was sent; several images in one request, in their order."""
+    """Labels, scores and widths of each image, and the router's time; several images in one request, in their order."""
     logits = model(IMAGES, WIDTHS).detach()
     for images, wanted in ((IMAGES[:1], logits[:1]), (IMAGES, logits)):
-        status, _, answer = door.infer(images, id="mine")
+        began_s = time.perf_counter()
+        status, headers, answer = door.infer(images, id="mine")
+        took_ms = 1e3 * (time.perf_counter() - began_s)
+        assert 0 < float(headers["server-timing"].removeprefix("router;dur=")) < took_ms
         assert (status, answer["id"], answer["model_name"]) == (200, "mine", "tiny")
         outputs = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
         assert np.allclose(outputs["scores"], wanted.numpy(), atol=1e-4)
