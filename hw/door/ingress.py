@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 import uvloop
@@ -58,12 +58,15 @@ class IngressSpec:
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's, whose request's head must come in time and be short; it hears of problems as the protocol has them."""
+    """A client's, whose request's head must come in time and be short.
+
+    What is wrong it hears as the protocol has it, and not as uvicorn does.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It begins with a head."""
         super().connection_made(transport)
-        self._most, self.limit_concurrency = self.limit_concurrency, None  # whose answer is uvicorn's own
+        self.limit_concurrency = None  # it would say so in its own words
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -93,7 +96,7 @@ class _Connection(HttpToolsProtocol):
         """The head is whole."""
         self._timer.cancel()
         self._is_head = False
-        if len(self.connections) > self._most:
+        if len(self.connections) > cast(int, self.config.limit_concurrency):
             self.app = crowded
         super().on_headers_complete()
 

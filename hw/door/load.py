@@ -182,7 +182,7 @@ def _shape(load: Load, at: SplitResult, tls: ssl.SSLContext | None) -> tuple[int
 
 
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes]:
-    """Some with images of noise, as bytes; labels are wanted."""
+    """Some with images of noise, as bytes; labels and widths are wanted."""
     rng = stream(load.seed, "load:images")
     found = []
     for _ in range(_REQUESTS):
@@ -191,7 +191,7 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes
         head = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
-                "outputs": [{"name": "label", "parameters": {"binary_data": True}}],
+                "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in ("label", "widths")],
             }
         )
         headers = {
@@ -334,10 +334,9 @@ class _Generator:
     def _send(self, connection: _Connection, due_s: float) -> None:
         connection.send(due_s, self._requests[self._outcome.due % len(self._requests)])
 
-    def _count(
-        self, code: int, due_s: float, sent_s: float, router_s: float | None = None, body: bytes = b""
-    ) -> None:
-        times_s = [each - self._began_s for each in (due_s, sent_s, time.perf_counter())]
+    def _count(self, code: int, due_s: float, sent_s: float, router_s: float | None = None, body: bytes = b"") -> None:
+        ended_s, began_s = time.perf_counter(), self._began_s
+        times_s = due_s - began_s, sent_s - began_s, ended_s - began_s
         self._outcome.ended.append(Ended(*times_s, code, router_s, body))
         self._under_way -= 1
         if not self._under_way:
@@ -391,4 +390,5 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
     """Mean, percentiles and maximum; each None where there are no values."""
     if not values:
         return dict.fromkeys(("mean", *(name for name, _ in _PERCENTILES)))
-    return {"mean": float(np.mean(values))} | {name: float(np.percentile(values, at)) for name, at in _PERCENTILES}
+    percentiles = {name: float(np.percentile(values, at)) for name, at in _PERCENTILES}
+    return {"mean": float(np.mean(values)), **percentiles}
