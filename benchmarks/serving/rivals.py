@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time  # noqa: TID251 - a rival starts
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.serving.rows import Row, row
 from benchmarks.serving.stand import FULL, Server, Stand, percentile, serve, started, throughput_img_s
 from hw.door.listening import listen
-from hw.door.load import Load, generate, play
+from hw.door.load import Load, Outcome, generate, play
 from hw.telemetry import usable_cores
 from kit.chance import stream
 from kit.errors import InputError, WorkError
@@ -35,6 +35,7 @@ from kit.errors import InputError, WorkError
 NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve"}
 CONNECTIONS: Final = 256  # single images at a time, as many as our door has places for
 LIGHT: Final = 0.3  # of what the rival carries
+SATURATED: Final = 0.85  # of what comes: who carries less is
 BATCH: Final = 16  # as ours
 WAIT_S: Final = 5e-3  # for it to fill; of 1, 5 and 20 ms the one with which rivals carried the most
 START_S: Final = 120.0
@@ -64,9 +65,9 @@ def rivals(stand: Stand, environment: Path) -> list[Row]:
     with _ours(stand, FULL) as full, _ours(stand, "compass") as shipped:
         for name in NAMES:
             with _rival(name, stand, environment) as (server, requests):
-                theirs[name] = _measure(server, stand.seconds, requests, None)
+                theirs[name] = _measure(server, stand, requests, None)
             for how, own in (("equal work", full), ("as shipped", shipped)):
-                ours[name, how] = _measure(own, stand.seconds, None, theirs[name].rate_img_s)
+                ours[name, how] = _measure(own, stand, None, theirs[name].rate_img_s)
     return [each for (name, how), found in ours.items() for each in _rows(f"{NAMES[name]}, {how}", found, theirs[name])]
 
 
@@ -82,27 +83,36 @@ def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
     ]
 
 
-def _measure(server: Server, seconds: float, requests: list[bytes] | None, light_img_s: float | None) -> Figures:
+def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_img_s: float | None) -> Figures:
     """Saturated, then at a light rate, by default `LIGHT` of what it carried.
 
     Args:
         requests: our own where none are given.
     """
     send = generate if requests is None else partial(play, requests=requests)
-    send(Load(server.url, 50.0, 2.0, 1, "", 1))  # its first passes
-    before_s = server.cpu_s()
-    load = Load(server.url, 5_000.0, seconds, 1, "", 1, connections=CONNECTIONS, patience_s=1.0)
-    full = send(load)
-    busy_cpu_s = (server.cpu_s() - before_s) / max(1, len(full.answered))
-    carried_img_s = throughput_img_s(full, seconds, 1)
-    time.sleep(2.0)  # what clients left behind is computed, or given up
+    send(Load(server.url, 20.0, 2.0, 1, "", 1))  # its first passes
+    rate_img_s = 1.5 * stand.full_img_s
+    while True:
+        busy, busy_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
+        carried_img_s = throughput_img_s(busy, stand.seconds, 1)
+        if carried_img_s < SATURATED * rate_img_s:
+            break
+        rate_img_s *= 2.5
     rate_img_s = light_img_s or LIGHT * carried_img_s
-    before_s = server.cpu_s()
-    light = send(Load(server.url, rate_img_s, seconds, 1, "", 1))
-    light_cpu_s = (server.cpu_s() - before_s) / max(1, len(light.answered))
+    light, light_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
     latencies_s = [each.latency_s for each in light.answered]
     p50_s, p99_s = (percentile(latencies_s, at) for at in (50, 99))
     return Figures(carried_img_s, busy_cpu_s, rate_img_s, light_cpu_s, p50_s, p99_s)
+
+
+def _cpu_of(
+    server: Server, send: Callable[[Load], Outcome], rate_img_s: float, seconds: float
+) -> tuple[Outcome, float]:
+    """What became of a load, and the CPU time an answer; all are waited for, so that no work is left uncounted."""
+    before_s = server.cpu_s()
+    load = Load(server.url, rate_img_s, seconds, 1, "", 1, connections=CONNECTIONS, patience_s=6 * seconds)
+    outcome = send(load)
+    return outcome, (server.cpu_s() - before_s) / max(1, len(outcome.answered))
 
 
 @contextmanager

@@ -72,6 +72,12 @@ class Stand:
         world = self.job.world()
         return 2 * estimated_capacity_img_s(world.cluster, world.costs, world.cluster.router.widths[0])
 
+    @property
+    def full_img_s(self) -> float:
+        """What they carry at full width, from their profiles alone."""
+        world = self.job.world()
+        return estimated_capacity_img_s(world.cluster, world.costs)
+
     @contextmanager
     def ours(self, router: str = "", *arguments: str) -> Iterator[Server]:
         """The scenario, served."""
