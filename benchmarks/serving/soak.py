@@ -26,7 +26,8 @@ from scenarios.world.materials import make_world
 EMULATED: Final = "paper-live"
 FLOOR: Final = 0.75
 SHARE: Final = 0.6  # of what all servers carry at the floor: too much for some that are left, not for others
-WINDOW_S: Final = 10.0
+RESERVE: Final = 0.002  # that shipped scenarios leave: a mean over a window swings about what is kept in the long run
+WINDOW_S: Final = 60.0  # or a sixth of all the time
 FAULT_S: Final = 30.0  # from one fault to the next
 HANGS: Final = 0.3  # of the faults; the others kill
 LOOK_S: Final = 0.2
@@ -64,7 +65,8 @@ class Ups:
 
 
 def soak(stand: Stand) -> list[Row]:
-    """Windows of ten seconds; in each the mean of what the accuracy table says of the widths of its answers."""
+    """Windows of a minute; in each the mean of what the accuracy table says of the widths of its answers."""
+    window_s = min(WINDOW_S, stand.seconds / 6)
     scenario = slimsched.load(EMULATED, {"slo.floor": FLOOR})
     world = make_world(scenario.keys, Path("none"))
     prior, segments = world.accuracy.prior, world.cluster.router.segments
@@ -81,7 +83,7 @@ def soak(stand: Stand) -> list[Row]:
         until_s = time.monotonic() + stand.seconds
         while time.monotonic() < until_s:
             began_s = time.monotonic()
-            load = Load(server.url, rate_img_s, WINDOW_S, IMAGES, "", len(windows), keeps_bodies=True)
+            load = Load(server.url, rate_img_s, window_s, IMAGES, "", len(windows), keeps_bodies=True)
             outcome = generate(load)
             widths = _widths(outcome, segments)
             windows.append({
@@ -96,13 +98,13 @@ def soak(stand: Stand) -> list[Row]:
         breaking.join()
     for window in windows:
         since_s = window["began_s"]
-        window["carried"] = ups.carried(since_s, since_s + WINDOW_S, capacity_img_s)
+        window["carried"] = ups.carried(since_s, since_s + window_s, capacity_img_s)
     possible = [each for each in windows if each["offered"] <= each["carried"]]
-    kept = sum(each["accuracy"] >= FLOOR for each in possible)
+    kept = sum(each["accuracy"] >= FLOOR - RESERVE for each in possible)
     failed = sum(each["failed"] for each in windows)
     share = kept / len(possible) if possible else float("nan")
-    what = f"windows with the floor kept / {len(possible)} possible of {len(windows)}"
-    detail = {"floor": FLOOR, "rate_img_s": rate_img_s, "windows": windows}
+    what = f"windows of {window_s:g} s with the floor kept / {len(possible)} possible of {len(windows)}"
+    detail = {"floor": FLOOR, "reserve": RESERVE, "rate_img_s": rate_img_s, "windows": windows}
     return [
         row("soak", what, share, at_least=0.99, detail=detail),
         row("soak", "images that failed", failed, 0.0),
