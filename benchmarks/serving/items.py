@@ -24,7 +24,6 @@ FEW, MANY = 100_000, 1_000_000  # images, after which memory is compared
 USUAL_S: Final = 10.0  # of a load; where it is shorter, fewer images are sent
 TURNS: Final = 3
 AFTER_S: Final = 10.0  # a death, in which latencies are looked at
-START_S: Final = 60.0  # in which who died is back
 ANSWERED: Final = 200
 REFUSED: Final = 429
 
@@ -134,39 +133,45 @@ def _answered(server: Server) -> int:
     return int(server.metrics()["slimsched_images_answered_total",])
 
 
+def _answered(server: Server) -> int:
+    return int(server.metrics()["slimsched_images_answered_total",])
+
+
 def faults(stand: Stand) -> list[Row]:
-    """At half of what it carries an agent is killed; then, under the same load, SIGTERM."""
+    """At half of what it carries an agent is killed; then, under the same load, a fresh one hears SIGTERM."""
     before_s = max(AFTER_S / 2, stand.seconds / 2)
-    with stand.ours() as server, ThreadPoolExecutor(1) as clients:
+    with stand.ours() as server:
         rate_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s) / 2
-        asked = clients.submit(generate, Load(server.url, rate_img_s, before_s + AFTER_S, 1, "", 1))
-        time.sleep(before_s)
-        server.agents()[0].kill()
-        killed = asked.result()
-        until_s = time.monotonic() + START_S
-        while not all(_ups(server).values()) and time.monotonic() < until_s:
-            time.sleep(0.2)
-        answered = _answered(server)
-        asked = clients.submit(generate, Load(server.url, rate_img_s, 2 * before_s, 1, "", 1))
-        time.sleep(before_s)
-        code = server.end()
-        ended = asked.result()
-    codes = [{str(code): count for code, count in each.codes.items()} for each in (killed, ended)]
-    failed = killed.due - killed.codes[ANSWERED] - killed.codes[REFUSED]
-    after = [each.latency_s for each in killed.answered if each.due_s > before_s]
-    before = [each.latency_s for each in killed.answered if each.due_s <= before_s]
-    document = server.document
-    lost = document["accepted"] - document["answered"]
-    unheard = document["answered"] - answered - ended.codes[ANSWERED]
-    slower = percentile(after, 99) / percentile(before, 99)
+        with ThreadPoolExecutor(1) as clients:
+            asked = clients.submit(generate, Load(server.url, rate_img_s, before_s + AFTER_S, 1, "", 1))
+            time.sleep(before_s)
+            server.agents()[0].kill()
+            outcome = asked.result()
+    codes = {str(code): count for code, count in outcome.codes.items()}
+    failed = outcome.due - outcome.codes[ANSWERED] - outcome.codes[REFUSED]
+    parts = [
+        [each.latency_s for each in outcome.answered if (each.due_s > before_s) is is_after]
+        for is_after in (False, True)
+    ]
+    before, after = (percentile(each, 99) for each in parts)
     return [
-        row("faults", "failed at an agent's kill", failed, 0.0, detail={"rate_img_s": rate_img_s, "codes": codes[0]}),
-        row("faults", f"p99 in the {AFTER_S:g} s after it / before", slower, 5.0),
-        row("faults", "accepted - answered at SIGTERM", lost, 0.0, detail=document),
-        row("faults", "answered and not heard by its client", unheard, 0.0, detail={"codes": codes[1]}),
-        row("faults", "its exit code", code, 0.0),
+        row("faults", "failed at an agent's kill", failed, 0.0, detail={"rate_img_s": rate_img_s, "codes": codes}),
+        row("faults", f"p99 in the {AFTER_S:g} s after it / before", after / before, 5.0),
+        *_ended(stand, rate_img_s, before_s),
     ]
 
 
-def _ups(server: Server) -> dict[str, float]:
-    return {key[1]: value for key, value in server.metrics().items() if key[0] == "slimsched_server_up"}
+def _ended(stand: Stand, rate_img_s: float, before_s: float) -> list[Row]:
+    """By SIGTERM, in the middle of a load."""
+    with stand.ours() as server, ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(generate, Load(server.url, rate_img_s, 2 * before_s, 1, "", 1))
+        time.sleep(before_s)
+        code = server.end()
+        outcome = asked.result()
+    document, codes = server.document, {str(code): count for code, count in outcome.codes.items()}
+    lost = document["accepted"] - document["answered"]
+    return [
+        row("faults", "accepted - answered at SIGTERM", lost, 0.0, detail=document),
+        row("faults", "answered - heard by clients", document["answered"] - outcome.codes[ANSWERED], 0.0, detail=codes),
+        row("faults", "its exit code", code, 0.0),
+    ]
