@@ -23,6 +23,7 @@ NARROWEST: Final = "fixed:0.25,0.25,0.25,0.25"
 FEW, MANY = 100_000, 1_000_000  # images, after which memory is compared
 USUAL_S: Final = 10.0  # of a load; where it is shorter, fewer images are sent
 TURNS: Final = 3
+SINGLE: Final = 256, 1  # connections, and images in a request of each: as many as the door has places for
 AFTER_S: Final = 10.0  # a death, in which latencies are looked at
 ANSWERED: Final = 200
 REFUSED: Final = 429
@@ -31,7 +32,7 @@ REFUSED: Final = 429
 def added(stand: Stand) -> list[Row]:
     """What HTTP, validation and the way to the router and back add to the router's own time, request by request."""
     with stand.ours() as server:
-        capacity_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s)
+        capacity_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s, *SINGLE)
         outcome = load(server, 0.3 * capacity_img_s, stand.seconds)
     pairs = [(each.added_s, each.router_s) for each in outcome.answered if each.added_s is not None]
     added_s, router_s = np.array(pairs, np.float64).T
@@ -88,7 +89,7 @@ def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], floa
 def overload(stand: Stand) -> list[Row]:
     """Twice what it carries: what is answered, how late, how soon the rest is refused."""
     with stand.ours() as server:
-        capacity_img_s = saturated_img_s(server, stand.seconds, stand.most_img_s)
+        capacity_img_s = saturated_img_s(server, stand.seconds, stand.most_img_s, *SINGLE)
         outcome = load(server, 2 * capacity_img_s, stand.seconds)
     answered = outcome.answered
     refused_s = [each.ended_s - each.sent_s for each in outcome.ended if each.code == REFUSED]
@@ -133,15 +134,11 @@ def _answered(server: Server) -> int:
     return int(server.metrics()["slimsched_images_answered_total",])
 
 
-def _answered(server: Server) -> int:
-    return int(server.metrics()["slimsched_images_answered_total",])
-
-
 def faults(stand: Stand) -> list[Row]:
     """At half of what it carries an agent is killed; then, under the same load, a fresh one hears SIGTERM."""
     before_s = max(AFTER_S / 2, stand.seconds / 2)
     with stand.ours() as server:
-        rate_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s) / 2
+        rate_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s, *SINGLE) / 2
         with ThreadPoolExecutor(1) as clients:
             asked = clients.submit(generate, Load(server.url, rate_img_s, before_s + AFTER_S, 1, "", 1))
             time.sleep(before_s)
