@@ -311,7 +311,8 @@ def _serving(
     from benchmarks.serving.measuring import measure  # the extra `serve` is opened
     from benchmarks.serving.stand import Stand
 
-    print(measure(only, Stand(scenario, folder, router, seconds), rivals, json))
+    with terminated_as_interrupted():  # servers end, too
+        print(measure(only, Stand(scenario, folder, router, seconds), rivals, json))
 
 
 @app.command(name="paper-table")
