@@ -294,7 +294,7 @@ def _serving(
     scenario: str = "quickstart",
     folder: Path = Path("runs/quickstart"),
     router: str = "tuned:compass",
-    rivals: Path = Path("/tmp/rivals"),
+    rivals: Path = Path("runs/rivals"),
     json: Path = Path("runs/serving.jsonl"),
 ) -> None:
     """What `slimsched serve` costs and withstands, as ratios in one run beside their goals.

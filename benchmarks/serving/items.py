@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -119,7 +120,7 @@ def memory(stand: Stand) -> list[Row]:
     share = min(1.0, stand.seconds / USUAL_S)
     few, many = round(FEW * share), round(MANY * share)
     images, seconds = 8, 2.0
-    with serve(EMULATED, "--router", NARROWEST, "--out", str(stand.folder.parent / "none")) as server:
+    with TemporaryDirectory() as folder, serve(EMULATED, "--router", NARROWEST, "--out", f"{folder}/run") as server:
         rate_img_s = 0.7 * saturated_img_s(server, seconds, 20_000.0, connections=64, images=images)
         seen = dict[int, int]()
         for wanted in (few, many):

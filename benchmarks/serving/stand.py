@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -187,9 +186,7 @@ def serve(*arguments: str) -> Iterator[Server]:
 def started(command: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A command; none of its processes is left afterwards."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    process = subprocess.Popen(
-        command, cwd=tempfile.gettempdir(), env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield process
     finally:
