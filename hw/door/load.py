@@ -30,6 +30,7 @@ from kit.files import require_file
 
 _REQUESTS: Final = 16  # different ones
 _SLEEP_ERROR_S: Final = 2e-3
+_ASKING_S: Final = 60.0  # for the shape of an image
 _CERTIFICATE_BYTES: Final = 1 << 20
 _OK: Final = 200
 _PERCENTILES: Final = (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
@@ -164,9 +165,9 @@ def _shape(load: Load, at: SplitResult, tls: ssl.SSLContext | None) -> tuple[int
     """Of an image."""
     host, port = cast(str, at.hostname), _port(at)
     connection = (
-        http.client.HTTPConnection(host, port, timeout=load.patience_s)
+        http.client.HTTPConnection(host, port, timeout=_ASKING_S)
         if tls is None
-        else http.client.HTTPSConnection(host, port, timeout=load.patience_s, context=tls)
+        else http.client.HTTPSConnection(host, port, timeout=_ASKING_S, context=tls)
     )
     try:
         connection.request("GET", at.path, headers=_authorization(load))
