@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.stats import binom
 
 from calibrate.bench import Bench, SoloResult, WatchResult
 from calibrate.costs import Key
@@ -168,6 +167,8 @@ class CheckedMetric:
 def median_interval(values: Sequence[float]) -> Interval:
     """The 95 % interval of a median from order statistics; from the least to the largest of few values."""
     ascending, n = sorted(values), len(values)
+    from scipy.stats import binom  # slow to import, and every server passes here
+
     cut = max(1, int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)))
     return ascending[cut - 1], ascending[n - cut]
 

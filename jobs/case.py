@@ -28,7 +28,6 @@ from jobs.spec import (
     POLICY_SUFFIX,
     JobClusterSection,
     JobsScenario,
-    MultifactorSection,
     PolicyFile,
     PreemptionSection,
 )
@@ -182,11 +181,12 @@ class JobsCase:
             )
 
 
-def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsScenario:
+def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies: Sequence[str] = ()) -> JobsScenario:
     """A scenario from its file, with the files that it names by absolute paths.
 
     Args:
         changes: other values than the file's, by dotted keys: `cluster.nodes.0.count`, `cluster.restart_s`.
+        policies: instead of the file's, the first as baseline; those of a file by its path from here.
 
     Raises:
         InputError: it is none, or a change does not fit.
@@ -199,25 +199,13 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsS
     raw = strict.mapping(read_text(path), str(path))
     for key, value in (changes or {}).items():
         strict.change(raw, key.split("."), value, str(path))
-    scenario = strict.validate(JobsScenario, raw, str(path))
-    folder = path.absolute().parent
-    return with_paths(scenario, lambda text: str(folder / text))
-
-
-def with_flags(scenario: JobsScenario, policies: tuple[str, ...], load: float | None) -> JobsScenario:
-    """The scenario with these policies and this load instead of its own, where they are given.
-
-    Raises:
-        InputError: it can't be so.
-    """
-    update: dict[str, Any] = {} if load is None else {"load": load}
     if policies:
         suffixes = (POLICY_SUFFIX, LEARNED_SUFFIX)
         named = [str(Path(name).absolute()) if name.endswith(suffixes) else name for name in policies]
-        update |= {"policies": named, "baseline": None}
-    if not update:
-        return scenario
-    return strict.validate(JobsScenario, {**scenario.model_dump(mode="json", by_alias=True), **update}, "the flags")
+        raw |= {"policies": named, "baseline": None}
+    scenario = strict.validate(JobsScenario, raw, str(path))
+    folder = path.absolute().parent
+    return with_paths(scenario, lambda text: str(folder / text))
 
 
 def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None) -> JobsCase:
@@ -230,7 +218,7 @@ def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = No
         InputError: a file that it names is none, or something does not fit together.
     """
     trace = _trace(scenario, source)
-    policies = tuple(_named_policy(name, scenario, source) for name in scenario.policies)
+    policies = tuple(named_policy(name, scenario, source) for name in scenario.policies)
     with _of_file(source):
         world = _world(scenario, trace, source, images_s)
         jobs, source_jobs = _jobs(scenario, trace)
@@ -266,12 +254,6 @@ def _of_file(source: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ policies
 
 
-def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
-    named = named_policy(name, scenario, source)
-    interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
-    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
-
-
 def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
     """A policy by its name, or of a file, with the scenario's numbers.
 
@@ -280,15 +262,17 @@ def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
     """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
-        return _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
-    if not name.endswith(POLICY_SUFFIX):
+        named = _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
+    elif name.endswith(POLICY_SUFFIX):
+        named = read_policy(Path(name), scenario.cluster)
+    else:
         try:
-            named = policy_of(name)
-            policy = _with_numbers(named, scenario.preemption, scenario.multifactor, scenario.cluster)
+            policy = _with_numbers(policy_of(name), scenario.preemption, scenario.multifactor, scenario.cluster)
         except InputError as error:
             raise InputError(source, "policies", error.problem) from None
-        return NamedPolicy(shown_name(policy), policy)
-    return read_policy(Path(name), scenario.cluster)
+        named = NamedPolicy(shown_name(policy), policy)
+    interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
+    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
 
 
 def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
@@ -319,7 +303,7 @@ def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = 
 
 
 def _with_numbers(
-    policy: JobPolicy, given: PreemptionSection, said: MultifactorSection, cluster: JobClusterSection
+    policy: JobPolicy, given: PreemptionSection, said: MultifactorKnobs, cluster: JobClusterSection
 ) -> JobPolicy:
     """The policy with what a file says of preemption and priorities; its own round where that says none."""
     restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
@@ -329,7 +313,7 @@ def _with_numbers(
         round(given.min_run_s * NS_PER_S),
         round(restart_s * NS_PER_S),
     )
-    return replace(policy, knobs=knobs, multifactor=MultifactorKnobs(**said.model_dump()))
+    return replace(policy, knobs=knobs, multifactor=said)
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str) -> None:

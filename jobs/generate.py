@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import gamma, log, sqrt
 from typing import Final
@@ -22,6 +23,7 @@ DURATIONS: Final[Mapping[str, Mapping[str, float]]] = {
     "lognormal": {"mean_s": 3600.0, "cv2": 10.0},
     "hyperexponential": {"mean_s": 3600.0, "cv2": 10.0},
 }
+_ALLOWED: Final = {"hyperexponential.cv2": (1.0, np.inf), "weibull.shape": (0.1, 100.0)}
 ARRIVALS: Final[Mapping[str, Mapping[str, float]]] = {
     "poisson": {},
     "mmpp": {"burst_factor": 4.0, "burst_share": 0.1, "burst_s": 7200.0},
@@ -67,8 +69,7 @@ class Drawing:
     @property
     def rate_job_s(self) -> float:
         """Jobs a second that make the load."""
-        weights = np.array(list(self.sizes.values()))
-        mean_gpus = float(np.array(list(self.sizes)) @ weights / weights.sum())
+        mean_gpus = sum(gpus * weight for gpus, weight in self.sizes.items()) / sum(self.sizes.values())
         return self.load * self.gpus / (mean_gpus * self.durations.parameters["mean_s"])
 
 
@@ -88,7 +89,13 @@ def law(text: str, known: Mapping[str, Mapping[str, float]], flag: str) -> Law:
             allowed = nearest(key, parameters) if parameters else "it has no parameters"
             raise InputError(flag, name, f"unknown parameter {key!r:.80}; {allowed}")
         parameters[key] = _positive(value, flag, f"{name}.{key}")
-    _check(name, parameters, flag)
+        low, high = _ALLOWED.get(f"{name}.{key}", (0.0, np.inf))
+        if not low <= parameters[key] <= high:
+            must_be = f"from {low:g} to {high:g}" if high < np.inf else f"at least {low:g}; lognormal can have less"
+            raise InputError(flag, f"{name}.{key}", f"{parameters[key]:g}: must be {must_be}")
+    if name == "mmpp" and parameters["burst_share"] * max(parameters["burst_factor"], 1) >= 1:
+        problem = f"burst_factor {parameters['burst_factor']:g} x burst_share {parameters['burst_share']:g}"
+        raise InputError(flag, name, f"{problem}: must be below 1, for the calm rest has jobs, too")
     return Law(name, parameters)
 
 
@@ -111,12 +118,14 @@ def draw(drawing: Drawing) -> JobTrace:
     if (years := count / drawing.rate_job_s / 31_557_600) > LONGEST_YEARS:
         problem = f"{drawing.load:g} of {drawing.gpus:,} GPUs: {count:,} such jobs take {years:,.0f} years"
         raise InputError("--load", "", f"{problem}; allowed are {LONGEST_YEARS}: ask for fewer jobs, or for more load")
-    submit_s = _arrivals(drawing)
-    gpus = _drawn(list(drawing.sizes), np.array(list(drawing.sizes.values())), count, drawing.seed, "sizes")
-    user = _drawn(range(drawing.users), 1 / np.arange(1, drawing.users + 1), count, drawing.seed, "users")
-    vc_of = _drawn(range(drawing.vcs), 1 / np.arange(1, drawing.vcs + 1), drawing.users, drawing.seed, "vcs")
+    submit_s, seed = _arrivals(drawing), drawing.seed
+    weights = np.array(list(drawing.sizes.values()))
+    gpus = np.array(list(drawing.sizes))[_drawn(weights, count, seed, "sizes")]
+    user = _drawn(1 / np.arange(1, drawing.users + 1), count, seed, "users")
+    vc_of = _drawn(1 / np.arange(1, drawing.vcs + 1), drawing.users, seed, "vcs")
     run_s = _repeated(_durations(drawing), user, gpus, drawing)
-    over = np.exp(stream(drawing.seed, "jobs:requests").uniform(0, log(MAX_OVER), count))
+    document = {**asdict(drawing), "sizes": {str(gpus): weight for gpus, weight in drawing.sizes.items()}}
+    over = np.exp(stream(seed, "jobs:requests").uniform(0, log(MAX_OVER), count))
     return JobTrace.of(
         submit_s - submit_s[0],
         run_s,
@@ -126,13 +135,8 @@ def draw(drawing: Drawing) -> JobTrace:
         vc=_named("vc", vc_of[user]),
         requested_s=np.ceil(run_s * over / QUANTUM_S) * QUANTUM_S,
         status=["completed"] * count,
-        provenance={"format": "drawn", "file": "", "start": None, "drawing": _document(drawing)},
+        provenance={"format": "drawn", "file": "", "start": None, "drawing": document},
     )
-
-
-def _document(drawing: Drawing) -> dict[str, object]:
-    document = asdict(drawing)
-    return {**document, "sizes": {str(gpus): weight for gpus, weight in drawing.sizes.items()}}
 
 
 def _arrivals(drawing: Drawing) -> Numbers:
@@ -162,17 +166,11 @@ def _durations(drawing: Drawing) -> Numbers:
         case "lognormal":
             sigma = sqrt(log(1 + of["cv2"]))
             times = rng.lognormal(log(mean_s) - sigma**2 / 2, sigma, count)
-        case _:
-            times = _hyperexponential(mean_s, of["cv2"], count, rng)
+        case _:  # hyperexponential: two phases with balanced means, each has half of the work (Allen 1990, 5.2)
+            first = (1 + sqrt((of["cv2"] - 1) / (of["cv2"] + 1))) / 2
+            shares = np.where(rng.random(count) < first, first, 1 - first)
+            times = rng.exponential(1.0, count) * mean_s / (2 * shares)
     return np.maximum(np.round(times, 3), SHORTEST_S)
-
-
-def _hyperexponential(mean_s: float, cv2: float, count: int, rng: np.random.Generator) -> Numbers:
-    """Two phases with balanced means: each has half of the work (Allen 1990, 5.2)."""
-    first = (1 + sqrt((cv2 - 1) / (cv2 + 1))) / 2
-    shares = np.where(rng.random(count) < first, first, 1 - first)
-    times: Numbers = rng.exponential(1.0, count) * mean_s / (2 * shares)
-    return times
 
 
 def _repeated(run_s: Numbers, user: NDArray[np.int64], gpus: NDArray[np.int64], drawing: Drawing) -> Numbers:
@@ -187,9 +185,8 @@ def _repeated(run_s: Numbers, user: NDArray[np.int64], gpus: NDArray[np.int64], 
     return times
 
 
-def _drawn(values: object, weights: Numbers, count: int, seed: int, name: str) -> NDArray[np.int64]:
-    index = stream(seed, f"jobs:{name}").choice(len(weights), count, p=weights / weights.sum())
-    return np.asarray(values, np.int64)[index]
+def _drawn(weights: Numbers, count: int, seed: int, name: str) -> NDArray[np.int64]:
+    return stream(seed, f"jobs:{name}").choice(len(weights), count, p=weights / weights.sum())
 
 
 def _named(prefix: str, numbers: NDArray[np.int64]) -> NDArray[np.object_]:
@@ -197,21 +194,7 @@ def _named(prefix: str, numbers: NDArray[np.int64]) -> NDArray[np.object_]:
 
 
 def _positive(text: str, flag: str, key: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1e12:
-        raise InputError(flag, key, f"{text!r:.40}: must be a number above 0")
-    return value
-
-
-def _check(name: str, of: Mapping[str, float], flag: str) -> None:
-    """What parameters can't be together."""
-    if name == "hyperexponential" and of["cv2"] < 1:
-        raise InputError(flag, f"{name}.cv2", f"{of['cv2']:g}: must be at least 1; lognormal can have less")
-    if name == "weibull" and not 0.1 <= of["shape"] <= 100:
-        raise InputError(flag, f"{name}.shape", f"{of['shape']:g}: must be from 0.1 to 100")
-    if name == "mmpp" and not (of["burst_share"] < 1 and of["burst_factor"] * of["burst_share"] < 1):
-        problem = f"burst_factor {of['burst_factor']:g} x burst_share {of['burst_share']:g}"
-        raise InputError(flag, name, f"{problem}: must be below 1, for the calm rest has jobs, too")
+    with suppress(ValueError):
+        if 0 < float(text) <= 1e12:
+            return float(text)
+    raise InputError(flag, key, f"{text!r:.40}: must be a number above 0")

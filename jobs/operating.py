@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final
 
@@ -368,8 +368,7 @@ def _drawn(
 def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:
     """The policy with these numbers instead of its own."""
     if policy.order == MULTIFACTOR:
-        changed: dict[str, Any] = dict(numbers)
-        return replace(policy, multifactor=replace(policy.multifactor, **changed))
+        return replace(policy, multifactor=policy.multifactor.model_copy(update=dict(numbers)))
     knobs = replace(
         policy.knobs,
         round_ns=max(round(numbers["round_s"] * NS_PER_S), 1),
@@ -391,7 +390,7 @@ def policy_document(policy: JobPolicy) -> dict[str, Any]:
     if policy.is_preemptive:
         document["preemption"] = {"kind": policy.preemption, **_numbers_of(policy)}
     if policy.order == MULTIFACTOR:
-        document["multifactor"] = {**asdict(policy.multifactor), "shares": dict(policy.multifactor.shares)}
+        document["multifactor"] = policy.multifactor.model_dump()
     if policy.age_guard_ns:
         document["age_guard_s"] = policy.age_guard_ns / NS_PER_S
     return document

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,20 +61,16 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     InputError: it can't be read, or has no node with GPUs.
     """
     lines = [{key.lower(): value.strip('"') for key, value in _PAIR.findall(line)} for line in _lines(path)]
-    said: dict[str, str] = {}
-    for line in lines:
-        if not line.keys() & {"nodename", "partitionname"}:
-            said |= line
+    others = (line for line in lines if not line.keys() & {"nodename", "partitionname"})
+    said = dict(chain.from_iterable(line.items() for line in others))
     notes: list[str] = []
     nodes = _nodes(lines, str(path), notes)
     parameters = dict(part.partition("=")[::2] for part in said.get("schedulerparameters", "").split(","))
     backfills = said.get("schedulertype", "sched/backfill").lower() != "sched/builtin"
     multifactor = _multifactor(said, str(path), notes)
-    queueing = "strict"
-    if backfills:
-        queueing = "easy" if parameters.get("bf_job_part_count_reserve", "0") not in ("", "0") else "conservative"
+    queueing = "easy" if parameters.get("bf_job_part_count_reserve", "0") not in ("", "0") else "conservative"
     order = MULTIFACTOR if multifactor else "fifo"
-    policy = JobPolicy(order, queueing, estimate=REQUESTED if backfills else NONE)
+    policy = JobPolicy(order, queueing, estimate=REQUESTED) if backfills else JobPolicy(order, "strict", estimate=NONE)
     if said.get("preempttype", "preempt/none").lower() != "preempt/none":
         notes.append("PreemptType: jobs are stopped by their QOS or partition, which no log tells")
     interval_s = _number(parameters.get("bf_interval") or "30", "SchedulerParameters", str(path)) if backfills else 0.0
@@ -106,8 +102,7 @@ def _nodes(lines: list[dict[str, str]], source: str, notes: list[str]) -> tuple[
             kinds = _gpus({**usual, **line}.get("gres", ""), source)
             gpus.update(dict.fromkeys(hosts(line["nodename"], source), kinds) if kinds else {})
     if not gpus:
-        problem = "no node has GPUs (Gres=gpu:...); give the nodes by --nodes"
-        raise InputError(source, "NodeName", problem)
+        raise InputError(source, "NodeName", "no node has GPUs (Gres=gpu:...); give the nodes by --nodes")
     if any(len(kinds) > 1 for kinds in gpus.values()):
         notes.append("Gres: nodes with GPUs of several types are taken for several nodes, one of each type")
     of = _partitions(lines, source, frozenset(gpus), notes)
@@ -135,12 +130,10 @@ def _partitions(lines: list[dict[str, str]], source: str, nodes: frozenset[str],
         if name != "DEFAULT" and line.get("nodes"):
             named = nodes if line["nodes"].upper() == "ALL" else nodes & set(hosts(line["nodes"], source))
             members |= {name: set(named)} if named else {}
-    if len(members) < 2:
-        return {}
-    if sum(map(len, members.values())) > len(set().union(*members.values())):
+    of = {node: name for name, those in members.items() for node in those}
+    if is_shared := sum(map(len, members.values())) > len(of):
         notes.append(f"PartitionName: {', '.join(members)} share nodes, so every job may use every node here")
-        return {}
-    return {node: name for name, those in members.items() for node in those}
+    return {} if is_shared or len(members) < 2 else of
 
 
 def hosts(text: str, source: str) -> list[str]:
@@ -151,11 +144,9 @@ def hosts(text: str, source: str) -> list[str]:
     """
     names: list[str] = []
     for part in _NAMES.findall(text):
-        pieces = [
-            _range(piece[1:-1], text, source) if piece.startswith("[") else [piece]
-            for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part)
-        ]
-        names += map("".join, product(*pieces))
+        pieces = re.findall(r"\[[^\]]*\]|[^\[]+", part)
+        ranges = (_range(each[1:-1], text, source) if each.startswith("[") else [each] for each in pieces)
+        names += map("".join, product(*ranges))
         if len(names) > MOST_NODES:
             raise InputError(source, "NodeName", f"{text!r:.80} names more than {MOST_NODES:,} nodes")
     return names
@@ -164,8 +155,7 @@ def hosts(text: str, source: str) -> list[str]:
 def _range(text: str, whole: str, source: str) -> list[str]:
     numbers: list[str] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        last = last if dash else first
+        first, _, last = part.partition("-") if "-" in part else (part, "", part)
         if not (first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + MOST_NODES):
             raise InputError(source, "NodeName", f"{whole!r:.80} is no list of nodes; such are n[1-8] and n[01-03,7]")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
@@ -177,11 +167,10 @@ def _range(text: str, whole: str, source: str) -> list[str]:
 
 def _multifactor(said: Words, source: str, notes: list[str]) -> dict[str, Any]:
     """Numbers of the priorities; none where all jobs have the same."""
-    weights = {name: _number(said.get(key, "0"), key, source) for key, name in _WEIGHTS.items()}
-    others = [key for key in _OTHER_WEIGHTS if said.get(key.lower(), "0") != "0"]
     if said.get("prioritytype", "priority/multifactor").lower() != "priority/multifactor":
         return {}
-    if others:
+    weights = {name: _number(said.get(key, "0"), key, source) for key, name in _WEIGHTS.items()}
+    if others := [key for key in _OTHER_WEIGHTS if said.get(key.lower(), "0") != "0"]:
         notes.append(f"{', '.join(others)}: priorities by these are not simulated")
     if not any(weights.values()):
         return {}

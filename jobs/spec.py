@@ -12,29 +12,21 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from jobs.policies.cluster import PLACEMENTS
 from jobs.policies.history import ESTIMATES
-from jobs.policies.orders import ORDERS
+from jobs.policies.orders import LONGEST_S, ORDERS, MultifactorKnobs, Span
 from jobs.policies.policy import QUEUEINGS, ROUNDS
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import StrictModel
-from kit.units import parse_duration
+from kit.units import seconds
 
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
 POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
 POLICY_SUFFIX = ".jobpolicy.yaml"
 LEARNED_SUFFIX = ".safetensors"
 MAX_NODES = 1_000_000
-_LONGEST_S = 1e9  # 31 years, as `jobs.sim.jobs` has it
 
 
-def _seconds(value: object) -> object:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-Time = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=_LONGEST_S)]
-Span = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=_LONGEST_S)]
-Positive = Annotated[float, Field(gt=0)]
+Time = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=LONGEST_S)]
 Load = Annotated[float, Field(gt=0, le=10)]
-Weight = Annotated[float, Field(ge=0, le=1e9)]
 
 
 def _is_profile_file(text: str) -> bool:
@@ -162,24 +154,6 @@ class PreemptionSection(StrictModel):
     )
 
 
-class MultifactorSection(StrictModel):
-    """Slurm's multifactor priority, as `slurm.conf` has it; for the order `multifactor`."""
-
-    weight_age: Weight = Field(1000.0, description="PriorityWeightAge")
-    weight_size: Weight = Field(1000.0, description="PriorityWeightJobSize")
-    weight_fairshare: Weight = Field(10_000.0, description="PriorityWeightFairshare")
-    max_age_s: Span = Field(14 * 86400.0, description="PriorityMaxAge: the age that counts as 1")
-    favors_small: bool = Field(False, description="PriorityFavorSmall")
-    half_life_s: Span = Field(14 * 86400.0, description="PriorityDecayHalfLife of usage")
-    damping: Positive = Field(1.0, description="FairShareDampeningFactor")
-    fair_tree: bool = Field(
-        False, description="accounts are ranked by shares over usage (Slurm's default); false: `NO_FAIR_TREE`"
-    )
-    period_s: Annotated[Span, Field(ge=1)] = Field(300.0, description="PriorityCalcPeriod")
-    account: Literal["user", "vc"] = Field("user", description="whose usage counts")
-    shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")
-
-
 class SlurmSection(StrictModel):
     """What Slurm takes its time for, by its own names where it has one."""
 
@@ -232,8 +206,8 @@ class JobsScenario(StrictModel):
     )
     longest_s: Span = Field(366 * 86400.0, description="the run is ended so long after the last submission")
     preemption: PreemptionSection = Field(default_factory=PreemptionSection, description="of policies given by name")
-    multifactor: MultifactorSection = Field(
-        default_factory=MultifactorSection, description="of the policies `multifactor` given by name"
+    multifactor: MultifactorKnobs = Field(
+        default_factory=MultifactorKnobs, description="of the policies `multifactor` given by name"
     )
     slurm: SlurmSection = Field(default_factory=SlurmSection, description="what Slurm takes its time for")
     policies: tuple[PolicyName, ...] = Field(
@@ -282,9 +256,7 @@ class PolicyFile(StrictModel):
         "strict", description=f"who may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
     )
     preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="who makes room, and when")
-    multifactor: MultifactorSection = Field(
-        default_factory=MultifactorSection, description="of the order `multifactor`"
-    )
+    multifactor: MultifactorKnobs = Field(default_factory=MultifactorKnobs, description="of the order `multifactor`")
     placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{word}`' for word in PLACEMENTS)}")
     estimate: str = Field(
         "none", description=f"what is known of run times: {', '.join(f'`{word}`' for word in ESTIMATES)}"

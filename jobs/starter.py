@@ -67,15 +67,7 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], site: Sit
     templates = Environment(loader=PackageLoader("jobs"), trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701
     templates.filters["quoted"] = _quoted
     facts = {"name": name, "trace": str(path), "nodes": nodes, "warmup": _warmup(trace), "site": site}
-    return templates.get_template("starter.yaml.j2").render(**facts, limits=_limits_text(site.limited_share)) + "\n"
-
-
-def _limits_text(share: float) -> str:
-    """Never rounded to none or all."""
-    if not share:
-        return "the trace has no time limits"
-    percent = min(max(round(100 * share), 1), 99)
-    return f"not all jobs have time limits ({percent} % have)"
+    return templates.get_template("starter.yaml.j2").render(facts) + "\n"
 
 
 def _warmup(trace: JobTrace) -> str:

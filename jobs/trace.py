@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "slimsched.jobtrace/1"
 STATUSES: Final = ("completed", "failed", "cancelled", "timeout", "node_fail", "unknown")
+_MAY_BE_UNKNOWN: Final = ("requested_s", "recorded_wait_s", "recorded_start_s")
 MAX_TRACE_BYTES: Final = 1 << 38
 SLICE_ROWS: Final = 1 << 18
 _KEY: Final = b"slimsched"
@@ -66,16 +67,12 @@ class JobTrace:
     def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **others: Any) -> JobTrace:
         """From the columns that a job must have and any others; sorted by submission."""
         provenance, many = others.pop("provenance", {}), len(np.asarray(submit_s))
-        none = {"Texts": "", "Numbers": np.nan, "Counts": 1}
-        columns: dict[str, Any] = {name: [none[kind]] * many for name, kind in _KINDS.items()}
-        columns |= {
-            "job_id": [str(row) for row in range(many)],
-            "status": ["unknown"] * many,
-            "gpu_share": [1.0] * many,
-        }
+        usual = {"Texts": "", "Numbers": np.nan, "Counts": 1}
+        types = {"Texts": object, "Numbers": float, "Counts": np.int64}
+        columns: dict[str, Any] = {name: [usual[kind]] * many for name, kind in _KINDS.items()}
+        columns |= {"job_id": list(map(str, range(many))), "status": ["unknown"] * many, "gpu_share": [1.0] * many}
         columns |= {"submit_s": submit_s, "run_s": run_s, "gpus": gpus, **others}
         assert columns.keys() == _KINDS.keys(), f"no such columns among {', '.join(others)}"
-        types = {"Texts": object, "Numbers": float, "Counts": np.int64}
         order = np.argsort(np.asarray(submit_s, float), kind="stable")
         arrays = {name: np.asarray(columns[name], types[kind])[order] for name, kind in _KINDS.items()}
         return JobTrace(**arrays, provenance=provenance)
@@ -138,8 +135,7 @@ class JobTrace:
         Raises:
             InputError: for jobs that are all submitted at once.
         """
-        present = self.load_on(gpus)
-        if present == np.inf:
+        if (present := self.load_on(gpus)) == np.inf:
             raise InputError("load", "", "all jobs are submitted at once: no rate of arrivals gives a load")
         return replace(self, submit_s=self.submit_s * (present / load))
 
@@ -188,9 +184,7 @@ def write_trace(path: Path, trace: JobTrace) -> None:
     """A trace's file, whole or not at all; the same trace is the same bytes, by the same version of pyarrow."""
     import pyarrow
 
-    schema = arrow_schema(trace.provenance)
-    arrays = [pyarrow.array(getattr(trace, field.name), field.type) for field in schema]
-    write_slices(path, [pyarrow.Table.from_arrays(arrays, schema=schema)], trace.provenance)
+    write_slices(path, [pyarrow.table({name: getattr(trace, name) for name in COLUMNS})], trace.provenance)
 
 
 def write_slices(path: Path, slices: Iterable[pyarrow.Table], provenance: Mapping[str, Any]) -> None:
@@ -216,15 +210,16 @@ def read_trace(path: Path) -> JobTrace:
         with parquet.ParquetFile(path) as file:
             provenance = _provenance(file.schema_arrow, str(path))
             table = file.read(list(COLUMNS))
-        for name in COLUMNS:
-            if (nulls := table[name].null_count) > 0:
-                raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
         columns = {name: table[name].to_numpy() for name in COLUMNS}
-        counts = {name: columns[name].astype(np.int64) for name, kind in _KINDS.items() if kind == "Counts"}
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         problem = f"not a trace of jobs, or damaged ({in_a_line(str(error), 100)}); {_REMEDY}"
         raise InputError(str(path), "", problem) from None
-    trace = JobTrace(**(columns | counts), provenance=provenance)
+    for name, kind in _KINDS.items():
+        if (nulls := table[name].null_count) > 0:
+            raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
+        if kind == "Counts":
+            columns[name] = columns[name].astype(np.int64)
+    trace = JobTrace(**columns, provenance=provenance)
     _check(trace, str(path))
     return trace
 
@@ -243,17 +238,17 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
     """Of a file with the right columns."""
     try:
         document = json.loads((schema.metadata or {}).get(_KEY, b"{}"))
-    except (ValueError, RecursionError):
-        document = {}
-    name = document.pop("schema", None) if isinstance(document, dict) else None
+        name = document.pop("schema", None)
+    except (ValueError, RecursionError, AttributeError):
+        name = None
     if name != SCHEMA:
         raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
     kinds = {each.name: each.type for each in schema}
     for column in arrow_schema({}):
-        if column.name not in kinds:
+        if (kind := kinds.get(column.name)) is None:
             raise InputError(source, column.name, f"no such column; {nearest(column.name, kinds)}: {_REMEDY}")
-        if kinds[column.name] != column.type:
-            raise InputError(source, column.name, f"holds {kinds[column.name]}, not {column.type}; {_REMEDY}")
+        if kind != column.type:
+            raise InputError(source, column.name, f"holds {kind}, not {column.type}; {_REMEDY}")
     if tuple(each for each in kinds if each in COLUMNS) != COLUMNS:
         raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
     return dict(document)
@@ -262,7 +257,8 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
 def _check(trace: JobTrace, source: str) -> None:
     if not len(trace):
         raise InputError(source, "", "holds no job; a trace has at least one")
-    unknown_or = {"requested_s": 0.0, "recorded_wait_s": 0.0, "recorded_start_s": 0.0}
+    statuses, status = trace.codes("status")
+    seconds = "seconds, or NaN"  # comparisons with NaN are false
     rules = [
         ("submit_s", np.isfinite(trace.submit_s) & (trace.submit_s >= 0), "finite seconds from 0"),
         ("submit_s", np.diff(trace.submit_s, prepend=-np.inf) >= 0, "times in order: sort by submit_s"),
@@ -270,8 +266,8 @@ def _check(trace: JobTrace, source: str) -> None:
         ("gpus", trace.gpus >= 1, "1 or more"),
         ("attempts", trace.attempts >= 1, "1 or more"),
         ("gpu_share", is_share(trace.gpu_share, trace.gpus), "0.001 to 1, below 1 of one GPU alone"),
-        *((name, _at_least(getattr(trace, name), low), "seconds, or NaN") for name, low in unknown_or.items()),
-        ("status", np.isin(trace.codes("status")[0], STATUSES)[trace.codes("status")[1]], ", ".join(STATUSES)),
+        *((name, ~((each := getattr(trace, name)) < 0) & ~np.isinf(each), seconds) for name in _MAY_BE_UNKNOWN),
+        ("status", np.isin(statuses, STATUSES)[status], ", ".join(STATUSES)),
     ]
     for name, is_right, allowed in rules:
         if not is_right.all():
@@ -282,8 +278,3 @@ def _check(trace: JobTrace, source: str) -> None:
     if len(names) < len(codes):
         twice = names[int(np.argmax(np.bincount(codes) > 1))]
         raise InputError(source, "job_id", f"{twice!r:.80} stands there more than once; ids must differ")
-
-
-def _at_least(values: Numbers, low: float) -> NDArray[np.bool_]:
-    """Or not known."""
-    return np.isnan(values) | (np.isfinite(values) & (values >= low))

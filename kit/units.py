@@ -27,3 +27,8 @@ def parse_duration(text: str) -> float:
         near = _LONG_UNIT.fullmatch(text.strip()[:40].lower())
         unit = "ms" if near and near[2].startswith("milli") else near[2][0] if near else ""
         raise ValueError(f"{problem}; write {near[1]}{unit}" if near else problem) from None
+
+
+def seconds(value: object) -> object:
+    """What a key of seconds is given: of a text its duration, all else as it is; raises as `parse_duration` does."""
+    return parse_duration(value) if isinstance(value, str) else value

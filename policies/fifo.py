@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
-_Queue = deque[tuple[int, int]]  # (sequence number, item) of one key; one that has run empty is never used again
+_Queue = tuple[deque[int], deque[int]]  # sequence numbers and items of a key; one that ran empty is never used again
 
 
 class KeyedFifo(Generic[Key]):
@@ -36,8 +37,9 @@ class KeyedFifo(Generic[Key]):
             return
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = deque()
-        queue.extend(enumerate(items, self._next))
+            queue = self._queues[key] = deque(), deque()
+        queue[0].extend(range(self._next, self._next + len(items)))
+        queue[1].extend(items)
         self._next += len(items)
         self._order.append((self._next - 1, key, queue))
         self.waiting += len(items)
@@ -45,7 +47,7 @@ class KeyedFifo(Generic[Key]):
     def length(self, key: Key) -> int:
         """How many items of this key wait."""
         queue = self._queues.get(key)
-        return len(queue) if queue else 0
+        return len(queue[1]) if queue else 0
 
     def head(self) -> Key | None:
         """The key of the oldest item."""
@@ -58,19 +60,23 @@ class KeyedFifo(Generic[Key]):
 
     def peek(self, key: Key, count: int) -> tuple[int, ...]:
         """Up to `count` of the oldest items of a key, left in place."""
-        return tuple([item for _, item in islice(self._queues.get(key, ()), count)])
+        queue = self._queues.get(key)
+        return tuple(islice(queue[1], count)) if queue else ()
 
     def take(self, key: Key, count: int) -> tuple[int, ...]:
         """Remove and return up to `count` of the oldest items of a key."""
         queue = self._queues.get(key)
         if queue is None:
             return ()
-        if count >= len(queue):
-            taken = tuple([item for _, item in queue])
-            queue.clear()  # for the order knows it, too
+        numbers, items = queue
+        if count >= len(items):
+            taken = tuple(items)
+            numbers.clear()  # for the order knows it, too
             del self._queues[key]
         else:
-            taken = tuple([queue.popleft()[1] for _ in range(count)])
+            taken = tuple([items.popleft() for _ in range(count)])
+            for _ in taken:
+                numbers.popleft()
         self.waiting -= len(taken)
         if not self.waiting:
             self._order.clear()
@@ -83,10 +89,12 @@ class KeyedFifo(Generic[Key]):
         queue = self._queues.get(key)
         if queue is None:
             return ()
-        entries = list(queue)
-        queue.clear()
-        queue.extend(entry for entry in entries if entry[1] not in doomed)
-        if not queue:
+        entries = list(zip(*queue, strict=True))
+        kept = [entry for entry in entries if entry[1] not in doomed]
+        for place, column in enumerate(queue):
+            column.clear()
+            column.extend([entry[place] for entry in kept])
+        if not kept:
             del self._queues[key]
         removed = tuple(item for _, item in entries if item in doomed)
         self.waiting -= len(removed)
@@ -96,6 +104,12 @@ class KeyedFifo(Generic[Key]):
         """The keys that wait, the one with the oldest item first."""
         queues = self._queues
         return sorted(queues, key=lambda key: queues[key][0][0]) if len(queues) > 1 else list(queues)
+
+    def in_order(self) -> list[tuple[Key, int]]:
+        """All items with their keys, the oldest first: pushed one by one, they make a queue that answers alike."""
+        queues = self._queues.items()
+        numbered = [(number, key, item) for key, queue in queues for number, item in zip(*queue, strict=True)]
+        return [(key, item) for _, key, item in sorted(numbered, key=itemgetter(0))]
 
     def __iter__(self) -> Iterator[Key]:
         """The keys that wait, in no promised order."""
@@ -110,4 +124,4 @@ class KeyedFifo(Generic[Key]):
 
 def _waits(last: int, queue: _Queue) -> bool:
     """Items of a key leave from the front: those from its first on still wait."""
-    return bool(queue) and queue[0][0] <= last
+    return bool(queue[0]) and queue[0][0] <= last

@@ -1,7 +1,8 @@
 """Keeps what the operator asks for: integral controllers that shift a router's dial by what was served so far.
 
 A router never sees a label or a latency, but it sees what the accuracy table says of the width tuples that it completed
-(`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`).
+(`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`). Where requests have classes, each
+class has a controller of its own.
 
 *Floor* of mean accuracy: the mean deficit below it since the begin, over a horizon that forgets, moves the dial at once
 (`GAIN`), and what of it stays, moves it for good. So a deficit is not only ended but made up for. Both are quick at
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final, Protocol
+from typing import Final
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
 
@@ -62,8 +63,10 @@ class GoalControl:
         energy_weight: what a joule an image costs, in points of accuracy; `FOLLOW` for the view's.
         best: the most accurate width tuple's accuracy.
         weighs: whether its router heeds an energy weight.
+        takes_over: whether it begins in mid-run: what was served before its first decision is no debt of its own.
         end: where the router's last decision was on its dial; it is the router that says so.
         shift: of the dial, towards accuracy above 0.
+        others: the controllers of the classes after the first one, whose is this.
     """
 
     floor: float = FOLLOW
@@ -72,6 +75,7 @@ class GoalControl:
     energy_weight: float = FOLLOW
     best: float = 1.0
     weighs: bool = False
+    takes_over: bool = False
     now_ns: int = 0
     completed: int = 0
     late: int = 0
@@ -88,6 +92,17 @@ class GoalControl:
     limit_shift: float = 0.0
     shift: float = 0.0
     end: int = FREE
+    others: tuple[GoalControl, ...] = ()
+
+    @property
+    def all(self) -> tuple[GoalControl, ...]:
+        """Of each class one."""
+        return self, *self.others
+
+    def of(self, view: ClusterView) -> GoalControl:
+        """That of the head's class."""
+        number = view.head.service_class
+        return self.others[number - 1] if number else self
 
     def step(self, view: ClusterView) -> float:
         """The shift for a decision; asked again at that decision it is the same."""
@@ -104,9 +119,12 @@ class GoalControl:
 def shift_of(control: GoalControl, view: ClusterView) -> float:
     """`GoalControl.step`."""
     passed_s = (view.now_ns - control.now_ns) / NS_PER_S
-    came, gained = view.completed - control.completed, view.accuracy_sum - control.accuracy_sum
+    completed = view.completed - view.others_completed
+    came, gained = completed - control.completed, view.accuracy_sum - control.accuracy_sum
     late = view.late - control.late
-    control.now_ns, control.completed, control.late = view.now_ns, view.completed, view.late
+    if control.takes_over:
+        came, gained, late, control.takes_over = 0, 0.0, 0, False
+    control.now_ns, control.completed, control.late = view.now_ns, completed, view.late
     control.accuracy_sum = view.accuracy_sum
     floor = view.goal_floor if control.floor < 0.0 else control.floor
     limit_ns = view.goal_limit_ns if control.limit_ns < 0 else control.limit_ns
@@ -185,18 +203,8 @@ def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:
     )
 
 
-class Goals(Protocol):
-    """The goals of a router's own, where they can be set: a `GoalControl`, or its compiled twin."""
-
-    floor: float
-    limit_ns: int
-    energy_weight: float
-    best: float
-    weighs: Any
-
-
 class Steered:
-    """A router whose goals may be set in mid-run; each of them overrides what the operator asks for.
+    """A router whose goals may be set in mid-run, for all classes; each of them overrides what the operator asks for.
 
     It has a `control`, or `control` is None where it was made without.
     """
@@ -206,7 +214,7 @@ class Steered:
     @property
     def p99_limit_ns(self) -> int:
         """Its own limit (`policies.interfaces.limit_ns_of`)."""
-        control: Goals | None = getattr(self, "control", None)
+        control: GoalControl | None = getattr(self, "control", None)
         return FOLLOW_NS if control is None else control.limit_ns
 
     def set_floor(self, floor: float | None) -> None:
@@ -218,7 +226,8 @@ class Steered:
         control = self._goals("floor", floor)
         if floor is not None and floor > control.best:
             raise ValueError(f"no width tuple is as accurate as {floor:g}; the best has {control.best:.4f}")
-        control.floor = FOLLOW if floor is None else floor
+        for each in control.all:
+            each.floor = FOLLOW if floor is None else floor
 
     def set_p99_limit(self, limit_s: float | None) -> None:
         """Be as accurate as this p99 latency, in seconds, allows; 0 for no limit, None for the operator's.
@@ -227,7 +236,8 @@ class Steered:
             ValueError: it does not control; a limit below 0.
         """
         control = self._goals("limit", limit_s)
-        control.limit_ns = FOLLOW_NS if limit_s is None else nanoseconds(limit_s)
+        for each in control.all:
+            each.limit_ns = FOLLOW_NS if limit_s is None else nanoseconds(limit_s)
 
     def set_energy_weight(self, weight: float | None) -> None:
         """Let a joule an image cost this, in points of accuracy (0.01); 0 for nothing, None for the operator's.
@@ -238,10 +248,11 @@ class Steered:
         control = self._goals("weight of energy", weight)
         if not control.weighs:
             raise ValueError("this router knows no energy; only compass has a weight of it")
-        control.energy_weight = FOLLOW if weight is None else weight
+        for each in control.all:
+            each.energy_weight = FOLLOW if weight is None else weight
 
-    def _goals(self, name: str, value: float | None) -> Goals:
-        control: Goals | None = getattr(self, "control", None)
+    def _goals(self, name: str, value: float | None) -> GoalControl:
+        control: GoalControl | None = getattr(self, "control", None)
         if control is None:
             raise ValueError(f"this router was made without `control`; no {name} can be set")
         if value is not None and not (isfinite(value) and value >= 0.0):

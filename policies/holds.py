@@ -49,6 +49,16 @@ class _Hold(msgspec.Struct):
     requests: int
 
 
+class HoldsState(msgspec.Struct, Generic[Line], frozen=True, array_like=True):
+    """All that a router's holds remember."""
+
+    is_on: bool
+    rule: HoldRule | None
+    rate: float
+    arrived_ns: int
+    held: tuple[tuple[Line, _Hold], ...]
+
+
 class Holds(Generic[Line]):
     """The holds of one router.
 
@@ -76,6 +86,15 @@ class Holds(Generic[Line]):
     def next_ns(self) -> int | None:
         """When the next hold ends by itself."""
         return min((hold.until_ns for hold in self._held.values()), default=None)
+
+    def state(self) -> HoldsState[Line]:
+        """What they remember now."""
+        return HoldsState(self.is_on, self._rule, self.rate, self.arrived_ns, tuple(self._held.items()))
+
+    def resume(self, state: HoldsState[Line]) -> None:
+        """Go on from there."""
+        self.is_on, self._rule, self.rate, self.arrived_ns = state.is_on, state.rule, state.rate, state.arrived_ns
+        self._held = dict(state.held)
 
     def set_rule(self, rule: HoldRule) -> None:
         """By this, lines that begin from now on are held."""

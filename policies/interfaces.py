@@ -80,6 +80,7 @@ class RouterConfig:
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
         max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
+        classes: names of the classes of requests; empty where all are of one, which has no name.
     """
 
     segments: int
@@ -92,11 +93,17 @@ class RouterConfig:
     shed_expired: bool = False
     max_batching_delay_ns: int = 0
     top1: tuple[float, ...] = ()
+    classes: tuple[str, ...] = ()
 
     @property
     def servers(self) -> int:
         """N."""
         return len(self.holds)
+
+    @property
+    def class_count(self) -> int:
+        """At least one."""
+        return max(1, len(self.classes))
 
     def width_tuples(self) -> Iterator[tuple[float, ...]]:
         """All W^S, in the order of their numbers in base W."""

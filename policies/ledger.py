@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -88,14 +88,6 @@ class _OpenDecision(msgspec.Struct):
     epoch: int = 0
 
 
-class _Passage(msgspec.Struct, frozen=True):
-    """How some requests passed a segment: one for all to whom it took the same; `stages_ns` without the last stage."""
-
-    server: int
-    width: float
-    stages_ns: tuple[int, ...]
-
-
 _NO_STAGES: Final = (0,) * (len(STAGES) - 1)
 
 
@@ -133,10 +125,26 @@ class _Journey(msgspec.Struct):
         return (*map(sum, zip(*stages_ns, strict=True)), self.lost_ns)
 
 
-def _stages_ns(entered_ns: int, block: _OpenDecision | None, batch: BatchTold | None, now_ns: int) -> tuple[int, ...]:
-    """The time since a request entered the FIFO, by stages; none where nobody watched its block or its batch."""
-    if block is None or batch is None:
-        return _NO_STAGES
+class _Passage(msgspec.Struct):
+    """How some requests passed a segment together, from their FIFO entry to their return."""
+
+    server: int
+    width: float
+    entered_ns: int
+    block: _OpenDecision | None
+    batch: BatchTold | None
+    ended_ns: int
+    stages: tuple[int, ...] = ()
+
+    @property
+    def stages_ns(self) -> tuple[int, ...]:
+        """The time by stages, without the last one; none where nobody watched the block or the batch."""
+        if not self.stages and self.block is not None and self.batch is not None:
+            self.stages = _stages_ns(self.entered_ns, self.block, self.batch, self.ended_ns)
+        return self.stages or _NO_STAGES
+
+
+def _stages_ns(entered_ns: int, block: _OpenDecision, batch: BatchTold, now_ns: int) -> tuple[int, ...]:
     snapshot_ns = max(entered_ns, block.snapshot_ns)
     sent_ns = max(snapshot_ns, block.sent_ns)
     gathered_ns = max(sent_ns, block.gathered_ns)
@@ -161,7 +169,7 @@ def _stages_ns(entered_ns: int, block: _OpenDecision | None, batch: BatchTold | 
     )
 
 
-class _Ended(NamedTuple):
+class _Ended(msgspec.Struct, frozen=True):
     """A request that has ended: what its record is made of when the run is over."""
 
     request: int
@@ -197,7 +205,6 @@ class Ledger:
         keep_log: bool = False,
     ) -> None:
         self.decisions = 0
-        self.blocks: list[BlockRecord] = []
         self.telemetry: list[TelemetryPoint] = []
         self.gpu_var: list[float] = []
         self.log: list[LoggedStep] = []
@@ -215,6 +222,7 @@ class Ledger:
         self._credits: list[tuple[int, RewardTerms]] = []
         self._journeys: dict[int, _Journey] = {}
         self._ended: list[_Ended] = []
+        self._blocks: list[tuple[BlockFinished, _OpenDecision, int, float, RewardTerms]] = []
         self._batches: list[tuple[int, BatchTold]] = []  # with their servers
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
@@ -245,18 +253,21 @@ class Ledger:
         credits, self._credits = self._credits, []
         return credits
 
+    def caught_up(self) -> None:
+        """See `hw.router.late_ledger.Watcher`: nobody learns there."""
+        self._credits.clear()
+
     # ---------------------------------------------------------------------------------------------- the router's steps
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """One step of the router's core."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, "router", event, tuple(commands)))
-        note = self._of_router.get(type(event))
-        if note is not None:
+        notes = self._of_router
+        if (note := notes.get(type(event))) is not None:
             note(event, now_ns)
         for command in commands:
-            note = self._of_router.get(type(command))
-            if note is not None:
+            if (note := notes.get(type(command))) is not None:
                 note(command, now_ns)
 
     def _note_arrival(self, event: RequestArrived, now_ns: int) -> None:
@@ -270,7 +281,7 @@ class Ledger:
         for journey in self._journeys_of(event.requests):
             if journey.since_ns != since_ns or journey.block is not block or journey.batch is not batch:
                 since_ns, block, batch = journey.since_ns, journey.block, journey.batch
-                passage = _Passage(event.server, event.width, _stages_ns(since_ns, block, batch, now_ns))
+                passage = _Passage(event.server, event.width, since_ns, block, batch, now_ns)
             if len(journey.passages) > passed:  # what was passed before a restart no longer counts
                 journey.forget(passed)
             journey.passages.append(passage)
@@ -295,8 +306,7 @@ class Ledger:
             self._open[event.block].gathered_ns = now_ns
 
     def _journeys_of(self, requests: Sequence[int]) -> list[_Journey]:
-        journeys = self._journeys
-        return [journeys[request] for request in requests if request in journeys]
+        return [journey for journey in map(self._journeys.get, requests) if journey is not None]
 
     def _note_report(self, event: ServerReport, now_ns: int) -> None:
         self._power.report(event.server, event.power_w, now_ns)
@@ -377,8 +387,7 @@ class Ledger:
             for hold in self._held_before.pop(ended.decision, ()):  # what they waited is in it
                 self._credits.append((hold, terms))
         if self._detail:
-            decision = self._open.pop(ended.decision)
-            self.blocks.append(_block_record(ended, decision, now_ns, latency_s, terms))
+            self._blocks.append((ended, self._open.pop(ended.decision), now_ns, latency_s, terms))
 
     def _terms(self, p_acc: float, latency_s: float, energy_j: float) -> RewardTerms:
         return reward_terms(
@@ -472,6 +481,26 @@ class Ledger:
         ]
 
     @property
+    def blocks(self) -> list[BlockRecord]:
+        """In the order in which they ended."""
+        return [
+            BlockRecord(
+                decision=ended.decision,
+                head=decision.head,
+                server=ended.server,
+                width=decision.width,
+                size=len(ended.requests),
+                snapshot_ns=decision.snapshot_ns,
+                sent_ns=decision.sent_ns,
+                arrived_ns=decision.arrived_ns,
+                ended_ns=ended_ns,
+                latency_s=latency_s,
+                reward=terms,
+            )
+            for ended, decision, ended_ns, latency_s, terms in self._blocks
+        ]
+
+    @property
     def batches(self) -> list[BatchRecord]:
         """In the order in which they ended."""
         return [
@@ -491,21 +520,3 @@ class Ledger:
             )
             for server, batch in self._batches
         ]
-
-
-def _block_record(
-    ended: BlockFinished, decision: _OpenDecision, now_ns: int, latency_s: float, terms: RewardTerms
-) -> BlockRecord:
-    return BlockRecord(
-        decision=ended.decision,
-        head=decision.head,
-        server=ended.server,
-        width=decision.width,
-        size=len(ended.requests),
-        snapshot_ns=decision.snapshot_ns,
-        sent_ns=decision.sent_ns,
-        arrived_ns=decision.arrived_ns,
-        ended_ns=now_ns,
-        latency_s=latency_s,
-        reward=terms,
-    )

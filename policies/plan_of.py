@@ -349,7 +349,9 @@ class _Writer:
                 record.rule = RANDOM_WIDTH
                 self._head.most_draws += asked
             case widths.FixedWidths() if type(rule) is widths.FixedWidths:
-                record.rule, record.tuple_at = FIXED, self._plan.add(self._codes(rule.tuple_))
+                self._require(not rule.by_class or len(rule.by_class) == self._config.class_count)
+                tuples = rule.by_class or (rule.tuple_,) * self._config.class_count
+                record.rule, record.tuple_at = FIXED, self._plan.add([self._codes(each) for each in tuples])
             case widths.Ladder() if type(rule) is widths.Ladder:
                 self._require(len(rule.rungs) > len(rule.thresholds))
                 record.rule, record.rung_count = LADDER, len(rule.thresholds) + 1
@@ -366,20 +368,27 @@ class _Writer:
         return record.numbers
 
     def _rung(self, rule: widths.Ladder) -> int:
-        self._require(0 <= rule.rung < len(rule.rungs))
-        now = Rung.blank()
-        now.rung, now.share = self._whole(rule.rung), 1 - rule.hysteresis
-        at = self._plan.add(now.numbers)
+        self._require(len(rule.at) == self._config.class_count)
+        self._require(all(0 <= self._whole(rung) < len(rule.rungs) for rung in rule.at))
+        each = np.zeros(len(rule.at), Rung.dtype)
+        each["rung"], each["share"] = rule.at, 1 - rule.hysteresis
+        at = self._plan.add(each.view(np.int64))
 
         def keep(row: Ints) -> None:
-            rule.rung = Rung(row, at).rung
+            rule.at[:] = [Rung(row, at, number).rung for number in range(len(rule.at))]
 
         self._keep.append(keep)
         return at
 
     def _control(self, control: GoalControl) -> int:
-        at = self._plan.add(control_row(control))
-        self._keep.append(lambda row: keep_control(control, Control(row, at)))
+        self._require(len(control.all) == self._config.class_count)
+        at = self._plan.add(np.concatenate([control_row(each) for each in control.all]))
+
+        def keep(row: Ints) -> None:
+            for number, each in enumerate(control.all):
+                keep_control(each, Control(row, at, number))
+
+        self._keep.append(keep)
         return at
 
     def _variants(self, rule: infaas.Variants) -> int:

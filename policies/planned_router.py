@@ -22,7 +22,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy, limit_ns_of
 from policies.plan_of import CompiledRouter, plan_of
 from policies.vocabulary import IMAGE, Choice, ClusterView, ServerView, WorkKey
 
-_write_view: Final = Struct("=9q2d2qd").pack_into  # a `Sheet`
+_write_view: Final = Struct("=9q2d2qd2q").pack_into  # a `Sheet`
 _write_server: Final = Struct("=6q2d")  # a `SeenServer`
 
 
@@ -105,7 +105,7 @@ class PlannedRouter:
         _write_view(
             memory, 0, view.now_ns, head.segment - 1, before, head.location, view.candidates, view.head_entered_ns,
             view.fifo_length, view.completed, view.hold_left_ns, view.accuracy_sum, view.goal_floor, view.late,
-            view.goal_limit_ns, view.goal_energy_weight,
+            view.goal_limit_ns, view.goal_energy_weight, head.service_class, view.others_completed,
         )  # fmt: skip
         for index, server in enumerate(view.servers):
             if server is not known[index]:

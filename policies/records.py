@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -394,6 +394,12 @@ class RequestColumns:
             reasons=reasons,
             widths=widths,
         )
+
+    def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
+        """Those of them that are chosen (n,)."""
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        changes: dict[str, Any] = {name: of[chosen] for name, of in columns.items() if isinstance(of, np.ndarray)}
+        return replace(self, **changes)
 
 
 def _column(values: Iterable[Any], kind: type[Any]) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,16 @@ def replay(log: Iterable[LoggedStep], router: RouterConfig, servers: Sequence[Gr
     """
     cores: dict[str, RouterCore | GreedyScheduler] = {"router": RouterCore(router)}
     cores |= {f"server:{index}": GreedyScheduler(knobs, index) for index, knobs in enumerate(servers)}
+    return replay_through(cores, log)
+
+
+def replay_through(cores: Mapping[str, Any], log: Iterable[LoggedStep]) -> Divergence | None:
+    """The same, through these cores, by name; they go on from where they are."""
     for number, step in enumerate(log):
         if step.core not in cores:
             problem = f"{step.core} is not one of {', '.join(cores)}; replay with the settings that the run had"
             raise InputError("event log", f"step {number}", problem)
-        core: Any = cores[step.core]
-        commands = tuple(core.handle(step.event, step.now_ns))
+        commands = tuple(cores[step.core].handle(step.event, step.now_ns))
         if commands != step.commands:
             return Divergence(number, step, commands)
     return None

@@ -12,14 +12,14 @@ one place: the FIFO, a block, or done; its segment is one more than the widths i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from policies.fifo import KeyedFifo
-from policies.holds import MAX_HOLDS, Holds, note_arrival
+from policies.holds import MAX_HOLDS, Holds, HoldsState, note_arrival
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
@@ -39,6 +39,7 @@ from policies.vocabulary import (
     Held,
     HoldBegun,
     HoldRule,
+    ModelChanged,
     OwnLimit,
     ReleaseActivations,
     RequestArrived,
@@ -74,6 +75,15 @@ class _Line(msgspec.Struct, frozen=True, cache_hash=True):
     alone: int = _TOGETHER
 
 
+class _Tally(msgspec.Struct):
+    """What has become of a class's requests, and what the operator asks for it."""
+
+    goal: GoalSet = GoalSet()
+    completed: int = 0
+    accuracy_sum: float = 0.0
+    late: int = 0
+
+
 class _Request(msgspec.Struct):
     """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO.
 
@@ -91,9 +101,10 @@ class _Request(msgspec.Struct):
     held_ns: int = 0
     holds: int = 0
     is_cancelled: bool = False
+    service_class: int = 0
 
 
-class _Asked(NamedTuple):
+class _Asked(msgspec.Struct, frozen=True):
     """What a decision is about, frozen: so many were in the line; `may_hold` says whether the answer may be a hold."""
 
     line: _Line
@@ -102,7 +113,7 @@ class _Asked(NamedTuple):
     may_hold: bool
 
 
-class _Members(NamedTuple):
+class _Members(msgspec.Struct, frozen=True):
     """How some members of a block ended, all at one time; columns, one entry a member."""
 
     requests: tuple[int, ...]
@@ -183,6 +194,29 @@ class _Server:
         )
 
 
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """All that a router's core remembers; `waiting` is the FIFO, the oldest first; `top1`: see `RouterConfig`."""
+
+    arrived: int
+    completed: int
+    failed: int
+    tallies: list[_Tally]
+    next_wake_ns: int | None
+    own_limit_ns: int
+    requests: dict[int, _Request]
+    waiting: list[tuple[_Line, int]]
+    blocks: dict[int, _OpenBlock]
+    servers: list[_Server]
+    holds: HoldsState[_Line]
+    asked: _Asked | None
+    decision: int
+    all_at_cap: bool
+    top1: tuple[float, ...]
+
+
+_decode_state = msgspec.msgpack.Decoder(_State).decode
+
+
 class RouterCore:
     """The router without its policy: `handle` each event with its time and carry out the commands.
 
@@ -193,18 +227,19 @@ class RouterCore:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
-        self.accuracy_sum = 0.0
-        self.late = 0
-        self._goal = GoalSet()
+        self._tallies = [_Tally() for _ in range(config.class_count)]
         self._own_limit_ns = FOLLOW_NS
-        self._top1 = dict(zip(config.width_tuples(), config.top1, strict=True)) if config.top1 else None
+        self._top1: dict[tuple[float, ...], float] | None = None
+        self._take_top1(config.top1)
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
-        self._lines: dict[tuple[int, float, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
-        self._line_of_images = self._line(ROUTER, _Request(None, 0, 0))
+        self._lines: dict[tuple[int, float, int, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
+        self._lines_of_images = [
+            self._line(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
+        ]
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
         self._decision = 0
@@ -216,6 +251,7 @@ class RouterCore:
             HoldRule: self._set_hold_rule,
             GoalSet: self._set_goal,
             OwnLimit: self._set_limit,
+            ModelChanged: self._set_top1,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -234,7 +270,7 @@ class RouterCore:
     @property
     def fifo_length(self) -> int:
         """Requests in the global FIFO, those of the candidate block included."""
-        return len(self._fifo)
+        return self._fifo.waiting
 
     @property
     def in_flight(self) -> int:
@@ -253,7 +289,40 @@ class RouterCore:
     def is_needed(self, server: int) -> bool:
         """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
         state, masks = self._servers[server], self._masks[server]
-        return any(any(widths) and not self._is_spared(state, segment + 1) for segment, widths in enumerate(masks))
+        return any(
+            any(widths) and not (state.is_draining and self._is_spared(segment + 1))
+            for segment, widths in enumerate(masks)
+        )
+
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> bytes:
+        """All that it remembers, as msgpack: some hundred bytes for each request in flight."""
+        servers = [replace(server, views={}) for server in self._servers]  # they can be made anew
+        return msgspec.msgpack.encode(
+            _State(
+                self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
+                self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(), self._asked,
+                self._decision, self._all_at_cap, tuple((self._top1 or {}).values()),
+            )
+        )  # fmt: skip
+
+    def resume(self, snapshot: bytes) -> None:
+        """Go on as the core that the snapshot is of, which has the same settings: to each event the same commands.
+
+        Raises:
+            msgspec.DecodeError: it is no snapshot.
+        """
+        state = _decode_state(snapshot)
+        self.arrived, self.completed, self.failed = state.arrived, state.completed, state.failed
+        self._tallies, self.next_wake_ns, self._own_limit_ns = state.tallies, state.next_wake_ns, state.own_limit_ns
+        self._requests, self._blocks, self._servers = state.requests, state.blocks, state.servers
+        self._fifo.clear()
+        for line, request in state.waiting:
+            self._fifo.push(line, (request,))
+        self._holds.resume(state.holds)
+        self._asked, self._decision, self._all_at_cap = state.asked, state.decision, state.all_at_cap
+        self._take_top1(state.top1)
 
     # ---------------------------------------------------------------------------------------------------- events
 
@@ -263,14 +332,17 @@ class RouterCore:
         take = self._take.get(type(event))
         if take is not None:  # transfers that started and stragglers change no entry
             take(event, now_ns, commands)
-        self.next_wake_ns = self._next_wake_ns(now_ns)
+        if self._asked is not None or not self._fifo.waiting:
+            self.next_wake_ns = None
+        elif not self._all_at_cap and not self._holds.is_on:
+            self.next_wake_ns = now_ns
+        else:
+            self.next_wake_ns = self._next_wake_ns(now_ns)
         return commands
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
         """Now, if a decision can be asked for; else at the end of a hold, or at the deadline of a head that can only be
         shed."""
-        if self._asked is not None or not self._fifo.waiting:
-            return None
         if not self._all_at_cap and not self._is_all_held():
             return now_ns
         wake_ns = self._holds.next_ns
@@ -299,8 +371,9 @@ class RouterCore:
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
         note_arrival(self._holds, now_ns)
-        entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns, now_ns)
-        self._queue(self._line_of_images, (event.request,), (entry,), now_ns)
+        entry = _Request(event.deadline_ns, now_ns, now_ns, service_class=event.service_class)
+        self._requests[event.request] = entry
+        self._queue(self._lines_of_images[event.service_class], (event.request,), (entry,), now_ns)
 
     def _enter(self, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
         """To the FIFO's tail, under the key that their place and activations give them: one for all of them."""
@@ -321,7 +394,7 @@ class RouterCore:
     def _line(self, request: int, entry: _Request) -> _Line:
         """Who it may share a block with."""
         location = entry.location if self.config.block_key == "location" else ANYWHERE
-        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location)
+        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
         if entry.retries >= ALONE_AFTER:
             return _Line(HeadKey(*place), request)
         line = self._lines.get(place)
@@ -333,8 +406,9 @@ class RouterCore:
         """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
         if self._asked is not None or not self._fifo.waiting:
             return
-        for line in self._holds.due(now_ns):
-            self._end_hold(line, now_ns)
+        if self._holds.is_on:
+            for line in self._holds.due(now_ns):
+                self._end_hold(line, now_ns)
         if self.config.shed_expired:
             self._shed(now_ns, commands)
             if not self._fifo.waiting:
@@ -349,9 +423,10 @@ class RouterCore:
         self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        goal = self._goal
+        tally = self._tallies[line.head.service_class]
+        goal, others = tally.goal, self.completed - tally.completed
         seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
-        goal_facts = (self.accuracy_sum, goal.floor, self.late, goal.limit_ns, goal.energy_weight)
+        goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
         commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
@@ -376,11 +451,12 @@ class RouterCore:
     def _server_views(self, segment: int) -> tuple[ServerView, ...]:
         """What a head of this segment sees of the servers; made anew where their entries have changed."""
         views: list[ServerView] = []
-        for state, masks in zip(self._servers, self._masks, strict=True):
+        for state in self._servers:
             view = state.views.get(segment)
             if view is None:
-                is_spared = self._is_spared(state, segment)
-                view = state.views[segment] = state.view(self.config, segment, masks[segment - 1], is_spared=is_spared)
+                widths = self._masks[len(views)][segment - 1]
+                is_spared = state.is_draining and self._is_spared(segment)
+                view = state.views[segment] = state.view(self.config, segment, widths, is_spared=is_spared)
             views.append(view)
         return tuple(views)
 
@@ -400,10 +476,10 @@ class RouterCore:
         Between question and answer the server may have died, or be drained: then nothing is sent and the question is
         asked anew.
         """
-        line, candidates, in_line, _ = self._answered(event.decision)
-        choice, head = event.choice, line.head
+        asked, choice = self._answered(event.decision), event.choice
+        line, candidates, head = asked.line, asked.requests, asked.line.head
         server = self._servers[choice.server]
-        if not server.up or self._is_spared(server, line.head.segment):
+        if not server.up or (server.is_draining and self._is_spared(head.segment)):
             return
         if self._fifo.peek(line, len(candidates)) != candidates:
             return
@@ -412,11 +488,11 @@ class RouterCore:
         key = WorkKey(head.segment, choice.width, head.previous_width)
         block = Block(event.decision, choice.server, server.epoch, key, requests)
         self._blocks[event.decision] = _OpenBlock(block, len(requests), [])
-        entries = [self._requests[request] for request in requests]
+        entries = list(map(self._requests.__getitem__, requests))
         for entry in entries:
             entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
-        if len(requests) == in_line:
+        if len(requests) == asked.in_line:
             self._hold_late_comers(line, now_ns)
         commands.append(SendBlock(block, _moves(choice.server, requests, [entry.location for entry in entries])))
 
@@ -460,8 +536,9 @@ class RouterCore:
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
-        hold, (line, candidates, _, may_hold) = event.hold, self._answered(event.decision)
-        assert may_hold, "the policy held those who may not be held"
+        hold, asked = event.hold, self._answered(event.decision)
+        line, candidates = asked.line, asked.requests
+        assert asked.may_hold, "the policy held those who may not be held"
         is_one = hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1]
         assert is_one, f"no such hold: {hold}"
         waiting = self._fifo.length(line)
@@ -478,15 +555,21 @@ class RouterCore:
         self._holds.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._goal = event
+        self._tallies[event.service_class].goal = event
 
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
 
-    @property
-    def _limit_ns(self) -> int:
-        """Of the p99 latency, in force now: the router's own, or the operator's; 0 for none."""
-        return self._goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
+    def _set_top1(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._take_top1(event.top1)
+
+    def _take_top1(self, top1: tuple[float, ...]) -> None:
+        """How accurate each width tuple is from now on, by which those that are served are counted."""
+        self._top1 = dict(zip(self.config.width_tuples(), top1, strict=True)) if top1 else None
+
+    def _limit_ns_of(self, tally: _Tally) -> int:
+        """Of a class's p99 latency, in force now: the router's own, or the operator's; 0 for none."""
+        return tally.goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
 
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
         self._holds.is_on = False
@@ -509,7 +592,7 @@ class RouterCore:
         if not self._is_current(event.server, event.epoch):
             return
         self._servers[event.server].residency = event.residency
-        entries = [self._requests[request] for request in event.requests]
+        entries = list(map(self._requests.__getitem__, event.requests))
         correct = event.correct or (False,) * len(entries)
         blocks = [entry.block for entry in entries]
         if blocks.count(blocks[0]) == len(blocks):
@@ -565,12 +648,14 @@ class RouterCore:
         commands: list[RouterCommand],
     ) -> None:
         """They have passed their last segment."""
-        limit_ns, top1 = self._limit_ns, self._top1
+        tally, top1 = self._tallies[entries[0].service_class], self._top1  # a block is of one class
+        limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
+        tally.completed += len(requests)
         for request, entry, is_right in zip(requests, entries, correct, strict=True):
             if top1 is not None:
-                self.accuracy_sum += top1[entry.widths]
-            self.late += 0 < limit_ns < now_ns - entry.arrived_ns
+                tally.accuracy_sum += top1[entry.widths]
+            tally.late += 0 < limit_ns < now_ns - entry.arrived_ns
             del self._requests[request]
             commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
 
@@ -615,7 +700,8 @@ class RouterCore:
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
         self.failed += 1
-        self.late += self._limit_ns > 0
+        tally = self._tallies[entry.service_class]
+        tally.late += self._limit_ns_of(tally) > 0
         commands.append(RequestFailed(request, reason, entry.retries))
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))
@@ -655,9 +741,9 @@ class RouterCore:
         for state in self._servers:
             state.views.clear()  # whether one is spared depends on the others
 
-    def _is_spared(self, state: _Server, segment: int) -> bool:
-        """Whether it is to be drained, and another one that is up, and is not, can hold the segment."""
-        return state.is_draining and any(
+    def _is_spared(self, segment: int) -> bool:
+        """Of one that is to be drained: whether another one that is up, and is not, can hold the segment."""
+        return any(
             other.up and not other.is_draining and any(masks[segment - 1])
             for other, masks in zip(self._servers, self._masks, strict=True)
         )
@@ -719,9 +805,10 @@ def _left_of(open_block: _OpenBlock) -> list[int]:
 def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
     """All that a block's members are asked for, in the order in which they were sent."""
     if len(ended) == 1 and ended[0].requests == block.requests:
-        requests, entered_ns, at_ns, widths, correct, has_failed = ended[0]
-        count = len(requests)
-        columns: tuple[Any, ...] = (entered_ns, (at_ns,) * count, widths, correct, (has_failed,) * count)
+        one, count = ended[0], len(block.requests)
+        columns: tuple[Any, ...] = (
+            one.entered_ns, (one.ended_ns,) * count, one.widths, one.correct, (one.failed,) * count
+        )  # fmt: skip
     else:
         rows = {
             request: (entered_ns, members.ended_ns, widths, is_right, members.failed)

@@ -82,12 +82,14 @@ MAX_INSTANCES: Final = 62  # kinds that a `Residency` can tell: its bits stand i
 class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """What must agree for two requests to share a block: where they stand, and where their activations are.
 
-    `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations.
+    `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations. `service_class` is the place of
+    their class in `RouterConfig.classes`; 0 where there are none.
     """
 
     segment: int
     previous_width: float
     location: int
+    service_class: int = 0
 
 
 ANYWHERE: Final = -2
@@ -123,7 +125,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
     wait_ns: int
 
 
-class ServerView(msgspec.Struct, frozen=True):
+class ServerView(msgspec.Struct, frozen=True, array_like=True):
     """What the router knows of one server when it decides.
 
     Attributes:
@@ -151,7 +153,7 @@ class ServerView(msgspec.Struct, frozen=True):
     loading: tuple[bool, ...]
 
 
-class ClusterView(msgspec.Struct, frozen=True):
+class ClusterView(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot taken at the start of a decision; the candidate block is frozen with it.
 
     Attributes:
@@ -165,6 +167,8 @@ class ClusterView(msgspec.Struct, frozen=True):
         late: how many were completed later than the limit of p99 latency that was in force, or failed under one.
         goal_limit_ns: the p99 latency that the operator allows now; 0 for any.
         goal_energy_weight: what a joule an image costs now, in points of accuracy (0.01); 0 for nothing.
+        others_completed: how many of `completed` are of other classes than the head's. What is said of accuracy, goals
+            and late images is of the head's class alone.
     """
 
     now_ns: int
@@ -180,16 +184,18 @@ class ClusterView(msgspec.Struct, frozen=True):
     late: int = 0
     goal_limit_ns: int = 0
     goal_energy_weight: float = 0.0
+    others_completed: int = 0
 
 
 # --------------------------------------------------------------------------------------- events into the router core
 
 
 class RequestArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An image entered the system; `deadline_ns` is absolute, where the scenario has deadlines."""
+    """An image of some class entered the system; `deadline_ns` is absolute, where the scenario has deadlines."""
 
     request: int
     deadline_ns: int | None = None
+    service_class: int = 0
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -227,7 +233,7 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on the operator asks for this, and for nothing else. Routers that control see it in their views.
+    """From now on the operator asks for this for a class, and for nothing else. Routers that control see it in views.
 
     Attributes:
         floor: mean accuracy; 0 for none.
@@ -238,6 +244,7 @@ class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
     floor: float = 0.0
     limit_ns: int = 0
     energy_weight: float = 0.0
+    service_class: int = 0
 
 
 class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -247,6 +254,12 @@ class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     limit_ns: int
+
+
+class ModelChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Other weights serve who begins from now on; `top1`: see `RouterConfig`."""
+
+    top1: tuple[float, ...]
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -595,6 +608,7 @@ RouterEvent = (
     | HoldRule
     | GoalSet
     | OwnLimit
+    | ModelChanged
     | ArrivalsEnded
     | ServerDraining
     | TransferStarted

@@ -171,6 +171,8 @@ def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
     from scenarios.world.materials import default_folder, make_world
 
     read = load_scenario(scenario_path(scenario), changes)
+    if read.classes:
+        raise InputError(read.name, "classes", f"{ID} shows no classes of requests; leave them out")
     return make_world(read, default_folder(read))
 
 

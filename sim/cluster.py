@@ -86,7 +86,8 @@ class RunSpec:
         arrivals_ns: ascending; request i arrives at arrivals_ns[i].
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
-        deadline_ns: after its arrival, for every request; None for no deadlines.
+        deadlines_ns: after its arrival, for every request of each class; None for no deadline.
+        classes: (n,) the class of each request; None where all are of one.
         seed: of the jitter, the devices' slowdown and lost packets.
         slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
             from then on), ascending; the others' is drawn, where their profiles have one.
@@ -99,13 +100,19 @@ class RunSpec:
     correctness: Correctness
     end: Literal["drain", "cut"] = "drain"
     drain_limit_ns: int = 60_000_000_000
-    deadline_ns: int | None = None
+    deadlines_ns: tuple[int | None, ...] = (None,)
+    classes: NDArray[np.int64] | None = None
     faults: tuple[Fault, ...] = ()
     slowdowns: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     goals: tuple[tuple[int, GoalSet], ...] = ()
     seed: int = 0
     detail: bool = True
     keep_log: bool = False
+
+    @property
+    def class_of(self) -> NDArray[np.int64]:
+        """(n,) of each request."""
+        return np.zeros(len(self.arrivals_ns), np.int64) if self.classes is None else self.classes
 
 
 class _Delivery(msgspec.Struct):
@@ -325,11 +332,14 @@ class Simulation:
 
     def _arrivals(self) -> Process:
         """The requests, one after the other."""
-        for request, arrived_ns in enumerate(self.spec.arrivals_ns.tolist()):
+        deadlines_ns = self.spec.deadlines_ns
+        arrivals = zip(self.spec.arrivals_ns.tolist(), self.spec.class_of.tolist(), strict=True)
+        for request, (arrived_ns, service_class) in enumerate(arrivals):
             yield self._agenda.until(arrived_ns, ARRIVAL)
             self._arrived += 1
-            deadline_ns = None if self.spec.deadline_ns is None else arrived_ns + self.spec.deadline_ns
-            self._tell_router(RequestArrived(request, deadline_ns))
+            after_ns = deadlines_ns[service_class]
+            deadline_ns = None if after_ns is None else arrived_ns + after_ns
+            self._tell_router(RequestArrived(request, deadline_ns, service_class))
 
     def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
         """For requests that have just passed their last segment at `width`."""

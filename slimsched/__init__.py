@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scenarios.terminal.progress import Step, observed_by
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
-    from slimsched.clusters import check_cluster, drain, steer
+    from slimsched.clusters import check_cluster, steer
     from slimsched.listing import names
     from slimsched.networks import check_model, train_model
     from slimsched.planning import plan
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
         Validation,
     )
     from slimsched.running import replay, report, run, validate
-    from slimsched.serving import generate_load, serve
+    from slimsched.serving import generate_load, serve, top
+    from slimsched.shadowing import shadow
     from slimsched.simulating import bound, capacity, compare, simulate
     from slimsched.slimming import slim_model
     from slimsched.starting import init
@@ -78,7 +79,6 @@ __all__ = [
     "check_model",
     "check_profile",
     "compare",
-    "drain",
     "generate_load",
     "init",
     "load",
@@ -90,11 +90,13 @@ __all__ = [
     "run",
     "save_router",
     "serve",
+    "shadow",
     "show_profile",
     "simulate",
     "slim_model",
     "steer",
     "synthesize_profile",
+    "top",
     "train",
     "train_model",
     "validate",
@@ -105,6 +107,7 @@ _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
     "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
     "slimsched.networks", "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
+    "slimsched.shadowing",
 )  # fmt: skip
 
 

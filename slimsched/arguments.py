@@ -166,6 +166,7 @@ if TYPE_CHECKING:  # as Python takes them
     Router = str | Path
     Out = str | Path | None
     Routers = Sequence[str | Path]
+    Names = Sequence[str]
     Seeds = Sequence[int]
     Seed = int | None
     Duration = float
@@ -179,6 +180,7 @@ else:  # as the command line does
     Out = Annotated[Path | None, read_by(new_folder, alias="-o")]
     Router = Annotated[str, Parameter(alias="-r")]
     Routers = Annotated[list[str], Parameter(name="--router", alias="-r", show_default=False)]
+    Names = Annotated[list[str], Parameter(show_default=False)]
     Seeds = Annotated[list[int], Parameter(name="--seed", alias="-s", show_default=False)]
     Seed = Annotated[int | None, Parameter(alias="-s")]
     Duration = Annotated[float, read_by(duration_s, show_default=False)]

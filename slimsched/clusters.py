@@ -1,11 +1,12 @@
-"""Hosts of a cluster: looked at before a run, drained and steered while one goes on."""
+"""Hosts of a cluster: looked at before a run, and steered while one goes on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimsched.arguments import Changes, Duration, File, NewFolder, Router, ScenarioLike, require_within
+from kit.errors import InputError
+from slimsched.arguments import Changes, Duration, File, Names, NewFolder, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
 from slimsched.working import load, observer, router_name, verb
 
@@ -65,49 +66,35 @@ def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
 
 
 @verb
-def drain(run: File, name: str, /, *, undo: bool = False) -> CommandResult:
-    """Send no new block to a server while a run goes on.
-
-    The run says when it is empty.
-
-    Args:
-        run: the folder of the `run`, `validate` or `serve` that serves now.
-        name: a server's name, or a host's: all servers there.
-        undo: send blocks there again.
-
-    Raises:
-        InputError: nothing serves in that folder, or it has no such server or host.
-    """
-    from scenarios.runs import control
-
-    names, drained = control.drain(Path(run), name, is_wanted=not undo)
-    what = "to get blocks again" if undo else "to be drained; the command that serves says when it is empty"
-    return CommandResult({"servers": names, "drained": drained}, f"{', '.join(names)}: {what}")
-
-
-@verb
 def steer(
     run: File,
     /,
     *,
+    drain: Names = (),
     floor: float | None = None,
     p99_s: Duration | None = None,
     energy_weight: float | None = None,
     router: Router | None = None,
+    model: File | None = None,
 ) -> CommandResult:
-    """Change goals or router while a `serve` goes on.
+    """Drain servers, or change goals, router or model, while a run goes on.
 
-    It says when it follows. Goals are followed by routers that control (docs/routers.md, keeping goals).
+    The run says when it follows, and when a server that is drained is empty. Goals, router and model are those of a
+    `serve`. Goals are followed by routers that control (docs/routers.md, keeping goals).
 
     Args:
-        run: the folder of the `serve` that serves now.
+        run: the folder of the `run`, `validate` or `serve` that serves now.
+        drain: servers, or hosts with all theirs, that get no new block from now on; the others do, and all where it is
+            `none`. May be given several times.
         floor: the mean accuracy to keep from now on; 0 for none.
         p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
         energy_weight: points of accuracy that a joule an image is worth from now on.
         router: who decides from now on: by name, a rule file, or a trained router's file.
+        model: other weights of the network that serves; their accuracy table (accuracy.json) lies beside.
 
     Raises:
-        InputError: nothing is asked for, nothing of that kind serves in that folder, or a value is not allowed.
+        InputError: nothing is asked for, nothing of that kind serves in that folder, it has no such server or host, or
+            a value is not allowed.
     """
     from policies.goal_control import MAX_WEIGHT
     from scenarios.files.router_names import check_router
@@ -119,8 +106,16 @@ def steer(
     if named is not None:
         check_router(named, "--router")
         named = str(Path(named).resolve()) if Path(named).is_file() else named
-    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named)
-    control.steer(Path(run), wish)
+    weights = None if model is None else str(Path(model).resolve())
+    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named, model=weights)
     given = wish.model_dump(exclude_none=True)
-    text = ", ".join(f"{name} {value}" for name, value in given.items())
+    if not (drain or given):
+        flags = "--drain, --floor, --p99, --energy-weight, --router or --model"
+        raise InputError(str(run), "", f"nothing is asked for: give {flags}")
+    if given:
+        control.steer(Path(run), wish)
+    if drain:
+        given["drain"] = control.drain(Path(run), drain)
+    words = {**given, "drain": ", ".join(given["drain"]) or control.NOBODY} if drain else given
+    text = ", ".join(f"{name} {value}" for name, value in words.items())
     return CommandResult(given, f"asked for {text}; the command that serves says when it follows")

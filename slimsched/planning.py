@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from kit.errors import InputError
 from scenarios.metrics.plan import Plan
 from slimsched.arguments import (
     Changes,
@@ -78,7 +79,11 @@ def plan(
     from scenarios.terminal.progress import Progress
 
     session = begin(scenario, changes, out).with_routers("compare", routers)
-    given, world = session.scenario, session.world()
+    given = session.scenario
+    if given.classes:
+        remedy = "`slimsched capacity` tells what each router carries, class by class"
+        raise InputError(given.name, "classes", f"a plan knows no classes of requests; {remedy}")
+    world = session.world()
     named = tuple(map(router_name, given.compare.routers))
     require_distinct_names(named)
     chosen_seeds = given.compare.seeds[:SEEDS]

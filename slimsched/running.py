@@ -107,17 +107,20 @@ def replay(run: File, /) -> CommandResult:
     Raises:
         InputError: it holds no event log.
     """
-    from scenarios.runs.folder import RunFolder
+    from scenarios.runs.folder import SERVED, RunFolder
     from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
-    from scenarios.runs.replays import replay_folder
+    from scenarios.runs.replays import replay_folder, replay_served
     from scenarios.show.replay import format_replay
 
     folder = RunFolder(Path(run))
     if not folder.path.is_dir():
         raise InputError(str(folder.path), "", "no such run folder; `slimsched validate` and `slimsched run` make one")
-    if not logged_places(folder):
-        raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
-    runs = replay_folder(folder, *read_cores(folder))
+    runs = replay_served(folder)
+    if logged_places(folder):
+        runs |= replay_folder(folder, *read_cores(folder))
+    if not runs:
+        problem = f"holds no event log ({LOG_FILE}, {SERVED}/); `slimsched validate` and `slimsched serve` keep them"
+        raise InputError(str(folder.path), "", problem)
     is_wrong = any(each["problems"] for each in runs.values())
     return CommandResult({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=int(is_wrong))
 

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from math import inf
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kit.errors import InputError, WorkError
 from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
-from slimsched.working import announcing_compilation, begin, observer, router_name, verb, warn_of_routers
+from slimsched.working import (
+    Observer,
+    announcing_compilation,
+    begin,
+    observer,
+    observing,
+    router_name,
+    verb,
+    warn_of_routers,
+)
 
+if TYPE_CHECKING:
+    from hw.door.journal import Journal
+
+_PATIENCE_S: Final = 5.0
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
 
 
 @contextlib.contextmanager
-def _naming_the_extra() -> Iterator[None]:
+def _naming_the_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        remedy = "install it in the source's folder: pip install -e '.[serve]'"
+        remedy = f"pip install 'slim-scheduler[{extra}]'"
         raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
+
+
+class _Journalled:
+    """Who hears of the work by a journal."""
+
+    def __init__(self, journal: Journal, listener: Observer) -> None:
+        self.quiet, self.written, self.remark = listener.quiet, listener.written, journal.say
 
 
 @verb
@@ -33,27 +56,31 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    grpc_port: int | None = None,
     token_file: File | None = None,
     certificate: File | None = None,
     timeout_s: Duration = 30.0,
+    log_json: bool = False,
     out: Out = None,
     changes: Changes | None = None,
 ) -> CommandResult:
     """Serve clients over HTTP.
 
-    They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md). What serves them is what `validate` runs:
-    the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was accepted is answered first. From Python,
-    call it in the main thread, which hears signals.
+    They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md); with `grpc_port`, over gRPC, too. What
+    serves them is what `validate` runs: the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was
+    accepted is answered first. From Python, call it in the main thread, which hears signals.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
         host: to listen on. Only this machine reaches the default; any other one needs a token file and a certificate.
         port: to listen on; 0 for a free one.
+        grpc_port: to speak gRPC on, too (the extra `grpc`); 0 for a free one.
         token_file: a token in each line; clients send one of them (`Authorization: Bearer TOKEN`). A number after it
             says how many of its images may be inside at a time.
-        certificate: a file with a certificate and its key (PEM), to speak HTTPS.
+        certificate: a file with a certificate and its key (PEM), to speak TLS.
         timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
+        log_json: each change of state on standard error in a line of JSON.
         out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
 
@@ -61,11 +88,17 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
+    from hw.door.journal import Journal
     from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router
 
     require_within("--port", port, 0, _LARGEST_PORT)
+    if grpc_port is not None:
+        require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
+        with _naming_the_extra("grpc"):
+            for package in ("grpc", "google.protobuf"):
+                import_module(package)
     require_within("--timeout", timeout_s, 1e-3, 3600)
     tokens = {} if token_file is None else read_tokens(Path(token_file))
     shown = None if certificate is None else Path(certificate)
@@ -75,27 +108,48 @@ def serve(
     check_router(named, "--router")
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
-    with listen(host, port, is_safe=bool(tokens and shown)) as listening:
-        with _naming_the_extra():
-            from hw.door.app import Limits
-            from scenarios.job import serving
+    journal = Journal(observer().remark, as_json=log_json)
+    with _naming_the_extra("serve"):
+        from hw.door.admission import Limits
+        from hw.door.ingress import WaitingRoom
+    with (
+        observing(_Journalled(journal, observer())),
+        listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
+        contextlib.closing(WaitingRoom(listening, shown)) as room,
+    ):
+        from scenarios.job import serving
         from scenarios.job.validation import require_executors
 
         job = session.job()
         require_executors(job, "serve")
         with job.folder.opened(session.path), announcing_compilation((named,)):
-            where = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
+            url = f"{'https' if shown else 'http'}://{listening.address}/v2/models/{job.scenario.name}"
+            by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
             world = job.world()
-            observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
+            journal.note("starting", f"serve: {url}{by_grpc} with {named}; it starts", url=url, router=named)
             warn_of_routers(world, (named,), session.folder)
             limits = Limits(timeout_s=timeout_s)
-            end = serving.serve(job, world, named, listening, limits, tokens, shown)
+            end = serving.serve(job, world, named, room, limits, tokens, shown, journal)
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed
     document = {"schema": "slimsched.served/1", "accepted": end.arrived, "answered": end.completed, "failed": failed}
     text = f"{end.arrived} images were accepted, {end.completed} answered, {failed} given up"
     return CommandResult(document, text)
+
+
+def _mix(classes: Sequence[str]) -> dict[str, float]:
+    """Of `NAME=NUMBER` each."""
+    mix: dict[str, float] = {}
+    for given in classes:
+        name, _, share = given.rpartition("=")
+        try:
+            mix[name] = float(share)
+        except ValueError:
+            mix[name] = 0.0
+        if not name or not 0.0 < mix[name] < inf:
+            raise InputError("--classes", "", f"{given!r:.80}; allowed is NAME=NUMBER, a number above 0: gold=1")
+    return mix
 
 
 @verb
@@ -107,6 +161,7 @@ def generate_load(
     duration_s: Duration = 10.0,
     images: int = 1,
     seed: int = 0,
+    classes: Sequence[str] = (),
     token_file: File | None = None,
     certificate: File | None = None,
 ) -> CommandResult:
@@ -121,6 +176,7 @@ def generate_load(
         duration_s: of the arrivals (10s); then answers are waited for.
         images: in each request (1).
         seed: of arrivals and images (0).
+        classes: that requests name, such as gold=1 and bronze=3: of four one is gold. Without it they name none.
         token_file: a file whose first line is the token to send.
         certificate: a file with the server's (PEM), if no authority has signed it.
 
@@ -128,15 +184,51 @@ def generate_load(
         InputError: the URL is none of a model.
         WorkError: no model answers there.
     """
-    with _naming_the_extra():
+    with _naming_the_extra("serve"):
         from hw.door.load import Load, document, generate
-    from hw.door.listening import read_tokens
     from scenarios.show.load import format_load
 
     require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
     require_within("--images", images, 1, 1 << 16)
     require_within("--seed", seed, 0, LONGEST)
-    token = "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
-    load = Load(url, rate, duration_s, images, token, seed, None if certificate is None else Path(certificate))
+    path = None if certificate is None else Path(certificate)
+    load = Load(url, rate, duration_s, images, _first_token(token_file), seed, _mix(classes), path)
     found = document(load, generate(load))
     return CommandResult(found, format_load(found))
+
+
+def _first_token(token_file: File | None) -> str:
+    from hw.door.listening import read_tokens
+
+    return "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+
+
+@verb
+def top(
+    url: str, /, *, once: bool = False, token_file: File | None = None, certificate: File | None = None
+) -> CommandResult:
+    """Look at a server while it serves.
+
+    On a terminal it looks every second until Ctrl-C; elsewhere, and from Python, at one second. Accuracies are what the
+    table says of the widths that images were served at.
+
+    Args:
+        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
+        once: look at one second alone.
+        token_file: a file whose first line is the token to send.
+        certificate: a file with the server's (PEM), if no authority has signed it.
+
+    Raises:
+        InputError: the URL is none of a model.
+        WorkError: no model answers there.
+    """
+    with _naming_the_extra("serve"):
+        from hw.door.load import Target
+        from hw.door.watch import Watch
+    from scenarios.show.top import follow, format_top
+    from scenarios.terminal.progress import is_written
+
+    path = None if certificate is None else Path(certificate)
+    watch = Watch(Target(url, _first_token(token_file), path, _PATIENCE_S))
+    found = follow(watch.look, once=once or not is_written(observer().quiet) or not sys.stderr.isatty())
+    return CommandResult(found, format_top(found))

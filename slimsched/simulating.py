@@ -202,7 +202,7 @@ def _bounds(world: World, comparison: Document) -> Bounds:
     accuracies = bound_accuracies(comparison)
     curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
     with solving(OF_A_BOUND * len(accuracies)) as progress:
-        model = FluidModel(world, on_solved=progress.update)
+        model = FluidModel(world, on_solved=progress.update, classes=world.scenario.classes)
         for accuracy in accuracies:
             bound = model.bound(accuracy, world.mean_rate_img_s)
             curves["latency_mean_s"].append((accuracy, bound.latency_mean_s))
@@ -226,6 +226,8 @@ def capacity(
     changes: Changes | None = None,
 ) -> Capacity:
     """Find the largest rate that a router carries, by simulation.
+
+    Where requests have classes, each class must be kept what it is promised.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
@@ -265,7 +267,7 @@ def capacity(
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
     warn_of_routers(world, (named,), session.folder)
-    slo = Slo(floor, p99_s)
+    slo = Slo(floor, p99_s, classes=Slo.of(session.scenario).classes)
     search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo)
     with announcing_compilation((named,), chosen):
         return searching.capacity(
@@ -287,7 +289,7 @@ def bound(
     """Compute a bound that no router can beat.
 
     It is a linear programme; nothing is simulated. Its mean accuracy is the scenario's floor at least, and any where
-    the scenario has none.
+    the scenario has none. Where requests have classes, each class has its share of the images, and its floor.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
@@ -309,8 +311,10 @@ def bound(
     session: Session = begin(scenario, changes, out)
     world = session.world()
     require_memory(world, "compiled")
-    floor = world.scenario.slo.floor
+    floor, classes = world.scenario.slo.floor, world.scenario.classes
     least = min(world.accuracy.prior.top1.values()) if floor is None else floor
+    if any(each.floor for each in classes):
+        least = max(least, sum(each.share * (each.floor or least) for each in classes))
     with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario)) as progress:
-        model = FluidModel(world, on_solved=progress.update)
+        model = FluidModel(world, on_solved=progress.update, classes=classes)
         return replace(model.bound(least, world.mean_rate_img_s), oracle=oracle_of(model))

@@ -17,18 +17,26 @@ import torch
 import yaml
 
 import slimsched
+from hw.door.metrics import Metrics
+from hw.door.protocol import Served
+from hw.door.words import ServerState, Status
 from policies.ppo.router import PPORouter
 from scenarios.files.reading import load_scenario
 from scenarios.world.materials import load_world
+from slimsched.launching import app_of
 from tests.test_docs import ROOT
 
 THREE = ROOT / "examples" / "three-hosts"
+SERVING = ROOT / "examples" / "serving"
 UNTRIED = {"scenario.yaml", "slimsched-node.service", "Containerfile", "ray-up.yaml"}
+UNTRIED_UNITS = {"slimsched.service", "slimsched.socket"}
 
 
-@pytest.mark.parametrize("name", sorted(UNTRIED))
-def test_what_was_not_run_says_so_first(name: str) -> None:
-    head = " ".join((THREE / name).read_text(encoding="utf-8").splitlines()[:3])
+@pytest.mark.parametrize(
+    "path", [*(THREE / name for name in sorted(UNTRIED)), *(SERVING / name for name in sorted(UNTRIED_UNITS))]
+)
+def test_what_was_not_run_says_so_first(path: Path) -> None:
+    head = " ".join(path.read_text(encoding="utf-8").splitlines()[:3])
     assert re.search(r"not run|not built|Untried", head)
 
 
@@ -62,6 +70,40 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert _verified(unit) == ""
     unit.write_text(text.replace("Restart=always", "Restart=perhaps"), encoding="utf-8")
     assert "perhaps" in _verified(unit)
+
+
+def test_the_server_is_a_unit_that_systemd_takes(tmp_path: Path) -> None:
+    """With its port; and its command is one of ours."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here")
+    unit = tmp_path / "slimsched.service"
+    shutil.copy(SERVING / "slimsched.socket", tmp_path)
+    text = (SERVING / unit.name).read_text(encoding="utf-8")
+    (words,) = re.findall("^ExecStart=/opt/slimsched/bin/slimsched (serve .*)$", text, re.MULTILINE)
+    app_of("serve").parse_args(words.split()[1:], exit_on_error=False)
+    unit.write_text(text.replace("/opt/slimsched/bin/slimsched", shutil.which("true") or "/bin/true"), encoding="utf-8")
+    assert _verified(unit) == ""
+    unit.write_text(unit.read_text(encoding="utf-8").replace("Type=notify", "Type=notified"), encoding="utf-8")
+    assert "notified" in _verified(unit)
+
+
+def test_the_dashboard_asks_for_what_is_counted() -> None:
+    """Each name that a panel asks for, and each of ours but two; panels lie side by side."""
+    board = json.loads((SERVING / "dashboard.json").read_text(encoding="utf-8"))
+    told = Status(True, 1, 1, 1, 1, 1.0, 0.5, 1, (ServerState("a", True, 1, 1),))
+    served = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
+    metrics = Metrics(lambda: served, lambda: 0, lambda: told)
+    metrics.requests.labels("200"), metrics.refused.labels("full"), metrics.failed.labels("deadline")
+    counted = set(re.findall(r"^(slimsched_\w+)", metrics.text().decode(), re.MULTILINE))
+    texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = set(re.findall(r"slimsched_\w+", " ".join(texts)))
+    assert asked <= counted
+    ours = {name for name in counted if not name.endswith(("_sum", "_count"))}
+    assert ours - asked == {"slimsched_images_arrived_total", "slimsched_router_collections_total"}
+    assert all(text.count("slimsched_") == text.count('{job="$job"}') for text in texts)
+    places = [tuple(panel["gridPos"][each] for each in "xywh") for panel in board["panels"]]
+    assert len({place[:2] for place in places}) == len(places)
+    assert {(x % 12, y % 8, w, h) for x, y, w, h in places} == {(0, 0, 12, 8)}
 
 
 def _verified(unit: Path) -> str:

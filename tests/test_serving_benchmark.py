@@ -45,6 +45,6 @@ def test_who_is_seen_to_be_down_was_away_since_the_fault(monkeypatch: pytest.Mon
 def test_only_what_ended_in_time_is_throughput() -> None:
     """The first fifth is left out, and so is what was answered afterwards, refused, or lost."""
     ended = [
-        Ended(0.0, 0.0, at_s, code, None, b"") for at_s, code in ((1, 200), (2, 200), (9, 200), (9, 429), (11, 200))
+        Ended("", 0.0, 0.0, at_s, code, None, b"") for at_s, code in ((1, 200), (2, 200), (9, 200), (9, 429), (11, 200))
     ]
     assert throughput_img_s(Outcome(5, ended), 10.0, images=4) == 2 * 4 / 8

@@ -37,7 +37,7 @@ CONNECTIONS: Final = 256  # single images at a time, as many as our door has pla
 LIGHT: Final = 0.3  # of what the rival carries
 SATURATED: Final = 0.85  # of what comes: who carries less is
 BATCH: Final = 16  # as ours
-WAIT_S: Final = 5e-3  # for it to fill; of 1, 5 and 20 ms the one with which rivals carried the most
+WAIT_S: Final = 5e-3  # for it to fill
 START_S: Final = 120.0
 ENVIRONMENTS: Final = {
     "litserve": {},
@@ -89,7 +89,7 @@ def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_i
     Args:
         requests: our own where none are given.
     """
-    send = generate if requests is None else partial(play, requests=requests)
+    send = generate if requests is None else partial(play, requests={"": requests})
     send(Load(server.url, 20.0, 2.0, 1, "", 1))  # its first passes
     rate_img_s = 1.5 * stand.full_img_s
     while True:
@@ -142,7 +142,7 @@ def _ours(stand: Stand, router: str) -> Iterator[Server]:
 def _rival(name: str, stand: Stand, environment: Path) -> Iterator[tuple[Server, list[bytes]]]:
     """One that answers, and requests for it: an image in binary, labels come as JSON."""
     with listen("127.0.0.1", 0, is_safe=False) as free:
-        port = free.getsockname()[1]
+        port = int(free.address.rpartition(":")[2])
     model = stand.job.model_to_serve
     assert model is not None, "a network runs"
     spec = model.load()[0].spec
@@ -164,7 +164,7 @@ def _wait(server: Server, requests: list[bytes], name: str) -> None:
     """Until it answers."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and server.process.poll() is None:
-        outcome = play(Load(server.url, 5.0, 1.0, 1, "", 1, patience_s=2.0), requests)
+        outcome = play(Load(server.url, 5.0, 1.0, 1, "", 1, patience_s=2.0), {"": requests})
         if outcome.answered:
             return
         time.sleep(1.0)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded, Tell, UnloadEnded
 from hw.agent.outfit import Fitting, Outfit
+from hw.networks.registry import ModelFile
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing
 from hw.router.run_spec import HardwareRun, ServedNetwork
@@ -109,7 +110,7 @@ def _refuse(asked: Measurement) -> Refused:
 class HollowCluster(HardwareCluster):
     """Its agents have hollow lanes, whatever their devices are said to be."""
 
-    def _outfit(self, index: int) -> Outfit:
+    def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         return HollowOutfit(self.servers[index].device.cores)
 
 

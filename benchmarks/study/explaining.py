@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jobs.learning.learned import Learned, NetChooser
 from jobs.learning.training import Windows
-from jobs.policies.choices import LONGEST_S, Choosing, View, seen
+from jobs.policies.choices import LONGEST_S, Choosing, View
 from kit.chance import derived_seed, stream
 
 Numbers = NDArray[np.float64]
@@ -58,7 +58,7 @@ class _Watcher:
         """As the network."""
         may = view.may
         if may.sum() > 1:
-            scores = self._learned.net.scores(seen(view)[may]).astype(np.float64)
+            scores = self._learned.net.scores(view.seen[may]).astype(np.float64)
             self.asked.append((view.age_s[may], view.gpus[may], scores))
         return self._chooser(view)
 

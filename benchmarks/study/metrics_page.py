@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from benchmarks.study.pages import render
-from scenarios.metrics.catalogue import COSTS, MEASURES, OF_SERVERS, PAIRED, VALIDATED, Measure
+from scenarios.metrics.catalogue import COSTS, MEASURES, OF_CLASSES, OF_SERVERS, PAIRED, VALIDATED, Measure
 from scenarios.show.table import Table, columns, to_markdown
 
 
@@ -19,6 +19,7 @@ def metrics_page() -> str:
         "metrics.md.j2",
         of_results=_table(MEASURES.values()),
         of_servers=_table(OF_SERVERS, "servers[]."),
+        of_classes=_table(OF_CLASSES, "classes{}."),
         paired=_names(PAIRED),
         costs=" and ".join(_names(COSTS).rsplit(", ", 1)),
         validated=", ".join(f"`{measure.stem}`" for measure in VALIDATED),

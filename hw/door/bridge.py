@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.door.protocol import Answer
-from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
+from hw.door.protocol import Answer, Served
+from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Serving, Status, Submit, ToRouter
 from hw.transport.port import FLUSH_NS, PortClosedError
+from kit.units import NS_PER_S
 
 ROUTER_GONE: Final = "router_gone"
 
@@ -48,14 +49,19 @@ class Bridge:
 
     Args:
         slots: (slots, values of an image).
+        served: what the router serves at first.
         on_end: called when the router is gone, or wants the process to end.
 
     Attributes:
+        served: what it serves now.
         status: what the router said last; None before it serves.
         is_draining: whether nothing more is accepted.
     """
 
-    def __init__(self, port: IngressPort, slots: NDArray[np.float32], on_end: Callable[[], object]) -> None:
+    def __init__(
+        self, port: IngressPort, slots: NDArray[np.float32], served: Served, on_end: Callable[[], object]
+    ) -> None:
+        self.served = served
         self.status: Status | None = None
         self.is_draining = False
         self._port = port
@@ -77,8 +83,14 @@ class Bridge:
         """Whether requests are accepted."""
         return self.status is not None and self.status.is_ready and not self.is_draining
 
-    def submit(self, images: NDArray[np.float32], timeout_ns: int) -> asyncio.Future[list[Answer]]:
-        """Hand images to the router; the future has their answers, in order, or `FailedError`.
+    def is_late(self, latency_s: float) -> bool:
+        """Whether a request took longer than the p99 latency that is asked for."""
+        return self.status is not None and 0 < self.status.limit_ns < latency_s * NS_PER_S
+
+    def submit(
+        self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0
+    ) -> asyncio.Future[list[Answer]]:
+        """Hand images of a class to the router; the future has their answers, in order, or `FailedError`.
 
         Who cancels it lets the router know.
 
@@ -93,7 +105,7 @@ class Bridge:
         call = _Call(slots, self._loop.create_future())
         self._calls.update(dict.fromkeys(slots, call))
         now_ns = time.monotonic_ns()
-        self._post(Submit(slots, now_ns, now_ns + timeout_ns))
+        self._post(Submit(slots, now_ns, now_ns + timeout_ns, service_class))
         call.future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
         return call.future
 
@@ -125,11 +137,13 @@ class Bridge:
         for word in words:
             match word:
                 case Answered(slot, label, widths, scores, took_ns):
-                    self._release(slot).answer(slot, Answer(label, widths, scores, took_ns))
+                    self._release(slot).answer(slot, Answer(label, widths, scores, self.served.version, took_ns))
                 case Failed(slot, reason):
                     self._release(slot).fail(reason)
                 case Status():
                     self.status = word
+                case Serving(version, top1):
+                    self.served = self.served.by_model(version, top1)
                 case Drain():
                     self.is_draining = True
         if self.is_draining and not self._calls:

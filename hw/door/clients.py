@@ -81,12 +81,13 @@ class Clients:
             return
         for word in words:
             match word:
-                case Submit(slots, received_ns, deadline_ns):
+                case Submit(slots, received_ns, deadline_ns, service_class):
                     came_ns = self.next_ns = self._clock.of(received_ns)
+                    until_ns = self._clock.of(deadline_ns)
                     for slot in slots:
                         self._slot_of[self._requests], self._request_in[slot] = slot, self._requests
                         self._came_ns[slot] = came_ns
-                        self._came.append((RequestArrived(self._requests, self._clock.of(deadline_ns)), came_ns))
+                        self._came.append((RequestArrived(self._requests, until_ns, service_class), came_ns))
                         self._requests += 1
                 case Cancel(slots):
                     self._cancelled += [self._request_in[slot] for slot in slots if slot in self._request_in]

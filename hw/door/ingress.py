@@ -5,36 +5,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import resource
 import signal
 import socket
+import sys
 import time  # noqa: TID251 - how often it died
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hw.door.app import App, Limits, crowded
+from hw.door.admission import Admission, Limits
+from hw.door.app import App, crowded, starting
 from hw.door.bridge import Bridge
+from hw.door.journal import Journal, Sparing
+from hw.door.listening import Listening
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served, error_body
 from hw.door.slots import slots_of
-from hw.door.words import IngressPort, RouterPort, ToIngress, ToRouter
+from hw.door.words import IngressPort, RouterPort, Serving, ToIngress, ToRouter
 from hw.transport.arena import Arena
 from hw.transport.port import socket_pair
 from kit.errors import WorkError
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 _KEEP_ALIVE_S: Final = 75
 _HEAD_S: Final = 30.0
 _HEAD_BYTES: Final = 1 << 16
 _ENDING_S: Final = 10.0  # in which answers are to be taken
+_LEAVING_S: Final = 1.0  # in which who waits gets what was said
 _BACKLOG: Final = 2048
 _DESCRIPTORS: Final = 64  # that are no connections
 _DEATHS: Final = 5
@@ -48,6 +58,7 @@ class IngressSpec:
     Attributes:
         carried_img_s: the most images a second that the servers carry, at any widths.
         certificate: a file with its key, by which it speaks TLS.
+        logs_json: whether requests that fail are told on standard error.
     """
 
     served: Served
@@ -55,6 +66,7 @@ class IngressSpec:
     tokens: Mapping[bytes, int]
     carried_img_s: float
     certificate: Path | None = None
+    logs_json: bool = False
 
 
 class _Connection(HttpToolsProtocol):
@@ -115,30 +127,93 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _main(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+def _server(app: Callable[..., Any], limits: Limits, certificate: Path | None) -> _Server:
+    config = uvicorn.Config(
+        app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
+        server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
+        limit_concurrency=limits.connections, backlog=_BACKLOG, ssl_certfile=certificate,
+    )  # fmt: skip
+    return _Server(config)
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A process that hears no signals: they are the router's business."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=target, args=arguments, name="slimsched-ingress", daemon=True
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    process.start()  # it inherits what is blocked
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+class WaitingRoom:
+    """Until it is closed, whoever connects by HTTP hears at once that nobody is served yet. At gRPC's port nothing
+    listens until the ingress does.
+
+    Args:
+        listening: where clients connect; the ingress may listen there, too.
+        certificate: that they are shown, if any.
+    """
+
+    def __init__(self, listening: Listening, certificate: Path | None) -> None:
+        self.listening = listening
+        self._end, remote = socket_pair()
+        self._process = _start(_wait, listening.http, remote, certificate)
+        remote.close()
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._end.close()
+        self._process.join(_LEAVING_S)
+        self._process.kill()
+
+
+def _wait(listening: socket.socket, end: socket.socket, certificate: Path | None) -> None:
+    async def serve() -> None:
+        asyncio.get_running_loop().add_reader(end, setattr, server, "should_exit", True)  # it was closed, or died
+        await server.serve(sockets=[listening])
+
+    server = _server(starting, Limits(), certificate)
+    uvloop.run(serve())
+
+
+def _main(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = spec.limits.connections + _DESCRIPTORS
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
     uvloop.run(_serve(spec, listening, end, arena))
 
 
-async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     def finish() -> None:
         server.should_exit = True
 
-    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
-    metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
+    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), spec.served, finish)
+    metrics = Metrics(lambda: bridge.served, lambda: bridge.inside, lambda: bridge.status)
     page = LivePage(spec.served, bridge, metrics)
-    app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
-    config = uvicorn.Config(
-        app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
-        server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
-        limit_concurrency=spec.limits.connections, backlog=_BACKLOG, ssl_certfile=spec.certificate,
-    )  # fmt: skip
-    server = _Server(config)
+    journal = Sparing(Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json))
+    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, journal)
+    server = _server(App(admission, metrics, page, spec.limits), spec.limits, spec.certificate)
     watching = asyncio.ensure_future(page.watch())
-    await server.serve(sockets=[listening])
+    async with _grpc(spec, listening.grpc, admission, metrics):
+        await server.serve(sockets=[listening.http])
     watching.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, metrics: Metrics) -> AsyncIterator[None]:
+    """Within it gRPC is spoken, where it is wanted."""
+    if address is None:
+        yield
+        return
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every client that speaks no TLS
+    from hw.door.grpc_service import Calls, start_grpc  # an extra of its own
+
+    calls = Calls(admission, metrics, spec.limits)
+    server = await start_grpc(calls, address, spec.certificate, spec.served, spec.limits)
+    yield
+    await server.stop(_ENDING_S)
 
 
 class Ingress:
@@ -151,23 +226,18 @@ class Ingress:
 
     port: RouterPort
 
-    def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: IngressSpec, listening: Listening, slots: int, journal: Journal) -> None:
         self.arena = Arena(slots * 4 * prod(spec.served.shape))
         self._spec = spec
         self._listening = listening
-        self._say = say
+        self._journal = journal
         self._died_s: deque[float] = deque(maxlen=_DEATHS)
         self._start()
 
     def _start(self) -> None:
         end, remote = socket_pair()
         self.port = RouterPort(ToRouter, end)
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=_main, args=(self._spec, self._listening, remote, self.arena), name="slimsched-ingress", daemon=True
-        )
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        self._process.start()  # it inherits what is blocked: signals are the router's business
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._process = _start(_main, self._spec, self._listening, remote, self.arena)
         remote.close()
 
     def start_again(self) -> None:
@@ -176,8 +246,14 @@ class Ingress:
         self._died_s.append(time.monotonic())
         if len(self._died_s) == _DEATHS and self._died_s[-1] - self._died_s[0] < _DEATHS_S:
             raise WorkError(f"the ingress has died {_DEATHS} times within {_DEATHS_S:g} s; start the command anew")
-        self._say("serve: the ingress is gone, and all clients' connections with it; another one starts")
+        text = "serve: the ingress is gone, and all clients' connections with it; another one starts"
+        self._journal.note("ingress_restarted", text)
         self._start()
+
+    def serve_model(self, version: str, top1: tuple[float, ...]) -> None:
+        """Every answer that is posted from now on is another model's; `top1`: see `RouterConfig`."""
+        self._spec = replace(self._spec, served=self._spec.served.by_model(version, top1))
+        self.port.post(Serving(version, top1))
 
     def _end(self, patience_s: float) -> None:
         self.port.close()
@@ -192,16 +268,15 @@ class Ingress:
 
 
 @contextlib.contextmanager
-def ingress(
-    spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None] = lambda _: None
-) -> Iterator[Ingress]:
+def ingress(spec: IngressSpec, listening: Listening, slots: int, journal: Journal) -> Iterator[Ingress]:
     """Within it clients are served.
 
     Args:
         listening: where clients connect.
         slots: images that may be inside.
+        journal: is told when it starts again.
     """
-    door = Ingress(spec, listening, slots, say)
+    door = Ingress(spec, listening, slots, journal)
     try:
         yield door
     finally:

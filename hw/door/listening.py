@@ -7,6 +7,9 @@ import socket
 import ssl
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -16,6 +19,7 @@ from kit.files import read_bytes
 
 SHORTEST_TOKEN: Final = 16
 _MOST_BYTES: Final = 1 << 20
+_FIRST_KEPT: Final = 3  # the descriptor of the first socket that systemd hands over
 
 
 def read_tokens(path: Path) -> dict[bytes, int]:
@@ -58,27 +62,84 @@ def _secret(path: Path, what: str) -> bytes:
     return content
 
 
-def listen(host: str, port: int, *, is_safe: bool) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class Listening:
     """What clients connect to.
 
+    Attributes:
+        http: a socket that listens: the one that systemd keeps for this process, or else a new one.
+        grpc: HOST:PORT, where gRPC opens a socket of its own; None where it is not spoken.
+    """
+
+    http: socket.socket
+    grpc: str | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of HTTP."""
+        return _text(self.http)
+
+
+@contextmanager
+def listen(host: str, port: int, grpc_port: int | None = None, *, is_safe: bool) -> Iterator[Listening]:
+    """Within it, clients find ports.
+
     Args:
-        port: 0 for a free one.
+        port, grpc_port: 0 for a free one.
         is_safe: whether it asks for a token, by TLS.
 
     Raises:
-        InputError: it can't be had, or others could reach it and it is not safe.
+        InputError: one can't be had, or others could reach it and it is not safe.
     """
+    kept = _kept()
+    if kept is not None:
+        _require_safe(str(kept.getsockname()[0]), is_safe=is_safe)
+    with _bound("--port", host, port, is_safe) if kept is None else kept as http:
+        http.listen()
+        if grpc_port is None:
+            yield Listening(http)
+            return
+        with _bound("--grpc-port", host, grpc_port, is_safe) as reserved:
+            # Now this user's processes alone can open a socket there, one after another.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            yield Listening(http, _text(reserved))
+
+
+def _text(bound: socket.socket) -> str:
+    host, port, *_ = bound.getsockname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bound(flag: str, host: str, port: int, is_safe: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as error:  # a name that is none
         problem = getattr(error, "strerror", None) or "no name of a machine"
         raise InputError("--host", "", f"{host!r:.80}: {problem}; 127.0.0.1 is this machine alone") from None
-    if not (is_safe or ip_address(address[0]).is_loopback):
-        problem = "others could send and read requests there; name tokens and a certificate"
-        problem += " (--token-file, --certificate), or 127.0.0.1"
-        raise InputError("--host", "", f"{host}: {problem}")
+    _require_safe(str(address[0]), is_safe=is_safe)
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        return socket.create_server(address[:2], family=family)
+        bound.bind(address[:2])
     except OSError as error:
+        bound.close()
         problem = os.strerror(error.errno or 0)  # the error's own words have the address twice
-        raise InputError("--port", "", f"{port}: {problem}; name another one, or 0 for a free one") from None
+        raise InputError(flag, "", f"{port}: {problem}; name another one, or 0 for a free one") from None
+    return bound
+
+
+def _kept() -> socket.socket | None:
+    """By socket activation (sd_listen_fds(3)): it outlives this process, and who connects meanwhile waits in it."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    kept = socket.socket(fileno=_FIRST_KEPT)
+    if kept.family not in (socket.AF_INET, socket.AF_INET6) or os.environ.get("LISTEN_FDS") != "1":
+        raise InputError("systemd", "ListenStream", "allowed is one, of TCP, such as 127.0.0.1:8000")
+    kept.set_inheritable(False)
+    return kept
+
+
+def _require_safe(address: str, *, is_safe: bool) -> None:
+    if not (is_safe or ip_address(address).is_loopback):
+        problem = "others could send and read requests there; name tokens and a certificate"
+        raise InputError("--host", "", f"{address}: {problem} (--token-file, --certificate), or 127.0.0.1")

@@ -12,12 +12,12 @@ import http.client
 import ssl
 import time  # noqa: TID251 - it plays clients in real time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import prod
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
@@ -45,6 +45,7 @@ class Load:
     Attributes:
         url: of a model: `http://HOST:PORT/v2/models/NAME`, or https.
         images: in each request.
+        classes: that requests name, each in proportion to its number; empty: none is named.
         certificate: a file with the server's, where no authority has signed it.
         patience_s: for answers after the last request.
         connections: at most; a request that finds all of them busy waits, and its latency counts on.
@@ -57,6 +58,7 @@ class Load:
     images: int
     token: str
     seed: int
+    classes: Mapping[str, float] = field(default_factory=dict)
     certificate: Path | None = None
     patience_s: float = 60.0
     connections: int = 1024
@@ -68,11 +70,13 @@ class Ended:
     """A request that has ended; times are seconds since the first one could be due.
 
     Attributes:
+        name: of its class; empty where it names none.
         code: HTTP's; 0 where the connection ended before the answer.
         router_s: the router's part of it, where the server says so (`Server-Timing`).
         body: of the answer, where it is kept.
     """
 
+    name: str
     due_s: float
     sent_s: float
     ended_s: float
@@ -121,13 +125,13 @@ def generate(load: Load) -> Outcome:
         InputError: the URL is none of a model, or the certificate is none.
         WorkError: nobody answers there.
     """
-    at = _address(load.url)
-    tls = _tls(load.certificate) if at.scheme == "https" else None
-    return play(load, _requests(load, at, _shape(load, at, tls)), tls)
+    target = Target(load.url, load.token, load.certificate)
+    shape = _shape(target)
+    return play(load, {name: _requests(load, target.at, shape, name) for name in load.classes or [""]}, target.tls)
 
 
-def play(load: Load, requests: Sequence[bytes], tls: ssl.SSLContext | None = None) -> Outcome:
-    """Send these requests, whole ones with their heads, again and again at the load's rate."""
+def play(load: Load, requests: Mapping[str, Sequence[bytes]], tls: ssl.SSLContext | None = None) -> Outcome:
+    """Send these requests by class, whole ones with their heads, again and again at the load's rate."""
     return asyncio.run(_Generator(load, urlsplit(load.url), requests, tls).carry_out())
 
 
@@ -157,33 +161,60 @@ def _port(at: SplitResult) -> int:
     return at.port or (http.client.HTTPS_PORT if at.scheme == "https" else http.client.HTTP_PORT)
 
 
-def _authorization(load: Load) -> dict[str, str]:
-    return {"authorization": f"Bearer {load.token}"} if load.token else {}
+def _authorization(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
-def _shape(load: Load, at: SplitResult, tls: ssl.SSLContext | None) -> tuple[int, ...]:
-    """Of an image."""
-    host, port = cast(str, at.hostname), _port(at)
-    connection = (
-        http.client.HTTPConnection(host, port, timeout=_ASKING_S)
-        if tls is None
-        else http.client.HTTPSConnection(host, port, timeout=_ASKING_S, context=tls)
-    )
-    try:
-        connection.request("GET", at.path, headers=_authorization(load))
-        answer = connection.getresponse()
-        body = answer.read()
+class Target:
+    """A server, by the URL of its model; see `Load`.
+
+    Raises:
+        InputError: the URL is none of a model, or the certificate is none.
+    """
+
+    def __init__(self, url: str, token: str, certificate: Path | None, patience_s: float = _ASKING_S) -> None:
+        self.url = url
+        self.at = _address(url)
+        self.tls = _tls(certificate) if self.at.scheme == "https" else None
+        self._headers = _authorization(token)
+        self._patience_s = patience_s
+
+    def get(self, path: str) -> bytes:
+        """What stands at a path there; raises `WorkError` where nothing does, or nobody answers."""
+        host, port = cast(str, self.at.hostname), _port(self.at)
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=self._patience_s)
+            if self.tls is None
+            else http.client.HTTPSConnection(host, port, timeout=self._patience_s, context=self.tls)
+        )
+        try:
+            connection.request("GET", path, headers=self._headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self.silence(error) from None
+        finally:
+            connection.close()
         if answer.status != _OK:
-            raise WorkError(f"{load.url}: {answer.status} {body.decode(errors='replace'):.200}")
+            raise WorkError(f"{self.url}: {answer.status} {body.decode(errors='replace'):.200}")
+        return body
+
+    def silence(self, error: Exception) -> WorkError:
+        """What came is no answer of a model."""
+        return WorkError(f"{self.url}: no model answers there ({type(error).__name__}: {error})")
+
+
+def _shape(target: Target) -> tuple[int, ...]:
+    """Of an image."""
+    body = target.get(target.at.path)
+    try:
         return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
-    except (OSError, http.client.HTTPException, msgspec.DecodeError, LookupError, TypeError) as error:
-        raise WorkError(f"{load.url}: no model answers there ({type(error).__name__}: {error})") from None
-    finally:
-        connection.close()
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise target.silence(error) from None
 
 
-def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes]:
-    """Some with images of noise, as bytes; labels and widths are wanted."""
+def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
+    """Some of a class with images of noise, as bytes; labels and widths are wanted."""
     rng = stream(load.seed, "load:images")
     found = []
     for _ in range(_REQUESTS):
@@ -192,12 +223,13 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes
         head = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
-                "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in ("label", "widths")],
+                "outputs": [{"name": each, "parameters": {"binary_data": True}} for each in ("label", "widths")],
+                **({"parameters": {"class": name}} if name else {}),
             }
         )
         headers = {
             "host": at.netloc,
-            **_authorization(load),
+            **_authorization(load.token),
             "inference-header-content-length": str(len(head)),
             "content-length": str(len(head) + len(image)),
         }
@@ -206,15 +238,22 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes
     return found
 
 
+class _Due(NamedTuple):
+    """A request: when it is to be sent, and its class; empty where it names none."""
+
+    at_s: float
+    name: str
+
+
 class _Connection(asyncio.Protocol):
-    """One of the clients; `due_s` is of the request that it waits for an answer to, None while it is idle."""
+    """One of the clients; `due` is the request that it waits for an answer to, None while it is idle."""
 
     transport: asyncio.Transport
 
     def __init__(self, generator: _Generator) -> None:
         self._generator = generator
         self._parser = httptools.HttpResponseParser(self)
-        self.due_s: float | None = None
+        self.due: _Due | None = None
         self.sent_s = 0.0
         self.router_s: float | None = None
         self.body = b""
@@ -222,9 +261,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def send(self, due_s: float, request: bytes) -> None:
+    def send(self, due: _Due, request: bytes) -> None:
         """Its next request."""
-        self.due_s, self.sent_s = due_s, time.perf_counter()
+        self.due, self.sent_s = due, time.perf_counter()
         self.router_s, self.body = None, b""
         self.transport.write(request)
 
@@ -247,10 +286,10 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
-        if self.due_s is None:
+        if self.due is None:
             self.transport.abort()
         else:
-            self._generator.end(self, self._parser.get_status_code())
+            self._generator.end(self, self.due, self._parser.get_status_code())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._generator.lose(self)
@@ -264,7 +303,9 @@ async def _until(due_s: float) -> None:
 
 
 class _Generator:
-    def __init__(self, load: Load, at: SplitResult, requests: Sequence[bytes], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, load: Load, at: SplitResult, requests: Mapping[str, Sequence[bytes]], tls: ssl.SSLContext | None
+    ) -> None:
         self.keeps_bodies = load.keeps_bodies
         self._load = load
         self._at = at
@@ -275,7 +316,7 @@ class _Generator:
         self._connections: set[_Connection] = set()
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
-        self._waiting: deque[float] = deque()  # when those are due that found no connection
+        self._waiting: deque[_Due] = deque()  # those that found no connection
         self._under_way = 0
         self._all_ended = asyncio.Event()
         self._began_s = 0.0
@@ -284,12 +325,13 @@ class _Generator:
         load = self._load
         rng = stream(load.seed, "load:arrivals")
         between_s = rng.exponential(load.images / load.rate_img_s, 1 + int(load.rate_img_s * load.duration_s * 2))
+        names = self._names(len(between_s))
         began_s = self._began_s = time.perf_counter()
-        for due_s in (began_s + between_s.cumsum()).tolist():
-            if due_s > began_s + load.duration_s:
+        for due in map(_Due, (began_s + between_s.cumsum()).tolist(), names):
+            if due.at_s > began_s + load.duration_s:
                 break
-            await _until(due_s)
-            self._begin(due_s)
+            await _until(due.at_s)
+            self._begin(due)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(load.patience_s):
                 while self._under_way:
@@ -299,13 +341,19 @@ class _Generator:
             connection.transport.abort()
         return self._outcome
 
-    def _begin(self, due_s: float) -> None:
+    def _names(self, count: int) -> list[str]:
+        """The class of each of so many requests."""
+        names, shares = [*self._requests], np.array([*self._load.classes.values()] or [1.0])
+        drawn = stream(self._load.seed, "load:classes").choice(len(names), count, p=shares / shares.sum())
+        return [names[each] for each in drawn.tolist()]
+
+    def _begin(self, due: _Due) -> None:
         self._under_way += 1
         self._outcome.due += 1
         if self._idle:
-            self._send(self._idle.pop(), due_s)
+            self._send(self._idle.pop(), due)
             return
-        self._waiting.append(due_s)
+        self._waiting.append(due)
         if self._open < self._load.connections:
             self._open += 1
             task = asyncio.ensure_future(self._connect())
@@ -332,22 +380,22 @@ class _Generator:
         else:
             self._idle.append(connection)
 
-    def _send(self, connection: _Connection, due_s: float) -> None:
-        connection.send(due_s, self._requests[self._outcome.due % len(self._requests)])
+    def _send(self, connection: _Connection, due: _Due) -> None:
+        requests = self._requests[due.name]
+        connection.send(due, requests[self._outcome.due % len(requests)])
 
-    def _count(self, code: int, due_s: float, sent_s: float, router_s: float | None = None, body: bytes = b"") -> None:
+    def _count(self, code: int, due: _Due, sent_s: float, router_s: float | None = None, body: bytes = b"") -> None:
         ended_s, began_s = time.perf_counter(), self._began_s
-        times_s = due_s - began_s, sent_s - began_s, ended_s - began_s
-        self._outcome.ended.append(Ended(*times_s, code, router_s, body))
+        times_s = due.at_s - began_s, sent_s - began_s, ended_s - began_s
+        self._outcome.ended.append(Ended(due.name, *times_s, code, router_s, body))
         self._under_way -= 1
         if not self._under_way:
             self._all_ended.set()
 
-    def end(self, connection: _Connection, code: int) -> None:
-        """The request that it waited for is answered."""
-        assert connection.due_s is not None
-        self._count(code, connection.due_s, connection.sent_s, connection.router_s, connection.body)
-        connection.due_s = None
+    def end(self, connection: _Connection, due: _Due, code: int) -> None:
+        """A request is answered."""
+        self._count(code, due, connection.sent_s, connection.router_s, connection.body)
+        connection.due = None
         if not connection.transport.is_closing():
             self._go_on(connection)
 
@@ -357,8 +405,8 @@ class _Generator:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        if connection.due_s is not None:
-            self._count(_GONE, connection.due_s, connection.sent_s)
+        if connection.due is not None:
+            self._count(_GONE, connection.due, connection.sent_s)
 
 
 def document(load: Load, outcome: Outcome) -> dict[str, Any]:
@@ -367,7 +415,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     lags_s = [each.sent_s - each.due_s for each in outcome.ended]
     router_s = [each.router_s for each in answered if each.router_s is not None]
     added_s = [each.added_s for each in answered if each.added_s is not None]
-    return {
+    found: dict[str, Any] = {
         "schema": "slimsched.load/1",
         "url": load.url,
         "images": load.images,
@@ -385,6 +433,17 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
         "added_s": spread(added_s),
         "lag_p99_s": float(np.percentile(lags_s or [0.0], 99)),
     }
+    if load.classes:
+        of_class = {name: [each for each in outcome.ended if each.name == name] for name in load.classes}
+        found["classes"] = {
+            name: {
+                "requests": len(ended),
+                "answered": sum(each.code == _OK for each in ended),
+                "latency_s": spread([each.latency_s for each in ended if each.code == _OK]),
+            }
+            for name, ended in of_class.items()
+        }
+    return found
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:

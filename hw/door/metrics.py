@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prometheus_client import (
@@ -17,6 +17,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hw.door.protocol import Served
 from hw.door.words import Status
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,8 +36,16 @@ class _OfRouter(Collector):
         status = self._status()
         if status is None:
             return
+        yield GaugeMetricFamily("slimsched_ready", "Whether images are accepted.", value=status.is_ready)
+        yield GaugeMetricFamily("slimsched_images_queued", "Images inside that no server has.", value=status.queued)
         yield CounterMetricFamily(
             "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / _NS_PER_S
+        )
+        yield CounterMetricFamily(
+            "slimsched_router_collections", "Collections of garbage in the router.", value=status.collections
+        )
+        yield CounterMetricFamily(
+            "slimsched_router_collecting_seconds", "Time that they took.", value=status.collected_ns / _NS_PER_S
         )
         up = GaugeMetricFamily("slimsched_server_up", "Whether a server is up.", labels=["server"])
         busy = CounterMetricFamily("slimsched_server_busy_seconds", "Time that some pass ran.", labels=["server"])
@@ -46,17 +55,35 @@ class _OfRouter(Collector):
             busy.add_metric([server.name], server.busy_ns / _NS_PER_S)
             images.add_metric([server.name], server.images)
         yield from (up, busy, images)
+        yield from _of_goals(status)
+
+
+def _of_goals(status: Status) -> Iterable[Metric]:
+    """What is asked for, and what is kept."""
+    yield CounterMetricFamily(
+        "slimsched_images_completed", "Images that have passed all segments.", value=status.completed
+    )
+    yield CounterMetricFamily(
+        "slimsched_accuracy", "Sum of what the accuracy table says of each of them.", value=status.accuracy_sum
+    )
+    yield GaugeMetricFamily("slimsched_goal_accuracy", "The mean accuracy asked for; 0: none.", value=status.floor)
+    yield GaugeMetricFamily(
+        "slimsched_goal_p99_seconds", "The p99 latency asked for; 0: none.", value=status.limit_ns / _NS_PER_S
+    )
 
 
 class Metrics:
     """Of one ingress.
 
     Args:
+        served: what is served now; each of its classes of requests is counted for itself.
         inside: how many images are in slots.
         status: what the router said last.
     """
 
-    def __init__(self, inside: Callable[[], int], status: Callable[[], Status | None]) -> None:
+    def __init__(
+        self, served: Callable[[], Served], inside: Callable[[], int], status: Callable[[], Status | None]
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = self._counter("requests", "Inference requests, by HTTP's code.", "code")
@@ -71,10 +98,29 @@ class Metrics:
         held = Gauge("slimsched_images_inside", "Images that take a place inside.", registry=self._registry)
         held.set_function(inside)
         self._registry.register(_OfRouter(status))
+        self._served = served
+        if served().request_classes:
+            self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
+            self._right = self._counter(
+                "class_images_expected_right", "Of these, as many as the accuracy table says at their widths.", "class"
+            )
+            self._class_seconds = Histogram(
+                "slimsched_class_request_seconds", "From a whole request to its answer, by class.", ["class"],
+                buckets=_BUCKETS_S, registry=self._registry,
+            )  # fmt: skip
         ProcessCollector(registry=self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
+
+    def note_class(self, service_class: int, widths: Sequence[tuple[float, ...]], took_s: float) -> None:
+        """A request of a class was answered, its images at these widths; without classes nothing is counted."""
+        served = self._served()
+        if names := served.request_classes:
+            name, top1 = names[service_class], served.top1
+            self._of_class.labels(name).inc(len(widths))
+            self._right.labels(name).inc(sum(top1.get(each, 0.0) for each in widths))
+            self._class_seconds.labels(name).observe(took_s)
 
     def text(self) -> bytes:
         """As Prometheus reads it."""

@@ -6,8 +6,8 @@ https://github.com/kserve/open-inference-protocol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import Any, Final
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 INPUT: Final = "image"
 OUTPUTS: Final = ("label", "scores", "widths")
-VERSION: Final = "1"  # of a model: there is one
 JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else is served
 US_NS: Final = 1_000
 _MOST_UINT8: Final = 255
@@ -42,6 +41,9 @@ class Served:
         classes: 0 where devices are emulated: then there are no scores, and every label is -1.
         mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty where there is none.
         most: images in a request.
+        version: of the model: the hash of its weights; 1 where devices are emulated.
+        request_classes: that requests may name; empty where all are of one.
+        top1: by width tuple, what the accuracy table says; by it each class's accuracy is counted.
     """
 
     name: str
@@ -51,18 +53,25 @@ class Served:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     most: int
+    version: str = "1"
+    request_classes: tuple[str, ...] = ()
+    top1: Mapping[tuple[float, ...], float] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Their names."""
         return tuple(name for name in OUTPUTS if self.classes or name != "scores")
 
+    def by_model(self, version: str, top1: Sequence[float]) -> Served:
+        """The same by other weights; `top1` in the order of its own."""
+        return replace(self, version=version, top1=dict(zip(self.top1, top1, strict=False)))
+
     def metadata(self) -> dict[str, Any]:
         """Of the model, as the protocol has it."""
         columns = {"label": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
         return {
             "name": self.name,
-            "versions": [VERSION],
+            "versions": [self.version],
             "platform": "slimsched",
             "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
             "outputs": [
@@ -72,7 +81,9 @@ class Served:
         }
 
 
-class _Input(msgspec.Struct):
+class Input(msgspec.Struct):
+    """A tensor's head, and what it holds where that is JSON."""
+
     name: str
     shape: list[int]
     datatype: str
@@ -80,19 +91,24 @@ class _Input(msgspec.Struct):
     data: list[Any] | None = None
 
 
-class _Output(msgspec.Struct):
+class Output(msgspec.Struct):
+    """One that is wanted."""
+
     name: str
     parameters: dict[str, Any] = {}
 
 
-class _Infer(msgspec.Struct):
-    inputs: list[_Input]
+class Infer(msgspec.Struct):
+    """A request without its tensors."""
+
+    inputs: list[Input]
     id: str = ""
     parameters: dict[str, Any] = {}
-    outputs: list[_Output] = []
+    outputs: list[Output] = []
 
 
-_decoder = msgspec.json.Decoder(_Infer)
+Values = Callable[[np.dtype[Any], int], NDArray[Any]]
+_decoder = msgspec.json.Decoder(Infer)
 encode = msgspec.json.Encoder().encode
 
 
@@ -104,21 +120,24 @@ class Request:
         images: (n, values of an image) float32, normalised.
         outputs: their names, and whether each is wanted in binary.
         timeout_ns: None where the client names none.
+        service_class: the place of its class in `Served.request_classes`; 0 where it names none.
     """
 
     identity: str
     images: NDArray[np.float32]
     outputs: Mapping[str, bool]
     timeout_ns: int | None
+    service_class: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one image; see `hw.door.words.Answered`."""
+    """Of one image; see `hw.door.words.Answered`; `version`: of the model whose answer it is."""
 
     label: int
     widths: tuple[float, ...]
     scores: bytes
+    version: str
     took_ns: int
 
 
@@ -138,10 +157,23 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
         head = _decoder.decode(memoryview(body)[:length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is no inference request: {error}") from None
+    return request_of(head, lambda *wanted: _values(head.inputs[0], memoryview(body)[length:], *wanted), served)
+
+
+def request_of(head: Infer, values: Values, served: Served) -> Request:
+    """One whose head is read.
+
+    Args:
+        values: those of its tensor, of a datatype and number; may raise `RequestError`.
+
+    Raises:
+        RequestError: it is no request for this model.
+    """
     if [each.name for each in head.inputs] != [INPUT]:
         raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
-    images = _images(head.inputs[0], memoryview(body)[length:], served)
-    return Request(head.id, images, _outputs(head, served), _timeout_ns(head.parameters.get("timeout")))
+    images = _images(head.inputs[0], values, served)
+    timeout_ns, service_class = _timeout_ns(head.parameters.get("timeout")), _service_class(head.parameters, served)
+    return Request(head.id, images, _outputs(head, served), timeout_ns, service_class)
 
 
 def _length(header: str, most: int) -> int:
@@ -150,7 +182,7 @@ def _length(header: str, most: int) -> int:
     return int(header)
 
 
-def _images(given: _Input, binary: memoryview, served: Served) -> NDArray[np.float32]:
+def _images(given: Input, values: Values, served: Served) -> NDArray[np.float32]:
     count = given.shape[0] if given.shape else 0
     if tuple(given.shape[1:]) != served.shape or not 1 <= count <= served.most:
         wanted = ", ".join(map(str, served.shape))
@@ -159,7 +191,7 @@ def _images(given: _Input, binary: memoryview, served: Served) -> NDArray[np.flo
     if datatype is None or (given.datatype == "UINT8" and not served.mean):
         allowed = "FP32 or UINT8" if served.mean else "FP32 (there is no data set whose pixels UINT8 could be)"
         raise RequestError(f"{INPUT}.datatype: found {given.datatype!r:.40}, allowed is {allowed}")
-    raw = _values(given, binary, datatype, count * prod(served.shape)).reshape(count, -1)
+    raw = values(datatype, count * prod(served.shape)).reshape(count, -1)
     if given.datatype == "FP32":
         if not np.isfinite(raw).all():
             raise RequestError(f"{INPUT}.data: holds values that are no finite numbers")
@@ -169,7 +201,7 @@ def _images(given: _Input, binary: memoryview, served: Served) -> NDArray[np.flo
     return ((pixels - mean) / deviation).reshape(count, -1)
 
 
-def _values(given: _Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
+def _values(given: Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
     """All values of the tensor, from behind the JSON or from within it."""
     size_bytes = given.parameters.get("binary_data_size")
     if size_bytes is None:
@@ -203,7 +235,7 @@ def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -
         raise RequestError(f"{INPUT}.data: holds a number that is too large") from None
 
 
-def _outputs(head: _Infer, served: Served) -> dict[str, bool]:
+def _outputs(head: Infer, served: Served) -> dict[str, bool]:
     """All of them where none is named."""
     every = head.parameters.get("binary_data_output") is True
     outputs = {each.name: each.parameters.get("binary_data", every) is True for each in head.outputs}
@@ -222,14 +254,29 @@ def _timeout_ns(timeout_us: Any) -> int | None:
     return timeout_us * US_NS
 
 
-def write_answer(request: Request, answers: Sequence[Answer], served: Served) -> tuple[bytes, int | None]:
-    """A response's body, and how much of it is JSON where binary data follow (else None)."""
-    columns: dict[str, tuple[str, NDArray[Any]]] = {
+def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
+    """Who names no class is of the first; a name is no parameter of a model without classes."""
+    known = served.request_classes
+    name = parameters.get("class") if known else None
+    if name is None:
+        return 0
+    if name not in known:
+        raise RequestError(f"parameters.class: found {name!r:.40}, allowed are {', '.join(known)}")
+    return known.index(name)
+
+
+def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:
+    """Datatype and values of each output, by its name."""
+    return {
         "label": ("INT64", np.array([each.label for each in answers], "<i8")),
         "widths": ("FP32", np.array([each.widths for each in answers], "<f4")),
         "scores": ("FP32", np.frombuffer(b"".join([each.scores for each in answers]), "<f4").reshape(len(answers), -1)),
     }
-    outputs, tail = [], list[bytes]()
+
+
+def write_answer(request: Request, answers: Sequence[Answer], served: Served) -> tuple[bytes, int | None]:
+    """A response's body, and how much of it is JSON where binary data follow (else None)."""
+    columns, outputs, tail = outputs_of(answers), [], list[bytes]()
     for name, is_binary in request.outputs.items():
         datatype, values = columns[name]
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": values.shape}
@@ -239,7 +286,7 @@ def write_answer(request: Request, answers: Sequence[Answer], served: Served) ->
         else:
             output["data"] = values.ravel().tolist()
         outputs.append(output)
-    head = {"model_name": served.name, "model_version": VERSION, "outputs": outputs}
+    head = {"model_name": served.name, "model_version": answers[0].version, "outputs": outputs}
     if request.identity:
         head["id"] = request.identity
     body = encode(head)

@@ -13,11 +13,13 @@ from hw.transport.port import Port
 
 
 class Submit(Message, frozen=True):
-    """Images that stand in these slots, whole since `received_ns`; nobody wants their answers after `deadline_ns`."""
+    """Images of a class that stand in these slots, whole since `received_ns`; nobody wants their answers after
+    `deadline_ns`."""
 
     slots: tuple[int, ...]
     received_ns: int
     deadline_ns: int
+    service_class: int = 0
 
 
 class Cancel(Message, frozen=True):
@@ -54,6 +56,13 @@ class Failed(Message, frozen=True):
     reason: str
 
 
+class Serving(Message, frozen=True):
+    """Another model serves: each answer that comes later is of this version; `top1`: see `RouterConfig`."""
+
+    version: str
+    top1: tuple[float, ...]
+
+
 class ServerState(msgspec.Struct, frozen=True, array_like=True):
     """What a server has done so far: image passes of a segment, and the time that some pass ran."""
 
@@ -68,13 +77,25 @@ class Status(Message, frozen=True):
 
     Attributes:
         is_ready: whether every segment has a server that is up.
+        queued: images in flight that no server has.
         busy_ns: CPU time of its process.
+        completed: images so far, and `accuracy_sum` what the accuracy table says of the widths of each.
+        floor: the mean accuracy that is asked for; 0 for none.
+        limit_ns: of the p99 latency that is asked for; 0 for none.
+        collections: of garbage in it, which took `collected_ns`.
     """
 
     is_ready: bool
     in_flight: int
+    queued: int
     busy_ns: int
+    completed: int
+    accuracy_sum: float
+    floor: float
+    limit_ns: int
     servers: tuple[ServerState, ...]
+    collections: int = 0
+    collected_ns: int = 0
 
 
 class Drain(Message, frozen=True):
@@ -82,6 +103,6 @@ class Drain(Message, frozen=True):
 
 
 ToRouter = Submit | Cancel | Drained
-ToIngress = Answered | Failed | Status | Drain
+ToIngress = Answered | Failed | Status | Serving | Drain
 RouterPort = Port[ToIngress, ToRouter]
 IngressPort = Port[ToRouter, ToIngress]

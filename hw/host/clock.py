@@ -17,18 +17,18 @@ class RunClock:
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
-        self._origin_ns: int | None = None
+        self._origin_ns = NEVER_NS
         self._last_ns = 0
 
     @property
     def origin_ns(self) -> int | None:
         """The reading of the host's clock at which the run began; None before."""
-        return self._origin_ns
+        return self._origin_ns if self.runs else None
 
     @property
     def runs(self) -> bool:
         """Whether it has started."""
-        return self._origin_ns is not None
+        return self._origin_ns < NEVER_NS
 
     def start(self, origin_ns: int) -> None:
         """The run began at this reading of the host's clock."""
@@ -36,16 +36,15 @@ class RunClock:
 
     def now_ns(self) -> int:
         """The present."""
-        if self._origin_ns is not None:
-            now_ns = self._clock_ns() - self._origin_ns
-            if now_ns > self._last_ns:
-                self._last_ns = now_ns
+        now_ns = self._clock_ns() - self._origin_ns
+        if now_ns > self._last_ns:
+            self._last_ns = now_ns
         return self._last_ns
 
     def of(self, clock_ns: int) -> int:
         """A reading of the host's clock, in the run's time; not before its start."""
-        return 0 if self._origin_ns is None else max(0, clock_ns - self._origin_ns)
+        return max(0, clock_ns - self._origin_ns)
 
     def back(self, run_ns: int) -> int:
         """A time of the run, as the host's clock will show it; never, while the run's clock stands."""
-        return NEVER_NS if self._origin_ns is None else run_ns + self._origin_ns
+        return run_ns + self._origin_ns if self.runs else NEVER_NS

@@ -67,7 +67,7 @@ class AgentHandle(ABC):
 
     Attributes:
         ready: its first words; None before they have come.
-        is_warm: whether it has run every work key.
+        is_warm: whether it has run every work key; `is_warming`: whether it was asked to, and has not answered yet.
         incarnation: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
         address: where the other agents write to it; empty where all map its arena.
     """
@@ -80,7 +80,7 @@ class AgentHandle(ABC):
         self.spec = spec
         self.port = port
         self.shares_clock = shares_clock
-        self.is_warm = False
+        self.is_warm = self.is_warming = False
         self._estimate = OffsetEstimate()
         self._pinged_ns: dict[int, int] = {}
         self.ready: Ready | None = None
@@ -200,6 +200,15 @@ class AgentHandle(ABC):
                 raise AgentDiedError(f"agent {self.spec.name}: {error}") from None
         return self._heard.popleft()
 
+    def hear(self) -> Sequence[FromAgent]:
+        """What it has said, without waiting; raises `AgentDiedError` where nothing will come any more."""
+        if self.port.fileno() >= 0 and not self._host.wait((self.port.fileno(),), 0):
+            return ()
+        try:
+            return self.port.receive()
+        except (PortClosedError, PortBrokenError):
+            raise self._death() from None
+
     def _death(self) -> AgentDiedError:
         return AgentDiedError(f"agent {self.spec.name} died ({self._how_it_died()})")
 
@@ -222,10 +231,15 @@ class AgentHandle(ABC):
         self._number += 1
         return self._number
 
-    def warm(self, batches: Sequence[int]) -> None:
-        """Run every legal key once at each batch size."""
-        self.ask(Warm(self.next_number(), tuple(batches)), Done)
-        self.is_warm = True
+    def begin_warming(self, batches: Sequence[int]) -> None:
+        """Have it run every legal key once at each batch size."""
+        self.send(Warm(self.next_number(), tuple(batches)))
+        self.is_warming = True
+
+    def end_warming(self) -> None:
+        """Wait until it has."""
+        self.expect(Done)
+        self.is_warm, self.is_warming = True, False
 
     # ------------------------------------------------------------------------------------------------------ the end
 
@@ -337,6 +351,17 @@ class AgentSlot:
         """Start the next agent, without waiting for it; the one before was killed."""
         self.agent = self._begin()
 
+    def hand_over(self, begin: Callable[[], AgentHandle], agent: AgentHandle) -> None:
+        """To an agent that such a start has made; the one before is killed."""
+        self.agent.kill()
+        self._begin, self.agent = begin, agent
+
+    def begin_warming(self) -> None:
+        """Have an agent that is new run what it must before it serves: others do so meanwhile."""
+        if self.warm_batches and not self.agent.is_warm and not self.agent.is_warming:
+            self.agent.wait_until_ready()
+            self.agent.begin_warming(self.warm_batches)
+
     def make_ready(
         self, server: int, keep_log: bool, *, measures_costs: bool = False, may_be_gone: bool = False
     ) -> bool:
@@ -361,9 +386,10 @@ class AgentSlot:
     def _prepare(self, server: int, keep_log: bool, measures_costs: bool, timeout_s: float) -> None:
         agent = self.agent
         agent.wait_until_ready()
+        self.begin_warming()
+        if agent.is_warming:
+            agent.end_warming()
         agent.prepare(server, keep_log, timeout_s, measures_costs=measures_costs)
-        if self.warm_batches and not agent.is_warm:
-            agent.warm(self.warm_batches)
         agent.find_offset()
 
     def close(self) -> None:
@@ -376,8 +402,12 @@ def make_all_ready(
 ) -> frozenset[int]:
     """Wait until everybody can serve, empty; returns who of those that may be gone is. See `AgentSlot.make_ready`.
 
-    Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are asked for once more at the end.
+    New ones warm up side by side. Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are
+    asked for once more at the end.
     """
+    for slot in slots:
+        with contextlib.suppress(WorkError):  # it is met again below
+            slot.begin_warming()
     away = frozenset(
         index
         for index, slot in enumerate(slots)

@@ -24,7 +24,7 @@ from hw.agent.torch_outfit import TorchOutfit
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.waiting import Host
 from hw.networks.registry import ModelFile
-from hw.router.agents import AgentSlot, Carrier, make_all_ready
+from hw.router.agents import AgentHandle, AgentSlot, Carrier, make_all_ready
 from hw.router.draining import Operator, Wish, nobody
 from hw.router.late_ledger import Watcher
 from hw.router.local_agents import OneHost
@@ -71,6 +71,7 @@ class HardwareCluster:
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
         carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
             another one is given.
+        waits: whether entering it waits until all are ready, as the first run does in any case.
 
     Attributes:
         slots, arenas: of each server, while the agents are up.
@@ -91,6 +92,7 @@ class HardwareCluster:
         supervision: Supervision | None = None,
         largest_block: int = GROUPS[-1],
         carrier: Carrier | None = None,
+        waits: bool = True,
     ) -> None:
         self.file = network if isinstance(network, ModelFile) else None
         self.served = ServedNetwork.of(network) if isinstance(network, ModelFile) else network
@@ -99,6 +101,7 @@ class HardwareCluster:
         self.supervision = supervision or Supervision()
         self.largest_block = largest_block
         self._warm_batches = tuple(warm_batches)
+        self._waits = waits
         self._stack = contextlib.ExitStack()
         self.transfer_ids = itertools.count()
         self._carrier = carrier or OneHost()
@@ -117,12 +120,13 @@ class HardwareCluster:
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
             stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
-                spec = AgentSpec(server.name, self._outfit(index), self._service(index))
+                spec = self._agent(index, self.file)
                 warm = () if server.device.physical[0] == "cuda" else self._warm_batches
                 slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
                 self.slots.append(slot)
-            self.make_ready(keep_log=False)
+            if self._waits:
+                self.make_ready(keep_log=False)
             self._stack = stack.pop_all()
         return self
 
@@ -146,13 +150,22 @@ class HardwareCluster:
         others = {core for server in beside for core in server.device.cores}
         return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
 
-    def _outfit(self, index: int) -> Outfit:
+    def starts_of(self, file: ModelFile) -> tuple[Callable[[], AgentHandle], ...]:
+        """What starts each server's agent with other weights of the same network."""
+        return tuple(
+            partial(self._carrier.start, index, self._agent(index, file)) for index in range(len(self.servers))
+        )
+
+    def _agent(self, index: int, file: ModelFile | None) -> AgentSpec:
+        return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index))
+
+    def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         device = self.servers[index].device
         if isinstance(device, EmulatedDevice):
             return EmulatedOutfit(device, self._carrier.arenas_of(index), index)
-        if self.file is None:
+        if file is None:
             raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
-        return TorchOutfit(device, self.file, self._carrier.arenas_of(index), index)
+        return TorchOutfit(device, file, self._carrier.arenas_of(index), index)
 
     def _largest_input_bytes(self) -> int:
         served = self.served
@@ -215,7 +228,7 @@ class HardwareCluster:
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic],
         router: RouterConfig,
         routing: Routing,
-        goal: GoalSet,
+        goals: Sequence[GoalSet],
         ledger: Watcher,
         on_progress: Callable[[RunProgress], None],
         say: Callable[[str], None],
@@ -226,7 +239,7 @@ class HardwareCluster:
         Where nothing is under way it sleeps: it keeps no core busy, as a run may.
 
         Args:
-            goal: what the operator asks for.
+            goals: what the operator asks for, of each class.
             on_progress: called some times a second.
             say: see `run`.
 
@@ -239,7 +252,12 @@ class HardwareCluster:
         assert self.slots, "enter the cluster first"
         none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
         run = HardwareRun(
-            none, image, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=((0, goal),)
+            none,
+            image,
+            np.zeros(1, np.int64),
+            NEVER_NS,
+            drain_limit_ns=DRAIN_LIMIT_NS,
+            goals=tuple((0, goal) for goal in goals),
         )
         self._require_fit(run, router)
         away = self.make_ready(keep_log=False, drained=operator.drained())

@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from msgspec import structs
 
+from hw.router.rolling import NewModel
 from hw.router.server import RemoteServer
 from policies.faults import DRAINED
 from policies.interfaces import RoutingPolicy
@@ -28,8 +29,8 @@ def nobody() -> frozenset[int]:
     return frozenset()
 
 
-Order = GoalSet | RoutingPolicy
-"""What is asked for, or who decides, from now on."""
+Order = GoalSet | RoutingPolicy | NewModel
+"""What is asked for, who decides, or what serves, from now on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ class FaultPlan:
         self._steps.sort(key=lambda step: step[:2])
 
     @property
-    def next_ns(self) -> int | None:
+    def next_ns(self) -> int:
         """When the next one is due."""
-        return self._steps[0][0] if self._steps else None
+        return self._steps[0][0] if self._steps else NEVER_NS
 
     def ring(self, now_ns: int) -> None:
         """Bring about what is due."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from policies.reward import RewardTerms
 from policies.server_book import BatchTold
 from policies.vocabulary import RouterCommand, RouterEvent, TelemetrySampled
 
@@ -30,8 +28,8 @@ class Watcher(Protocol):
         """See `Ledger`."""
         ...
 
-    def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """See `Ledger`."""
+    def caught_up(self) -> None:
+        """The cores have done all that it was told of, and no more."""
         ...
 
 
@@ -43,11 +41,12 @@ class LateLedger(Generic[Watching]):
 
     def __init__(self, ledger: Watching) -> None:
         self.ledger = ledger
-        self._steps: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._observe_router = ledger.observe_router
+        self._steps: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Ledger`."""
-        self._steps.append((self.ledger.observe_router, (event, commands, now_ns)))
+        self._steps.append((self._observe_router, (event, commands, now_ns)))
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Ledger`."""
@@ -63,7 +62,7 @@ class LateLedger(Generic[Watching]):
 
     def catch_up(self) -> None:
         """Tell the ledger all of it."""
-        while self._steps:
-            note, batch = self._steps.popleft()
-            note(*batch)
-        self.ledger.take_credits()  # nobody learns here
+        for note, step in self._steps:
+            note(*step)
+        self._steps.clear()
+        self.ledger.caught_up()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hw.host.clock import RunClock
+from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
 from hw.host.waiting import Host
 from hw.router.agents import AgentSlot
@@ -26,6 +26,7 @@ from hw.router.cpu_use import Taker, cpu_use
 from hw.router.draining import Draining, Operator, Order
 from hw.router.faults import FaultPlan
 from hw.router.late_ledger import LateLedger, Watcher
+from hw.router.rolling import NewModel, Rolling
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer, RemoteServer, RunContext
@@ -53,6 +54,7 @@ from policies.vocabulary import (
     Held,
     Hold,
     HoldRule,
+    ModelChanged,
     OwnLimit,
     ReleaseActivations,
     RequestCompleted,
@@ -72,7 +74,8 @@ ARRIVALS_NS: Final = NS_PER_S // 1000
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages."""
+    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages; `queued`: how
+    many of those in flight the router has sent to no server."""
 
     now_ns: int
     horizon_ns: int
@@ -80,6 +83,7 @@ class RunProgress:
     completed: int
     in_flight: int
     busy_ns: int = 0
+    queued: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +196,22 @@ class RouterLoop:
         self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
         self._next_progress_ns = 0
+        self._due_ns = 0
         self._detector = FailureDetector(cluster.supervision, 0)  # over this process itself
         self._devices = devices_of(cluster.servers)
         self._device_of = {index: device for device in self._devices for index in device.servers}
+        self._up: dict[int, int] = {}
+        self._deaths: list[int] = []
         self._servers = self._remote_servers(cluster, say)
         self._away = cluster.away
         self._draining = Draining(
             cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
         )
+        self._rolling = Rolling(self._servers, cluster.host, say)
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
-        self._read_by = [0] * len(self._servers)  # the epochs of those who were up when readers were named
+        self._read_by: dict[int, int] = {}  # the epochs of those who were up when readers were named
         self._transfers = Transfers(
             self._servers, Cargo(self._traffic.images, cluster.served.shape_after), run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
@@ -230,6 +238,8 @@ class RouterLoop:
             self._spec.keep_log,
             self._spec.measures_costs,
             isinstance(self._ledger.ledger, Ledger),
+            self._up,
+            self._deaths,
         )
         parts = zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
         return [
@@ -252,9 +262,10 @@ class RouterLoop:
         if self._holds and rule is not None:
             self._hand_to_core(rule, 0)  # before any arrival
         self._draining.look()
-        while not self._is_over():
-            self._turn()
+        while not self._is_over(now_ns := self._clock.now_ns()):
+            self._turn(now_ns)
         self._busy_ns = self._busy_so_far_ns()
+        self._rolling.give_up("the end has come")
         ended_ns = self._clock.now_ns()
         self._arrive(ended_ns)
         self._finish()
@@ -304,43 +315,54 @@ class RouterLoop:
         for server in self._servers:
             server.end_life()
 
-    def _turn(self) -> None:
+    def _turn(self, now_ns: int) -> None:
         """Everything that is due now, then a wait for whatever comes first."""
-        now_ns = self._clock.now_ns()
         self._arrive(now_ns)
-        if cancelled := self._traffic.take_cancelled():
+        if not self._rolling.holds and (cancelled := self._traffic.take_cancelled()):
             self._tell_router(RequestsCancelled(cancelled), now_ns)
-        while self._goals and self._goals[0][0] <= now_ns:
-            self._tell_router(self._goals.popleft()[1], now_ns)
+        if now_ns >= self._due_ns:
+            self._ring(now_ns)
         if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
             self._told_limit_ns = limit_ns
             self._tell_router(OwnLimit(limit_ns), now_ns)
         if self._holds and self._spec.end == "drain" and now_ns >= self._traffic.horizon_ns:
             self._holds = False
             self._tell_router(ArrivalsEnded(), now_ns)
-        if (due_ns := self._faults.next_ns) is not None and due_ns <= now_ns:
-            self._faults.ring(now_ns)
         if (due_ns := self._transfers.next_ns) is not None and due_ns <= now_ns:
             self._transfers.ring(now_ns)
-        if now_ns >= self._next_tick_ns:
-            self._tick(now_ns)
-        if now_ns >= self._next_look_ns:
-            self._look_after(now_ns)
-        for server in self._servers:
-            if not server.is_up:
-                self._revive(server)
+        if len(self._up) < len(self._servers):
+            for server in self._servers:
+                if not server.is_up:
+                    self._revive(server)
         self._settle()
-        self._settle_readers()
+        if self._rolling.holds and not self._router.in_flight:
+            self._switch()
+        if self._up != self._read_by:
+            self._settle_readers()
         self._decide()
         self._ledger.catch_up()
         if self._meter is not None:
             self._meter.end_turn()
-        if not self._is_over():
-            self._listen(self._wait_s())
+        now_ns = self._clock.now_ns()
+        if not self._is_over(now_ns):
+            self._listen(self._wait_s(now_ns))
+
+    def _ring(self, now_ns: int) -> None:
+        """What is due by the clock alone."""
+        while self._goals and self._goals[0][0] <= now_ns:
+            self._tell_router(self._goals.popleft()[1], now_ns)
+        if self._faults.next_ns <= now_ns:
+            self._faults.ring(now_ns)
+        if now_ns >= self._next_tick_ns:
+            self._tick(now_ns)
+        if now_ns >= self._next_look_ns:
+            self._look_after(now_ns)
+        goal_ns = self._goals[0][0] if self._goals else NEVER_NS
+        self._due_ns = min(goal_ns, self._faults.next_ns, self._next_tick_ns, self._next_look_ns)
 
     def _decide(self) -> None:
         """One decision after the other, each sent at once: agents go on meanwhile."""
-        router, meter = self._router, self._meter
+        router, meter, is_sent = self._router, self._meter, False
         while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
             self._arrive(now_ns)
             if meter is not None:
@@ -349,22 +371,22 @@ class RouterLoop:
             self._tell_router(RouterTimer(), now_ns)
             self._settle()
             self._flush()
+            is_sent = True
             if meter is not None:
                 meter.decided(self._sent_images)
-        self._flush()
+        if not is_sent:
+            self._flush()
 
-    def _wait_s(self) -> float:
+    def _wait_s(self, now_ns: int) -> float:
         """Until the next thing that comes by itself."""
-        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns(), self._arrival_due_ns())
-        if self._goals:
-            until_ns = min(until_ns, self._goals[0][0])
-        for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns):
+        until_ns = min(self._due_ns, self._limit_ns(now_ns), self._arrival_due_ns())
+        for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns):
             if wake_ns is not None and wake_ns < until_ns:
                 until_ns = wake_ns
-        for server in self._servers:
-            if not server.is_up and (wake_ns := server.next_ns) is not None:
-                until_ns = min(until_ns, wake_ns)
-        now_ns = self._clock.now_ns()
+        if len(self._up) < len(self._servers):
+            for server in self._servers:
+                if (wake_ns := server.next_ns) is not None:
+                    until_ns = min(until_ns, wake_ns)
         if self._has_unsent:
             until_ns = min(until_ns, now_ns + FLUSH_NS)
         return max(0, until_ns - now_ns) / NS_PER_S
@@ -372,24 +394,25 @@ class RouterLoop:
     def _arrival_due_ns(self) -> int:
         """When the next arrival is looked at: somewhat later than it is due, where others wait and no server can take a
         block. Nothing would come of it, and under overload a turn for each would cost more than all decisions."""
+        if self._rolling.holds:
+            return NEVER_NS
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
         return self._traffic.next_ns + ARRIVALS_NS * is_idle
 
-    def _limit_ns(self) -> int:
+    def _limit_ns(self, now_ns: int) -> int:
         """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
         horizon_ns = self._traffic.horizon_ns
-        if self._spec.end == "cut" or self._clock.now_ns() < horizon_ns:
+        if self._spec.end == "cut" or now_ns < horizon_ns:
             return horizon_ns
         return horizon_ns + self._spec.drain_limit_ns
 
-    def _is_over(self) -> bool:
-        now_ns = self._clock.now_ns()
+    def _is_over(self, now_ns: int) -> bool:
         if now_ns < self._traffic.horizon_ns:
             return False  # arrivals go on, whoever is there to serve them
         if not any(server.is_up or server.will_return for server in self._servers):
             return True
         drained = self._traffic.has_ended and not self._router.in_flight
-        return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
+        return self._spec.end == "cut" or drained or now_ns >= self._limit_ns(now_ns)
 
     def _listen(self, wait_s: float) -> bool:
         """Wait for words and take those that have come; False when none came in time."""
@@ -399,7 +422,8 @@ class RouterLoop:
         for server in ready:
             for message in server.receive():
                 self._hear(server, message)
-            self._hear_samples(server)
+            if server.samples:
+                self._hear_samples(server)
             self._settle()
         return bool(ready)
 
@@ -457,31 +481,34 @@ class RouterLoop:
 
     def _hear(self, server: RemoteServer, message: FromAgent) -> None:
         server.hear(message)
-        if isinstance(message, Returned | Rejected | Fenced):
-            self._transfers.freed(server.index)
-        elif isinstance(message, Moved):
-            self._transfers.moved(message)
-        elif isinstance(message, MoveBroken):
-            self._transfers.broken(message.transfer, message.reason)
+        match message:
+            case Returned() | Rejected() | Fenced():
+                self._transfers.freed(server.index)
+            case Moved():
+                self._transfers.moved(message)
+            case MoveBroken(transfer, reason):
+                self._transfers.broken(transfer, reason)
 
     def _hear_samples(self, server: RemoteServer) -> None:
         """What it has read of its device; the others that share it want to know."""
         device = self._device_of[server.index]
-        for sample in server.take_samples():
+        for sample in server.samples:
             device.heard(sample)
             for index in device.servers:
                 if index != server.index and self._servers[index].is_up:
                     self._servers[index].relay(sample)
+        server.samples.clear()
 
     def _settle(self) -> None:
         """Until no event waits for the router and no death is unnoticed."""
-        while True:
-            for server in self._servers:
-                if server.died:
-                    self._take_down(server, WORKER_DIED)
-            if not self._events:
-                return
-            self._tell_router(self._events.popleft(), self._clock.now_ns())
+        while self._deaths or self._events:
+            if self._deaths:
+                self._deaths.clear()
+                for server in self._servers:
+                    if server.died:
+                        self._take_down(server, WORKER_DIED)
+            else:
+                self._tell_router(self._events.popleft(), self._clock.now_ns())
 
     # ---------------------------------------------------------------------------------------------- up and down
 
@@ -498,10 +525,14 @@ class RouterLoop:
             if reason is not None:
                 self._take_down(server, reason)
         self._draining.look()
+        self._rolling.look()
         for order in self._orders():
             self._obey(order)
 
     def _obey(self, order: Order) -> None:
+        if isinstance(order, NewModel):
+            self._rolling.begin(order)
+            return
         if isinstance(order, GoalSet):
             self._tell_router(order, self._clock.now_ns())
             return
@@ -510,6 +541,18 @@ class RouterLoop:
             segments = self._router.config.segments
             rule = hold_rule_of(order) or HoldRule((1,) * segments, (0,) * segments)
             self._tell_router(rule, self._clock.now_ns())
+
+    def _switch(self) -> None:
+        """Another model serves who begins from now on; nobody is under way."""
+        for server in self._servers:
+            server.retire()
+            self._transfers.bury(server.index)
+        self._settle()
+        order = self._rolling.switch()
+        self._settle()
+        self._tell_router(ModelChanged(order.top1), self._clock.now_ns())
+        self._obey(order.policy)
+        order.took_over()
 
     def _revive(self, server: RemoteServer) -> None:
         """Bring a server back when its time has come."""
@@ -524,11 +567,8 @@ class RouterLoop:
 
     def _settle_readers(self) -> None:
         """Somebody came up or went down: each device has one reader."""
-        up = [server.epoch if server.is_up else 0 for server in self._servers]
-        if up == self._read_by:
-            return
-        changed = {index for index, epoch in enumerate(up) if epoch != self._read_by[index]}
-        self._read_by = up
+        changed = {index for index, _ in self._up.items() ^ self._read_by.items()}
+        self._read_by = dict(self._up)
         for device in self._devices:
             if changed.intersection(device.servers):  # whoever reads another one reads on
                 device.settle(self._servers, self._period_ns, self._clock.now_ns())
@@ -538,7 +578,7 @@ class RouterLoop:
     def _arrive(self, now_ns: int) -> None:
         """Requests that were due until now, each at its own time, but in order."""
         traffic = self._traffic
-        if traffic.next_ns > now_ns:
+        if traffic.next_ns > now_ns or self._rolling.holds:
             return
         noticed_ns = self._clock.now_ns()
         while traffic.next_ns <= now_ns:
@@ -547,7 +587,7 @@ class RouterLoop:
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
         """What was due before it comes before it; nothing is due while the clock stands."""
-        if self._clock.runs:
+        if self._traffic.next_ns <= now_ns and self._clock.runs:
             self._arrive(now_ns)
         self._hand_to_core(event, now_ns)
 
@@ -600,8 +640,8 @@ class RouterLoop:
     def progress(self, now_ns: int) -> RunProgress:
         """How far it is."""
         router, horizon_ns = self._router, self._traffic.horizon_ns
-        busy_ns = self._busy_so_far_ns()
-        return RunProgress(now_ns, horizon_ns, router.arrived, router.completed, router.in_flight, busy_ns)
+        counts = (router.arrived, router.completed, router.in_flight)
+        return RunProgress(now_ns, horizon_ns, *counts, self._busy_so_far_ns(), router.fifo_length)
 
     def _record(self, ended_ns: int, background: BackgroundLoad | None) -> RunRecord:
         ledger, traffic = self._ledger.ledger, self._traffic

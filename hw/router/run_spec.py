@@ -57,7 +57,8 @@ class HardwareRun:
         images: (m, C, H, W) float32, and labels (m,); request i is image i modulo m.
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
-        deadline_ns: after its arrival, for every request; None for no deadlines.
+        deadlines_ns: after its arrival, for every request of each class; None for no deadline.
+        classes: (n,) the class of each request; None where all are of one.
         keep_log: keep every event and command for replay.
         faults: what is done to the agents, and when.
         goals: when the operator asks for what, ascending.
@@ -72,7 +73,8 @@ class HardwareRun:
     labels: NDArray[np.int64]
     horizon_ns: int
     end: Literal["drain", "cut"] = "drain"
-    deadline_ns: int | None = None
+    deadlines_ns: tuple[int | None, ...] = (None,)
+    classes: NDArray[np.int64] | None = None
     drain_limit_ns: int = 60 * NS_PER_S
     keep_log: bool = False
     faults: tuple[Fault, ...] = ()

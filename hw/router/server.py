@@ -7,14 +7,14 @@ has died, under a new epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
-from hw.router.agents import AgentSlot
+from hw.router.agents import AgentHandle, AgentSlot
 from hw.router.late_ledger import LateLedger, Watcher
 from hw.transport.arena import Inbox, Slab
 from hw.transport.messages import (
@@ -115,6 +115,8 @@ class RunContext:
         keep_log: whether agents write down every step.
         measures_costs: whether agents measure what they do besides passes.
         keeps_record: whether anybody will ask what happened; else nothing is kept that grows with it.
+        up: the epochs of those servers that are up.
+        deaths: servers whose agent has died, until that is noticed.
     """
 
     clock: RunClock
@@ -127,6 +129,8 @@ class RunContext:
     keep_log: bool
     measures_costs: bool
     keeps_record: bool = True
+    up: dict[int, int] = field(default_factory=dict)
+    deaths: list[int] = field(default_factory=list)
 
 
 def _s(time_ns: int) -> str:
@@ -159,7 +163,7 @@ class RemoteServer:
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
         self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, steps heard of, its end)
-        self._samples: list[Sample] = []
+        self.samples: list[Sample] = []  # that its agent has read of the device, and nobody has taken yet
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a word is due soon
         self.agent_cpu_ns = 0
@@ -237,6 +241,7 @@ class RemoteServer:
         now_ns = self._run.clock.now_ns()
         self.epoch += 1
         self.is_up, self._is_starting, self._is_ready_early = True, False, False
+        self._run.up[self.index] = self.epoch
         self._is_preloading = True
         self._heard_steps = self.in_flight = 0
         self._detector = FailureDetector(self._run.supervision, now_ns)
@@ -249,6 +254,23 @@ class RemoteServer:
         self._tell_impairment()
         self._tell_router(ServerUp(self.index, self.epoch))
         self.send(ComeUp(self.epoch))
+
+    def retire(self) -> None:
+        """Its agent serves no more, for another one is to take over; nothing is under way here."""
+        if self.is_up:
+            self.is_up = False
+            del self._run.up[self.index]
+            self._bury(PLANNED)
+            self._tell_router(ServerDown(self.index, self.epoch, PLANNED))
+
+    def take_over(self, start: Callable[[], AgentHandle], successor: AgentHandle) -> None:
+        """From now on this agent serves, which was prepared, and later ones start so."""
+        self.slot.hand_over(start, successor)
+        self.died = self.is_away = False
+        self._restart_at_ns = None
+        self._detector = FailureDetector(self._run.supervision, self._run.clock.now_ns())
+        self._is_starting = self._is_ready_early = True
+        self.end_outage_if_due()
 
     def begin_away(self) -> None:
         """It was drained before the run, and has no agent."""
@@ -265,6 +287,7 @@ class RemoteServer:
         """The agent is gone (or is ended now), and everything with it; see `stay_down` for until when."""
         now_ns = self._run.clock.now_ns()
         was_up, self.is_up = self.is_up, False
+        self._run.up.pop(self.index, None)
         self.died = self._is_starting = self._is_ready_early = False
         self.slot.agent.kill()
         self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
@@ -273,6 +296,8 @@ class RemoteServer:
         else:
             self._bury(reason)
             is_planned = reason == PLANNED or self.is_doomed or self.is_away
+            if not self._run.keeps_record:
+                self.downtimes.clear()
             self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
             what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
             self._tell_router(ServerDown(self.index, self.epoch, reason))
@@ -349,12 +374,16 @@ class RemoteServer:
             self.send(self.slot.agent.ping(number))
         return None
 
+    def _die(self) -> None:
+        self.died = True
+        self._run.deaths.append(self.index)
+
     def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
         """A new agent's first words: it is there, warm, empty; then it serves (not before an outage has ended)."""
         agent = self.slot.agent
         match message:
             case Refused():
-                self.died = True
+                self._die()
             case Ready():
                 agent.ready = message
                 self._number = agent.next_number()
@@ -363,13 +392,17 @@ class RemoteServer:
             case Done(number) if self._is_starting and number == self._number:
                 agent.is_warm = True
                 self._number = agent.next_number()
-                self.send(Prepare(self._number, self.index, self._run.keep_log, self._run.measures_costs))
+                self.send(self.preparation(self._number))
             case Prepared(number) if self._is_starting and number == self._number:
                 self._detector.answered("start")
                 self._is_ready_early = True
                 self.end_outage_if_due()
             case _:  # of an earlier run
                 pass
+
+    def preparation(self, number: int) -> Prepare:
+        """What an agent is told before it serves."""
+        return Prepare(number, self.index, self._run.keep_log, self._run.measures_costs)
 
     def end_outage_if_due(self) -> None:
         """An agent that was ready before its outage has ended comes up when it has."""
@@ -394,7 +427,7 @@ class RemoteServer:
         try:
             self.has_posted = not self.slot.agent.port.flush()
         except PortClosedError:
-            self.died = True
+            self._die()
         return not self.has_posted
 
     def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
@@ -455,7 +488,7 @@ class RemoteServer:
         try:
             return self.slot.agent.port.receive()
         except (PortClosedError, PortBrokenError):
-            self.died = True
+            self._die()
             return ()
 
     def hear(self, message: FromAgent) -> None:
@@ -492,16 +525,15 @@ class RemoteServer:
                 raise AssertionError(f"not for a server: {message}")
 
     def _take_back(self, message: Returned) -> None:
-        requests, note, run = message.requests, message.told, self._run
+        requests, run, counts = message.requests, self._run, self._counts
         self._heard_steps = message.steps
         self.in_flight -= len(requests)
         if message.reference_s and run.keeps_record:
             self.references.append((message.referenced_ns, message.reference_s))
-        counts = self._counts
         counts.batches += 1
         counts.images += len(requests)
         self.inbox.forget(requests)
-        run.ledger.note_batch(self.index, note)
+        run.ledger.note_batch(self.index, message.told)
         is_last = message.segment == run.segments
         correct = run.judge(requests, message.width, message.labels, message.scores) if is_last else ()
         self._tell_router(
@@ -522,7 +554,7 @@ class RemoteServer:
         read = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
         self._run.ledger.note_reading(self.index, read)
         if message.is_read:
-            self._samples.append(sample)
+            self.samples.append(sample)
         self._tell_router(
             ServerReport(
                 self.index,
@@ -537,11 +569,6 @@ class RemoteServer:
             )
         )
 
-    def take_samples(self) -> list[Sample]:
-        """What its agent has read of the device since they were last taken."""
-        samples, self._samples = self._samples, []
-        return samples
-
     def relay(self, sample: Sample) -> None:
         """Another agent has read the sensor of the device that they share."""
         self.send(Sampled(sample))
@@ -551,7 +578,7 @@ class RemoteServer:
         if isinstance(message, Finished):
             self._finish(message)
         elif isinstance(message, Report) and message.is_read:
-            self._samples.append(message.sample)
+            self.samples.append(message.sample)
         elif isinstance(message, Ready):  # it was starting: the next run would wait for this word
             self.slot.agent.ready = message
 

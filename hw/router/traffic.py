@@ -76,8 +76,9 @@ class PlannedTraffic:
         self.images: Images = ImageSource(run.images, poisoned)
         self.horizon_ns = run.horizon_ns
         self.lags_ns: list[int] = []
-        self._deadline_ns = run.deadline_ns
+        self._deadlines_ns = run.deadlines_ns
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
+        self._classes: list[int] = [0] * len(self._arrivals_ns) if run.classes is None else run.classes.tolist()
         self._taken = 0
         self.next_ns = self._arrivals_ns[0] if self._arrivals_ns else NEVER_NS
         self.has_ended = not self._arrivals_ns
@@ -87,8 +88,10 @@ class PlannedTraffic:
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int]:
         """See `Traffic`: each at its own time, for a router that was busy hides nobody's wait."""
-        planned_ns, relative_ns = self.next_ns, self._deadline_ns
-        event = RequestArrived(self._taken, None if relative_ns is None else planned_ns + relative_ns)
+        planned_ns, service_class = self.next_ns, self._classes[self._taken]
+        relative_ns = self._deadlines_ns[service_class]
+        deadline_ns = None if relative_ns is None else planned_ns + relative_ns
+        event = RequestArrived(self._taken, deadline_ns, service_class)
         self._taken += 1
         self.has_ended = self._taken == len(self._arrivals_ns)
         self.next_ns = NEVER_NS if self.has_ended else self._arrivals_ns[self._taken]

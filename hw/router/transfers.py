@@ -186,12 +186,13 @@ class Transfers:
             if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
                 self._fail(block, source, "server_down")
                 return
+        if not command.moves:
+            self._hand_over(block, ())
+            return
         delivery = self._deliveries[block.block] = _Delivery(block)
         transfers = [self._plan(delivery, source, requests) for source, requests in command.moves]
         for transfer in transfers:
             self._tell_router(TransferStarted(block.block, transfer.source, block.server, transfer.requests))
-        if not transfers:
-            self._arrive(delivery)
         for transfer in transfers:
             self._no_place[block.server].append(transfer)
         self._find_places(block.server)
@@ -226,6 +227,8 @@ class Transfers:
     @property
     def next_ns(self) -> int | None:
         """When `ring` should be called."""
+        if not self._transfers:
+            return None
         times = [waiting[0].gives_up_ns for waiting in self._no_place if waiting]
         if self._due:
             times.append(self._due[0][0])

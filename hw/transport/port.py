@@ -232,26 +232,24 @@ class Port(Generic[Sent, Heard]):
             data = data[come:]
         if self._unread:
             data = bytes(self._unread + data)
-        at, end = 0, len(data)
-        with memoryview(data) as view:
-            while end - at >= LENGTH:
-                word = int.from_bytes(view[at : at + LENGTH], "little")
-                kind, length = word >> 30, word & (1 << 30) - 1
-                if length > MAX_BYTES or kind > LOGGED:
-                    raise PortBrokenError(f"a frame of {word} bytes is none of ours")
-                begin = at + LENGTH + (OFFSET if kind == PLACED else 0)
-                if end < begin or (kind != PLACED and end - begin < length):
-                    break
-                at = min(end, begin + length)
-                body = view[begin:at]
-                if kind == PLACED:
-                    self._begin_filling(int.from_bytes(view[begin - OFFSET : begin], "little"), length, body)
-                elif kind == LOGGED:
-                    self._hear_log(bytes(body))
-                else:
-                    messages += self._codec.decode(body)
-                body.release()
-        self._unread = bytearray(data[at:]) if at < end else bytearray()
+        at, end, view = 0, len(data), memoryview(data)
+        while end - at >= LENGTH:
+            word = int.from_bytes(data[at : at + LENGTH], "little")
+            kind, length = word >> 30, word & (1 << 30) - 1
+            if length > MAX_BYTES or kind > LOGGED:
+                raise PortBrokenError(f"a frame of {word} bytes is none of ours")
+            begin = at + LENGTH + OFFSET * (kind == PLACED)
+            if end < begin or (kind != PLACED and end - begin < length):
+                break
+            at = min(end, begin + length)
+            if kind == SAID:
+                messages += self._codec.decode(view[begin:at])
+            elif kind == LOGGED:
+                self._hear_log(data[begin:at])
+            else:
+                self._begin_filling(int.from_bytes(data[begin - OFFSET : begin], "little"), length, view[begin:at])
+        if at < end or self._unread:
+            self._unread = bytearray(data[at:])
 
     def _begin_filling(self, offset: int, length: int, come: memoryview) -> None:
         """What has come of an activation goes to its place, and the rest will."""

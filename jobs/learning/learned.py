@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies import choices as sight
-from jobs.policies.choices import NAMES, VISIBLE, WAIT, Choosing, Seen, View, seen
+from jobs.policies.choices import NAMES, VERSION, VISIBLE, WAIT, Choosing, Seen, View
 from jobs.policies.policy import JobPolicy
 from kit import checkpoint
 from kit.chance import stream
@@ -98,7 +97,7 @@ class NetChooser:
 
     def __call__(self, view: View) -> int:
         """A place in the view, or `WAIT`."""
-        rows = seen(view)
+        rows = view.seen
         may = rows if view.may.all() else rows[view.may]
         if view.can_wait:
             may = np.concatenate([may, waiting_row(view, rows)])
@@ -164,15 +163,15 @@ class LearnedSpec:
     base: str = "fifo"
     estimate: str = "none"
     trace: str = ""
-    features: str = sight.VERSION
+    features: str = VERSION
     is_sampled: bool = True
     queueing: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError("policy", "kind", f"{self.kind!r:.60} is no learned policy: {nearest(self.kind, KINDS)}")
-        if self.features != sight.VERSION:
-            problem = f"the network sees {self.features!r:.60}, and this version shows {sight.VERSION}: train it again"
+        if self.features != VERSION:
+            problem = f"the network sees {self.features!r:.60}, and this version shows {VERSION}: train it again"
             raise InputError("policy", "features", problem)
 
     @property
@@ -196,7 +195,7 @@ class Learned:
     def choosing(self, seed: int) -> Choosing:
         """Who chooses in one run; draws come from a stream of this seed."""
         rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_sampled else None
-        return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(sight.seen(view)))
+        return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(view.seen))
 
 
 def at_random(rng: np.random.Generator, view: View) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from jobs.learning.learned import HIDDEN, POOLED, SIZES, fresh_weights
-from jobs.policies.choices import NAMES, PADDING, VISIBLE, Seen
+from jobs.policies.choices import NAMES, VISIBLE, Seen, padded
 from kit.errors import WorkError
 
 SLOTS: Final = VISIBLE * len(NAMES)
@@ -98,13 +98,8 @@ def advantages(rewards: Floats, values: Floats, lam: float) -> tuple[Floats, Flo
 
 def slots_of(episode: Episode) -> Floats:
     """(D, 896) The first rows of each decision in 128 slots, with what stands in those that nobody has."""
-    slots = np.empty((len(episode.counts), VISIBLE, len(NAMES)), np.float32)
-    slots[:] = PADDING
-    decision = np.repeat(np.arange(len(episode.counts)), episode.counts)
-    place = np.arange(len(decision)) - np.repeat(np.cumsum(episode.counts) - episode.counts, episode.counts)
-    is_seen = place < VISIBLE
-    slots[decision[is_seen], place[is_seen]] = episode.rows[is_seen]
-    return slots.reshape(len(slots), SLOTS)
+    decisions = np.split(episode.rows, np.cumsum(episode.counts)[:-1])
+    return np.stack([padded(rows) for rows in decisions]).reshape(-1, SLOTS)
 
 
 def network(sizes: tuple[int, ...], seed: int, name: str) -> nn.Sequential:

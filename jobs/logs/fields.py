@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,13 +17,12 @@ from pyarrow import compute
 from kit.units import parse_duration
 
 Numbers = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
-_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 SECONDS, NAIVE, ZONED, UNREAD = 1, 2, 4, 8  # forms of a time
 FORMS: Final = {SECONDS: "seconds", NAIVE: "dates without a zone", ZONED: "dates with a zone"}
 _KINDS: Final = {NAIVE: pyarrow.timestamp("us"), ZONED: pyarrow.timestamp("us", "UTC"), SECONDS: pyarrow.float64()}
-TIME: Final = "2024-01-31T12:00:00, also with a zone (+01:00), or seconds"
-DURATION: Final = "seconds, 02:00:00, 1-02:00:00, 90m or 2h"
+_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _WORDS_FOR_NOTHING: Final = frozenset(
     ("", "-", "unknown", "none", "null", "nan", "nat", "na", "n/a", "unlimited", "partition_limit")
 )
@@ -36,12 +35,16 @@ _PLAIN_DATES: Final = (  # as `datetime` reads them
     (re.compile(r" (?=[-+]\d\d:?\d\d$)"), ""),
 )
 _CLOCK: Final = re.compile(r"(?:(\d+)(?:-| days?,? ))?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
-_WORDS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("completed", "pass", "passed", "succeeded", "success", "terminated", "done"), "completed"),
-    **dict.fromkeys(("failed", "fail", "error", "out_of_memory", "oom"), "failed"),
-    **dict.fromkeys(("cancelled", "canceled", "killed", "revoked", "preempted"), "cancelled"),
-    **dict.fromkeys(("timeout", "deadline"), "timeout"),
-    **dict.fromkeys(("node_fail", "boot_fail"), "node_fail"),
+_STATUSES: Final = {
+    word: status
+    for status, words in {
+        "completed": "completed pass passed succeeded success terminated done",
+        "failed": "failed fail error out_of_memory oom",
+        "cancelled": "cancelled canceled killed revoked preempted",
+        "timeout": "timeout deadline",
+        "node_fail": "node_fail boot_fail",
+    }.items()
+    for word in words.split()
 }
 
 
@@ -50,53 +53,57 @@ class Cells:
     """A column of a log that holds a quantity.
 
     Attributes:
-        texts: what stands there.
-        values: what it says; not-a-number where nothing stands there, or nothing that can be read.
-        forms: of each one of `FORMS` or `UNREAD`; 0 where nothing stands there, or the form is of no matter.
+        values: not-a-number where nothing stands, or nothing that can be read.
+        forms: of times, each one of `FORMS`; `UNREAD` where something stands that can't be read; else 0.
+        texts: what stands there; None of what is computed.
         allowed: what can be read.
     """
 
-    texts: Any
     values: Numbers
-    forms: NDArray[np.int64]
-    allowed: str
+    forms: NDArray[np.int64] | int = 0
+    texts: Any = None
+    allowed: str = ""
 
     @property
-    def is_unread(self) -> NDArray[np.bool_]:
+    def is_unread(self) -> Mask:
         """Where something stands that can't be read."""
-        return np.asarray(self.forms == UNREAD)
+        return np.broadcast_to(self.forms == np.int64(UNREAD), self.values.shape)
 
     @property
-    def is_missing(self) -> NDArray[np.bool_]:
+    def is_missing(self) -> Mask:
         """Where nothing stands."""
-        return np.asarray(np.isnan(self.values) & (self.forms != UNREAD))
+        return np.isnan(self.values) & ~self.is_unread
 
 
-def numbers(texts: Any) -> Numbers:
-    """Numbers; not-a-number for any other text, an infinite one among them."""
-    try:
-        column = texts.cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:
-        trimmed = compute.utf8_trim_whitespace(texts)
-        looks_so = compute.match_substring_regex(trimmed, f"^({_NUMBER.pattern})$")
-        column = compute.if_else(looks_so, trimmed, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.float64())
-    values = _floats(column)
-    return np.where(np.isfinite(values), values, np.nan)
+def numbers(texts: Any) -> Cells:
+    """Finite numbers."""
+    return _quantities(texts, 1.0, lambda text: None, "a number")
 
 
-def known(values: Numbers) -> Numbers:
-    """Numbers where a negative one says that nothing is known, as SWF has it."""
-    return np.where(values >= 0, values, np.nan)
+def durations(texts: Any, unit_s: float = 1.0) -> Cells:
+    """Seconds; plain numbers are of this unit."""
+    return _quantities(texts, unit_s, _duration, "seconds, 02:00:00, 1-02:00:00, 90m or 2h")
 
 
-def dates(texts: Any, timezone: str | None = None) -> Cells:
-    """As `times` has them, of a log in which 0 says that nothing is known."""
-    values = times(texts, timezone)
-    is_none = (values.forms == SECONDS) & (values.values == 0)
-    return replace(values, values=np.where(is_none, np.nan, values.values), forms=np.where(is_none, 0, values.forms))
+def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], allowed: str) -> Cells:
+    """Numbers times their unit, and what `other` makes of texts that are none."""
+
+    def one(text: str) -> float:
+        text = text.strip()
+        if text.lower() in _WORDS_FOR_NOTHING:
+            return np.nan
+        value = unit * float(text) if _NUMBER.fullmatch(text) else other(text)
+        return np.inf if value is None else value
+
+    if (plain := _plain(texts)) is None:
+        plain = _plain(_given(texts))
+    values = mapped(texts, one) if plain is None else unit * plain
+    if not (is_odd := np.isinf(values)).any():
+        return Cells(values, 0, texts, allowed)
+    return Cells(np.where(is_odd, np.nan, values), UNREAD * is_odd, texts, allowed)
 
 
-def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0) -> Cells:
+def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_is_nothing: bool = False) -> Cells:
     """Times in seconds: of dates Unix times, of numbers as they are.
 
     What a text says hangs on itself alone (`_time`); that Arrow reads whole columns of one form is for speed.
@@ -108,30 +115,28 @@ def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0) -> Cells
     given = _given(texts)
     first = given.is_valid().index(True).as_py()
     form = _time(texts[first].as_py())[1] if first >= 0 else NAIVE
-    with suppress(pyarrow.ArrowInvalid, KeyError):
-        column = given.cast(_KINDS[form])  # trying wrong kinds would be slow
-        values = unit_s * _floats(column) if form == SECONDS else _unix_s(column, timezone if form == NAIVE else None)
-        if not np.isinf(values).any():
-            return Cells(texts, values, np.where(np.isnan(values), 0, form), TIME)
-    values, forms = mapped(texts, _time).reshape(-1, 2).T
-    if timezone is not None:
-        stamps = pyarrow.array(np.round(1e6 * np.where(forms == NAIVE, values, 0))).cast(pyarrow.int64())
-        values = np.where(forms == NAIVE, _unix_s(stamps.cast(pyarrow.timestamp("us")), timezone), values)
-    return Cells(texts, np.where(forms == SECONDS, unit_s * values, values), forms.astype(np.int64), TIME)
-
-
-def durations(texts: Any, unit_s: float = 1.0) -> Cells:
-    """Seconds of `7200`, `02:00:00`, `1-02:00:00`, `90m` and the like.
-
-    Args:
-        unit_s: how many seconds 1 is, of a plain number.
-    """
     try:
-        values = unit_s * _floats(_given(texts).cast(pyarrow.float64()))
-        forms = np.zeros(len(texts))
-    except pyarrow.ArrowInvalid:
-        values, forms = mapped(texts, lambda text: _duration(text, unit_s)).reshape(-1, 2).T
-    return Cells(texts, values, np.where(np.isinf(values), UNREAD, forms).astype(np.int64), DURATION)
+        column = given.cast(_KINDS[form])  # trying wrong kinds would be slow
+        values = _floats(column) if form == SECONDS else _unix_s(column, timezone if form == NAIVE else None)
+        forms = np.where(np.isnan(values), 0, np.where(np.isinf(values), UNREAD, form))
+    except (pyarrow.ArrowInvalid, KeyError):
+        values, forms = mapped(texts, _time).reshape(-1, 2).T
+        forms = forms.astype(np.int64)
+        if timezone is not None:
+            stamps = pyarrow.array(np.round(1e6 * np.where(forms == NAIVE, values, 0))).cast(pyarrow.int64())
+            values = np.where(forms == NAIVE, _unix_s(stamps.cast(pyarrow.timestamp("us")), timezone), values)
+    if (is_seconds := forms == SECONDS).any():
+        values = np.where(is_seconds, unit_s * values, values)
+        forms = np.where(is_seconds & (values == 0) & zero_is_nothing, 0, forms)
+    values = np.where((forms == 0) | (forms == UNREAD), np.nan, values)
+    return Cells(values, forms, texts, "2024-01-31T12:00:00, also with a zone (+01:00), or seconds")
+
+
+def _plain(texts: Any) -> Numbers | None:
+    """Plain numbers; None where any text is none."""
+    with suppress(pyarrow.ArrowInvalid):
+        return _floats(texts.cast(pyarrow.float64()))
+    return None
 
 
 def _given(texts: Any) -> Any:
@@ -162,20 +167,14 @@ def _time(text: str) -> tuple[float, int]:
         return np.nan, UNREAD
 
 
-def _duration(text: str, unit_s: float) -> tuple[float, int]:
-    """One duration, and `UNREAD` where it is none."""
-    text = text.strip()
-    if text.lower() in _WORDS_FOR_NOTHING:
-        return np.nan, 0
-    if _NUMBER.fullmatch(text):
-        return unit_s * float(text), 0
+def _duration(text: str) -> float | None:
+    """Seconds of a clock's time or of a number with a unit; None of anything else."""
     if (clock := _CLOCK.fullmatch(text)) is not None:
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
-        return 86400 * days + 3600 * hours + 60 * minutes + seconds, 0
-    try:
-        return (parse_duration(text), 0) if text[0].isdigit() and text[-1].isalpha() else (np.nan, UNREAD)
-    except ValueError:
-        return np.nan, UNREAD
+        return 86400 * days + 3600 * hours + 60 * minutes + seconds
+    with suppress(ValueError):
+        return parse_duration(text) if text[0].isdigit() and text[-1].isalpha() else None
+    return None
 
 
 def mapped(texts: Any, of: Callable[[str], float | tuple[float, ...]]) -> Numbers:
@@ -192,29 +191,15 @@ def named(texts: Any, of: Callable[[str], str]) -> Any:
     return pyarrow.array(words, pyarrow.string()).take(coded.indices)
 
 
-def truths(mask: Any) -> NDArray[np.bool_]:
+def truths(mask: Any) -> Mask:
     """What Arrow found of each text."""
-    values: NDArray[np.bool_] = mask.to_numpy(zero_copy_only=False).astype(bool)
+    values: Mask = mask.to_numpy(zero_copy_only=False).astype(bool)
     return values
-
-
-def name_of(number: str) -> str:
-    """A name that is a number; -1 says that nothing is known."""
-    return "" if number.startswith("-") else number
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def status_of(word: str) -> str:
     """The normal form's word for a log's (`CANCELLED by 1000`, `Pass`); `unknown` for one that is not known."""
-    return _WORDS.get(word.partition(" ")[0].lower().rstrip("+"), "unknown")
+    return _STATUSES.get(word.partition(" ")[0].lower().rstrip("+"), "unknown")
 
 
 def _floats(column: Any) -> Numbers:

@@ -1,23 +1,22 @@
-"""The logs that can be read, by name: what a file's first lines look like, and how its columns become `Rows`.
+"""The logs that can be read, by name: what a file's first lines look like, and which columns are those of a trace.
 
-Where columns and their meaning come from:
+Where columns and their meaning come from (addresses stand in docs/jobs.md):
 
-    helios       github.com/S-Lab-System-Group/HeliosData (Hu et al., SC 2021): `cluster_log.csv`, dates of local time
-    openb        github.com/alibaba/clusterdata, cluster-trace-gpu-v2023 (Weng et al., USENIX ATC 2023):
-                 `openb_pod_list_*.csv`, seconds from the trace's start; a pod of one GPU may ask for thousandths of it
-    rltune       github.com/dshruti20/RLTune: 19 or 20 numbers a line (with think time), -1 for what is not known
-    swf          cs.huji.ac.il/labs/parallel/workload/swf.html (Feitelson et al.): 18 numbers a line, `;` before
-                 comments, -1 for what is not known; processors count as GPUs
-    alibaba-pai  cluster-trace-gpu-v2020 (Weng et al., NSDI 2022): `pai_job_table.csv`, and beside it the
-                 `pai_task_table.csv` that says what jobs asked for, both without a header. A job's GPUs are those of
-                 its tasks together, rounded up; it waits from its own start to that of its first task
+    helios       Hu et al., SC 2021: dates of local time
+    openb        Weng et al., USENIX ATC 2023: seconds from the trace's start; a pod of one GPU may ask for thousandths
+    rltune       19 or 20 numbers a line (with think time), -1 for what is not known
+    swf          Feitelson et al.: 18 numbers a line, `;` before comments, -1 for what is not known
+    alibaba-pai  Weng et al., NSDI 2022, two tables without headers: a job's GPUs are those of its tasks together,
+                 rounded up; it waits from its own start to that of its first task
+    csv          anybody's table with a header line, named by `--columns`, or with the normal form's names
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,119 +24,163 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from jobs.logs import own_csv, philly, slurm
-from jobs.logs.fields import dates, is_number, known, mapped, name_of, named, numbers, status_of, truths
-from jobs.logs.rows import Options, Rows, Tally
-from jobs.logs.text import Columns, TextBlock, blocks, columns, head, headed, headless
-from kit.errors import InputError
+from jobs.logs import philly, slurm
+from jobs.logs.fields import Cells, named, numbers, truths
+from jobs.logs.rows import END, QUANTITIES, START, WAIT, Options, Rows, Tally, known
+from jobs.logs.text import TextBlock, blocks, first_line, head, names_of, rows_of
+from jobs.trace import COLUMNS
+from kit.errors import InputError, nearest
 
-_HELIOS: Final = ("job_id", "user", "vc", "gpu_num", "state", "submit_time", "start_time", "duration")
-_OPENB: Final = (
-    "name", "num_gpu", "gpu_milli", "gpu_spec", "pod_phase", "creation_time", "deletion_time", "scheduled_time",
-)  # fmt: skip
-_RLTUNE: Final = (
-    "job", "submit", "wait", "run", "gpus", "cpu_time", "memory", "cpus", "requested_time", "requested_memory",
-    "status", "user", "group", "executable", "queue", "partition", "preceding", "vc", "gpu_type",
-)  # fmt: skip
+_HELIOS: Final = {
+    "job_id": "job_id", "user": "user", "vc": "vc", "gpus": "gpu_num", "status": "state",
+    "submit_s": "submit_time", START: "start_time", "run_s": "duration",
+}  # fmt: skip
+_OPENB: Final = {
+    "job_id": "name", "gpus": "num_gpu", "gpu_share": "gpu_milli", "gpu_types": "gpu_spec", "status": "pod_phase",
+    "submit_s": "creation_time", START: "scheduled_time", END: "deletion_time",
+}  # fmt: skip
+_TIMED: Final = ("submit_s", START, END, "gpus")
+_SWF: Final = [
+    "job_id", "submit_s", "recorded_wait_s", "run_s", "gpus", "cpu", "memory", "requested", "requested_s",
+    "requested_memory", "status", "user", "group", "executable", "vc", "partition", "preceding", "think",
+]  # fmt: skip
+_RLTUNE: Final = [
+    "job_id", "submit_s", "recorded_wait_s", "run_s", "gpus", "cpu_time", "memory", "cpus", "requested_s",
+    "requested_memory", "ended", "user", "group", "executable", "queue", "partition", "preceding", "vc",
+    "gpu_types",
+]  # fmt: skip
+_NUMBERED: Final = {*COLUMNS, WAIT, "requested"}
 _RLTUNE_TYPES: Final = {"0": "T4", "1": "MISC", "2": "P100", "3": "V100-16", "4": "V100-32"}
-_SWF: Final = (
-    "job", "submit", "wait", "run", "allocated", "cpu", "memory", "requested", "requested_time",
-    "requested_memory", "status", "user", "group", "executable", "queue", "partition", "preceding", "think",
-)  # fmt: skip
-_WANTED: Final = (
-    "job", "submit", "wait", "run", "gpus", "allocated", "requested", "requested_time", "status", "user", "queue", "vc",
-    "gpu_type",
-)  # fmt: skip
 _SWF_STATUSES: Final = {"0": "failed", "1": "completed", "5": "cancelled"}
-_SWF_PARTS: Final = ("2", "3", "4")
+_PARTS: Final = "parts of a job whose whole is a line of its own (status 2 to 4)"
 _UNIX_START: Final = re.compile(rb"^;\s*UnixStartTime:\s*(\d{9,11})", re.MULTILINE)
-_PAI_JOB: Final = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
-_PAI_TASK: Final = (
+_NUMBER: Final = r"[ \t]*-?[\d.]+(e[-+]?\d+)?"
+_FLAGS: Final = re.ASCII | re.MULTILINE
+_PAI_JOB: Final = ["job_name", "inst_id", "user", "status", "start_time", "end_time"]
+_PAI_TASK: Final = [
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
     "gpu_type",
-)  # fmt: skip
-_PAI_STATUSES: Final = ("Running", "Terminated", "Failed", "Waiting")
+]  # fmt: skip
+_PAI_STATUSES: Final = "status|Running|Terminated|Failed|Waiting"
 SHARES: Final = "ask for a share of a GPU; the sum is rounded up to whole ones"
+PART: Final = "ask for a part of a GPU, and count as whole ones (a column gpu_share has shares)"
+_DELIMITERS: Final = ",;\t|"
+_COMMA: Final = r"^\s*[-+]?\d+(,\d+)+(\.\d+)?\s*$"
+_THOUSANDS: Final = r"^\s*[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*$"
+_EXAMPLE: Final = f"submit_s=submitted,run_s=seconds,gpus=num_gpus,user=owner (for run_s= also {START}=,{END}=)"
 _OWN: Final = "a CSV file of your own needs --columns"
 
 
 # ------------------------------------------------------------------------------------------------- tables with a header
 
 
-def _helios(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    for block in headed(path, _HELIOS, "is it a Helios cluster_log.csv?", tally):
-        submit, start = (dates(block.of(name), options.timezone) for name in ("submit_time", "start_time"))
-        yield Rows(
-            lines=block.lines,
-            submit_s=submit.values,
-            start_s=start.values,
-            run_s=numbers(block.of("duration")),
-            gpus=numbers(block.of("gpu_num")),
-            texts={
-                **{name: block.of(name) for name in ("job_id", "user", "vc")},
-                "status": named(block.of("state"), status_of),
-            },
-            refused={"never started": start.is_missing},
-            needed={"submit time": submit, "start": start},
-        )
+def _headed(path: Path, of: Mapping[str, str], remedy: str, tally: Tally, delimiter: str = ",") -> Iterator[Rows]:
+    """Columns by the trace's names.
+
+    Args:
+        of: the file's column for each of them.
+    """
+    line, rest = first_line(path)
+    names = names_of(line, delimiter, str(path), dict.fromkeys(of.values()), remedy)
+    for rows in rows_of(rest, names, of.values(), tally, delimiter, is_quoted=True):
+        yield replace(rows, columns={name: rows.columns[own] for name, own in of.items()})
+
+
+def _helios(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
+    for rows in _headed(path, _HELIOS, "is it a Helios cluster_log.csv?", tally):
+        yield replace(rows, required=("submit_s", START, "run_s", "gpus"), is_calendar=True)
 
 
 def _openb(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
-    for block in headed(path, _OPENB, "is it an openb_pod_list file?", tally):
-        start_s, end_s = numbers(block.of("scheduled_time")), numbers(block.of("deletion_time"))
-        gpus, milli = numbers(block.of("num_gpu")), numbers(block.of("gpu_milli"))
-        yield Rows(
-            lines=block.lines,
-            submit_s=numbers(block.of("creation_time")),
-            start_s=start_s,
-            run_s=end_s - start_s,
-            gpus=gpus,
-            gpu_share=np.where(gpus == 1, milli / 1000, 1.0),
-            texts={
-                "job_id": block.of("name"),
-                "gpu_types": block.of("gpu_spec"),
-                "status": named(block.of("pod_phase"), status_of),
-            },
-            is_date=False,
-            refused={"never started": np.isnan(start_s), "not yet ended": np.isnan(end_s)},
+    for rows in _headed(path, _OPENB, "is it an openb_pod_list file?", tally):
+        gpus, milli = numbers(rows.of("gpus")), numbers(rows.of("gpu_share"))
+        share = replace(milli, values=np.where(gpus.values == 1, milli.values / 1000, 1.0))
+        yield replace(rows, columns={**rows.columns, "gpus": gpus, "gpu_share": share}, required=_TIMED)
+
+
+def _required(names: Container[str]) -> tuple[str, ...]:
+    return _TIMED if "run_s" not in names and END in names else ("submit_s", "run_s", "gpus")
+
+
+def _is_csv(text: str) -> bool:
+    line = text.partition("\n")[0]
+    names = {name.strip() for name in line.split(_delimiter(line))}
+    return set(_required(names)) <= names
+
+
+def _delimiter(line: str) -> str:
+    """The one that the header has most of."""
+    return max(_DELIMITERS, key=line.count)
+
+
+def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+    names = (*COLUMNS, END)
+    for name in options.columns:
+        if name not in names:
+            raise InputError("--columns", name, f"is no column of a trace; {nearest(name, names)}")
+    delimiter = _delimiter(line := first_line(path)[0])
+    header = [name.strip().strip('"') for name in line.split(delimiter)]
+    of = {name: options.columns.get(name, name) for name in names if name in options.columns or name in header}
+    of = {name: name for name in _required(of)} | of
+    for rows in _headed(path, of, f"name yours: --columns {_EXAMPLE}", tally, delimiter):
+        columns = {"job_id": pyarrow.array(map(str, rows.lines.tolist())), **rows.columns}
+        for name in filter(columns.__contains__, QUANTITIES):
+            columns[name] = _plain(columns[name], name, rows, str(path), has_thousands=delimiter == ",")
+        columns["gpus"] = gpus = numbers(columns["gpus"])
+        yield replace(
+            rows, columns=columns, required=_required(of), is_calendar=None, noted={PART: gpus.values % 1 > 0}
         )
+
+
+def _plain(texts: Any, name: str, rows: Rows, source: str, has_thousands: bool) -> Any:
+    """Texts of numbers without a comma between thousands; raises `InputError` for one that may be a decimal sign.
+
+    Args:
+        has_thousands: a comma in a number can't be a decimal sign, for it separates the table's fields elsewhere.
+    """
+    if not truths(compute.match_substring(texts, ",")).any():
+        return texts
+    has_comma = truths(compute.match_substring_regex(texts, _COMMA))
+    is_odd = has_comma & ~(truths(compute.match_substring_regex(texts, _THOUSANDS)) & has_thousands)
+    if is_odd.any():
+        place = int(is_odd.argmax())
+        problem = f"{texts[place].as_py()!r:.40}: is this comma for decimals, or between thousands? Write 7200, or 7.2"
+        raise InputError(source, f"line {rows.lines[place]}", f"{name}: {problem}")
+    return compute.if_else(pyarrow.array(has_comma), compute.replace_substring(texts, ",", ""), texts)
 
 
 # ---------------------------------------------------------------------------------------------- tables of numbers alone
 
 
-def _is_rltune(lines: Sequence[str]) -> bool:
-    rows = [line.split(",") for line in lines if not line.startswith(";")]
-    if not rows or len(rows[0]) not in (19, 20):
-        return False
-    return "proceeding_job_number" in rows[0] or all(map(is_number, rows[0][1:]))
+def _known(rows: Rows) -> dict[str, Any]:
+    """Nothing where -1 stands for it."""
+    names = {name: named(rows.of(name), lambda text: "" if text.startswith("-") else text) for name in ("user", "vc")}
+    run = numbers(rows.of("run_s"))
+    return {**rows.columns, **names, "run_s": replace(run, values=known(run.values))}
+
+
+def _headless(
+    path: Path, layouts: Sequence[Sequence[str]], allowed: str, tally: Tally, wanted: Container[str]
+) -> Iterator[Rows]:
+    """The wanted columns of a CSV file whose fields are known by how many there are; a first line may name them.
+
+    Args:
+        allowed: how many there may be, in words.
+    """
+    line, rest = first_line(path)
+    names = {len(layout): layout for layout in layouts}.get(width := line.count(",") + 1)
+    if names is None:
+        raise InputError(str(path), "line 1", f"{width} fields; allowed are {allowed}")
+    is_header = ("submit" if "submit_s" in names else f"{names[0]},") in line
+    first = [] if is_header else [TextBlock(1, f"{line}\n".encode(), 1)]
+    return rows_of(chain(first, rest), names, wanted, tally)
 
 
 def _rltune(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
-    layouts = (_RLTUNE, (*_RLTUNE[:17], "think", *_RLTUNE[17:]))
-    allowed = "19 (README) or 20 (with think time)"
-    for block in headless(path, layouts, allowed, tally, lambda line: "submit" in line, _WANTED):
-        submit_s = numbers(block.of("submit"))
-        yield Rows(
-            lines=block.lines,
-            submit_s=submit_s,
-            start_s=submit_s + known(numbers(block.of("wait"))),
-            run_s=known(numbers(block.of("run"))),
-            gpus=numbers(block.of("gpus")),
-            requested_s=known(numbers(block.of("requested_time"))),
-            texts={
-                "job_id": block.of("job"),
-                "user": named(block.of("user"), name_of),
-                "vc": named(block.of("vc"), name_of),
-                "gpu_types": named(block.of("gpu_type"), lambda number: _RLTUNE_TYPES.get(number, "")),
-            },
-            is_date=False,
-        )
-
-
-def _is_swf(lines: Sequence[str]) -> bool:
-    jobs = [line.split() for line in lines if not line.startswith(";")]
-    return bool(jobs) and len(jobs[0]) == len(_SWF) and all(map(is_number, jobs[0]))
+    layouts = (_RLTUNE, [*_RLTUNE[:17], "think", *_RLTUNE[17:]])
+    for rows in _headless(path, layouts, "19 (README) or 20 (with think time)", tally, _NUMBERED):
+        types = named(rows.of("gpu_types"), lambda number: _RLTUNE_TYPES.get(number, ""))
+        yield replace(rows, columns={**_known(rows), "gpu_types": types})
 
 
 def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
@@ -146,56 +189,34 @@ def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
     for block in blocks(path):
         if (match := _UNIX_START.search(block.data)) is not None:
             start_s = int(match[1])
-        for each in columns([_single_blanks(block)], _SWF, _WANTED, tally, " ", quoted=False):
-            yield _swf_rows(each, start_s)
-    comments = tally.left_out.pop("empty lines", None)
-    tally.rows -= 0 if comments is None else comments.rows
+        for rows in rows_of([_single_blanks(block)], _SWF, _NUMBERED, tally, " "):
+            columns = _known(rows)
+            submit, gpus, requested = (numbers(columns[name]) for name in ("submit_s", "gpus", "requested"))
+            columns |= {
+                "submit_s": replace(submit, values=submit.values + start_s),
+                "gpus": Cells(np.where(gpus.values > 0, gpus.values, requested.values)),
+                "status": named(rows.of("status"), lambda word: _SWF_STATUSES.get(word, "")),
+            }
+            parts = truths(compute.is_in(rows.of("status"), value_set=pyarrow.array(["2", "3", "4"])))
+            yield replace(rows, columns=columns, is_calendar=start_s > 0, refused={_PARTS: parts})
+    if comments := tally.left_out.pop("empty lines", None):
+        tally.rows -= comments.rows
 
 
 def _single_blanks(block: TextBlock) -> TextBlock:
     """One blank between fields, none around them; comments as empty lines."""
     data = re.sub(rb"(?m)^[ \t]*;.*$", b"", block.data) if b";" in block.data else block.data
-    text = np.frombuffer(data, np.uint8)
-    is_blank = (text == 32) | (text == 9)
-    is_edge = is_blank | (text == 10)
-    after_edge = np.concatenate([[True], is_edge[:-1]])
-    before_end = np.concatenate([text[1:] == 10, [True]])
-    kept = np.where(is_blank, 32, text)[~(is_blank & (after_edge | before_end))]
-    return TextBlock(block.first_line, re.sub(rb" +\n", b"\n", kept.astype(np.uint8).tobytes()), block.rows)
-
-
-def _swf_rows(block: Columns, start_s: int) -> Rows:
-    submit_s, wait_s, run_s = (numbers(block.of(name)) for name in ("submit", "wait", "run"))
-    allocated, requested = (known(numbers(block.of(name))) for name in ("allocated", "requested"))
-    status = block.of("status")
-    return Rows(
-        lines=block.lines,
-        submit_s=submit_s + start_s,
-        start_s=submit_s + start_s + known(wait_s),
-        run_s=known(run_s),
-        gpus=np.where(allocated > 0, allocated, requested),
-        requested_s=known(numbers(block.of("requested_time"))),
-        texts={
-            "job_id": block.of("job"),
-            "user": named(block.of("user"), name_of),
-            "vc": named(block.of("queue"), name_of),
-            "status": named(status, lambda word: _SWF_STATUSES.get(word, "unknown")),
-        },
-        is_date=start_s > 0,
-        refused={
-            "parts of a job whose whole is a line of its own (status 2 to 4)": mapped(
-                status, lambda word: word in _SWF_PARTS
-            ).astype(bool)
-        },
-    )
+    data = data.replace(b"\t", b" ")
+    while b"  " in data:
+        data = data.replace(b"  ", b" ")
+    return replace(block, data=data.replace(b" \n", b"\n").replace(b"\n ", b"\n").lstrip(b" "))
 
 
 # ------------------------------------------------------------------------------------------------- jobs and their tasks
 
 
-def _is_pai(lines: Sequence[str]) -> bool:
-    fields = lines[0].split(",")
-    return len(fields) == len(_PAI_JOB) and (tuple(fields) == _PAI_JOB or fields[3] in _PAI_STATUSES)
+def _pai_table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Rows]:
+    return _headless(path, (names,), f"the {len(names)} of the table: {', '.join(names)}", tally, names)
 
 
 def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
@@ -205,59 +226,47 @@ def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
         raise InputError(str(path), "", problem)
     tasks = _tasks(options.tasks, tally)
     jobs = tasks["job"].combine_chunks()
-    for block in _pai_table(path, _PAI_JOB, tally):
-        place = compute.index_in(block.of("job_name"), value_set=jobs)
+    for rows in _pai_table(path, _PAI_JOB, tally):
+        place = compute.index_in(rows.of("job_name"), value_set=jobs)
         own = tasks.take(place)  # nulls of a job without tasks
-        start_s, end_s = own["start_s_min"].to_numpy(), numbers(block.of("end_time"))
-        yield Rows(
-            lines=block.lines,
-            submit_s=numbers(block.of("start_time")),
-            start_s=start_s,
-            run_s=end_s - start_s,
-            gpus=own["percent_sum"].to_numpy() / 100,
-            texts={
-                "job_id": block.of("job_name"),
-                "user": block.of("user"),
-                "gpu_types": compute.fill_null(own["kind_max"], "").combine_chunks(),
-                "status": named(block.of("status"), status_of),
-            },
-            is_date=False,
-            refused={
-                "no tasks in the table of tasks": truths(place.is_null()),
-                "never started": np.isnan(start_s),
-                "not yet ended": np.isnan(end_s),
-            },
-            noted={SHARES: truths(compute.fill_null(own["share_max"], False))},
-        )
-
-
-def _pai_table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Columns]:
-    allowed = f"the {len(names)} of the table: {', '.join(names)}"
-    yield from headless(path, (names,), allowed, tally, lambda line: line.startswith(f"{names[0]},"))
+        columns = {
+            "job_id": rows.of("job_name"),
+            "user": rows.of("user"),
+            "status": rows.of("status"),
+            "gpu_types": compute.fill_null(own["type_max"], "").combine_chunks(),
+            "gpus": Cells(own["percent_sum"].to_numpy() / 100),
+            "submit_s": rows.of("start_time"),
+            START: Cells(own["start_s_min"].to_numpy()),
+            END: rows.of("end_time"),
+        }
+        refused = {"no tasks in the table of tasks": truths(place.is_null())}
+        noted = {SHARES: truths(compute.fill_null(own["is_share_max"], False))}
+        yield Rows(rows.lines, columns, _TIMED, refused=refused, noted=noted)
 
 
 def _tasks(path: Path, tally: Tally) -> Any:
     """What the tasks of each job ask for together."""
-    rows = Tally()
-    parts = [_asked(block) for block in _pai_table(path, _PAI_TASK, rows)]
-    tally.tell(f"{rows.rows:,} tasks were read from {path.name}")
-    for reason, count in rows.left_out.items():
-        tally.tell(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
-    table = pyarrow.concat_tables([_asked(Columns(np.empty(0, np.int64), {})), *parts])
-    asked = [("percent", "sum"), ("start_s", "min"), ("kind", "max"), ("share", "max")]
-    return table.group_by("job").aggregate(asked).combine_chunks()
+    own = Tally()
+    tables = [_requests(rows) for rows in _pai_table(path, _PAI_TASK, own)]
+    tally.told.append(f"{own.rows:,} tasks were read from {path.name}")
+    for reason, count in own.left_out.items():
+        tally.told.append(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
+    tally.told += [f"{path.name}: {text}" for text in own.told]
+    table = pyarrow.concat_tables([_requests(Rows(np.empty(0, np.int64), {})), *tables])
+    of_job = [("percent", "sum"), ("start_s", "min"), ("type", "max"), ("is_share", "max")]
+    return table.group_by("job").aggregate(of_job).combine_chunks()
 
 
-def _asked(block: Columns) -> Any:
-    percent = np.nan_to_num(numbers(block.of("inst_num")) * numbers(block.of("plan_gpu")))
-    has_gpu = pyarrow.array(percent > 0)
+def _requests(tasks: Rows) -> Any:
+    many, percent, start_s = (numbers(tasks.of(name)).values for name in ("inst_num", "plan_gpu", "start_time"))
+    asked = np.nan_to_num(many * percent)
     return pyarrow.table(
         {
-            "job": block.of("job_name"),
-            "percent": percent,
-            "start_s": pyarrow.array(numbers(block.of("start_time")), from_pandas=True),
-            "kind": compute.if_else(has_gpu, block.of("gpu_type"), ""),
-            "share": np.nan_to_num(numbers(block.of("plan_gpu"))) % 100 != 0,
+            "job": tasks.of("job_name"),
+            "percent": asked,
+            "start_s": pyarrow.array(start_s, from_pandas=True),
+            "type": compute.if_else(pyarrow.array(asked > 0), tasks.of("gpu_type"), ""),
+            "is_share": np.nan_to_num(percent) % 100 != 0,
         }
     )
 
@@ -275,35 +284,41 @@ class Format:
         joins: rows of one id are attempts of one job.
     """
 
-    looks_like: Callable[[Sequence[str]], bool]
+    looks_like: Callable[[str], object]
     read: Callable[[Path, Options, Tally], Iterator[Rows]]
     joins: bool = False
 
 
+def _has(of: Mapping[str, str]) -> Callable[[str], object]:
+    return re.compile("".join(rf"(?=(.*,)?{name}(,|$))" for name in of.values()), re.MULTILINE).match
+
+
 FORMATS: Final[Mapping[str, Format]] = {
-    "sacct": Format(slurm.looks_like, slurm.read, joins=True),
-    "jobcomp": Format(slurm.looks_like_jobcomp, slurm.read_jobcomp, joins=True),
-    "swf": Format(_is_swf, _swf),
-    "philly": Format(philly.looks_like, philly.read),
-    "helios": Format(lambda lines: set(_HELIOS) <= set(lines[0].split(",")), _helios),
-    "alibaba-pai": Format(_is_pai, _pai),
-    "openb": Format(lambda lines: set(_OPENB) <= set(lines[0].split(",")), _openb),
-    "rltune": Format(_is_rltune, _rltune),
-    "csv": Format(own_csv.looks_like, own_csv.read),
+    "sacct": Format(slurm.LOOKS_LIKE.match, slurm.read, joins=True),
+    "jobcomp": Format(re.compile(r"JobId=.*JobState=").match, slurm.read_jobcomp, joins=True),
+    "swf": Format(re.compile(rf"{_NUMBER}([ \t]{_NUMBER}){{17}}[ \t]*$", _FLAGS).match, _swf),
+    "philly": Format(re.compile(r'\s*\[[\s\S]*"(jobid|attempts)"').match, philly.read),
+    "helios": Format(_has(_HELIOS), _helios),
+    "alibaba-pai": Format(re.compile(rf"([^,\n]*,){{3}}({_PAI_STATUSES})(,[^,\n]*){{2}}$", _FLAGS).match, _pai),
+    "openb": Format(_has(_OPENB), _openb),
+    "rltune": Format(
+        re.compile(rf"[^,\n]*(,{_NUMBER}[ \t]*){{18,19}}$|.*proceeding_job_number", _FLAGS).match, _rltune
+    ),
+    "csv": Format(_is_csv, _csv),
 }
 
 
 def format_of(path: Path, options: Options) -> str:
-    """Which format a file is, by its first lines; raises `InputError` where none or several fit."""
+    """Which format a file is, by its first lines; raises `InputError` where none fits."""
     if options.columns:
         return "csv"
-    lines = [line for line in head(path) if line.strip()] or [""]
-    names = [name for name, each in FORMATS.items() if each.looks_like(lines)]
-    if len(names) == 1:
-        return names[0]
-    if not names and slurm.is_another_form(lines):
-        problem = f"{lines[0]!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
+    text = head(path)
+    for name, each in FORMATS.items():
+        if each.looks_like(text):
+            return name
+    line = text.partition("\n")[0]
+    if slurm.ANOTHER_FORM.search(text):
+        problem = f"{line!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
         raise InputError(str(path), "", f"{problem} `{slurm.COMMAND}`; {_OWN}")
-    problem = f"its first line is {lines[0]!r:.120}, which {'several formats have' if names else 'no known format has'}"
-    remedy = f"say which it is with --format {'|'.join(names or FORMATS)}; {_OWN}"
-    raise InputError(str(path), "", f"{problem}; {remedy}")
+    problem = f"its first line is {line!r:.120}, which no known format has"
+    raise InputError(str(path), "", f"{problem}; say which it is with --format {'|'.join(FORMATS)}; {_OWN}")

@@ -84,25 +84,27 @@ def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
 
 VISIBLE: Final = 128
 WAIT: Final = -1  # nobody is started until something happens
+VERSION: Final = "rltune/1"  # of what is seen
+NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits")
+LONGEST_S: Final = 43_200.0
+_EPS: Final = 1e-5
+_MOST: Final = 1.0 - _EPS
+PADDING: Final = (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of the slots that nobody has
 Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Seen = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """Who may be chosen, in the policy's order, and what is known of his chances. A row for each job.
 
-    A job's field is of all pools between which its like may choose, directly or by way of others (`field_` columns).
-
     Attributes:
         may: (n,) bool, whether a choice of it is allowed.
         can_wait: whether nobody may be chosen (`WAIT`).
         jobs, gpus, age_s: (n,) number, GPUs, time since submission.
-        ways: (n,) on the fewest nodes, `SEVERAL` counting for more; and one more if a node more fragments no more.
-        fits: (n,) bool, whether it can start now.
-        field: (n,) which field is its own, 0, 1, ...
-        field_free, field_gpus, field_nodes, field_partly_used: (fields,) GPUs free and all, nodes all and partly used.
-        field_demand: (fields,) GPUs that all visible jobs ask of it.
+        chances: (n, 4) as `_chances` has them, of each job's class.
+        states: (fields, 4) as `_state` has them.
         largest_node: GPUs of the cluster's largest node.
     """
 
@@ -112,18 +114,35 @@ class View:
     jobs: Counts
     gpus: Counts
     age_s: Numbers
-    ways: Counts
-    fits: NDArray[np.bool_]
-    field: Counts
-    field_free: Numbers
-    field_gpus: Numbers
-    field_nodes: Numbers
-    field_partly_used: Numbers
-    field_demand: Numbers
+    chances: Counts
+    states: Numbers
     largest_node: int
 
     def __len__(self) -> int:
         return len(self.jobs)
+
+    @property
+    def seen(self) -> Seen:
+        """(n, 7) What RLTune's network sees of each (`NAMES`); worked out where somebody asks.
+
+        Seven numbers (Dongare et al., arXiv 2512.10271; the authors' code). Age and GPUs alone differ between the jobs
+        of one field at one instant, and what follows from the GPUs: no duration enters, and the score is a function of
+        the two, given the cluster. A job's field is of all pools between which its like may choose, directly or by way
+        of others.
+        """
+        gpus, number_of_ways, fits, field = self.chances.T
+        free, capacity, nodes, partly_used = self.states[field].T
+        demand = np.bincount(field, gpus, len(self.states))[field]  # GPUs that all who are seen ask of it
+        after = (free - demand + capacity) / (2 * capacity + _EPS)
+        rows = np.empty((len(self), len(NAMES)), np.float32)
+        rows[:, 0] = np.minimum(self.age_s / LONGEST_S, _MOST)
+        rows[:, 1] = np.minimum(gpus / self.largest_node, _MOST)
+        rows[:, 2] = np.minimum(gpus / np.maximum(free, _EPS) / capacity, _MOST)
+        rows[:, 3] = np.clip(after, 0.0, _MOST)
+        rows[:, 4] = partly_used / nodes
+        rows[:, 5] = np.clip(number_of_ways / 3, _EPS, _MOST)
+        rows[:, 6] = np.where(fits > 0, np.where(number_of_ways >= 2, 1.5 * _MOST, _MOST), _EPS)
+        return rows
 
 
 Chooser = Callable[[View], int | None]
@@ -225,10 +244,8 @@ class Choices:
     ) -> View:
         of_pool, fields = self._known_fields(line.classes)
         counts = {pool.index: pool.counts for field in fields for pool in field}
-        rows = [_chances(waiting, counts, of_pool, ledger.search) for waiting in classes]
-        by_class = np.array(rows, np.int64)[number]  # GPUs, ways, fits, field
-        gpus, fits, field = by_class[:, 0], by_class[:, 2] > 0, by_class[:, 3]
-        of_fields = np.array([_state(field, counts) for field in fields], np.float64)
+        chances = np.array([_chances(waiting, counts, of_pool, ledger.search) for waiting in classes], np.int64)[number]
+        gpus, fits = chances[:, 0], chances[:, 2] > 0
         return View(
             now_ns=ledger.now_ns,
             may=fits if must_fit else np.ones(len(jobs), np.bool_),
@@ -236,14 +253,8 @@ class Choices:
             jobs=jobs,
             gpus=gpus,
             age_s=(ledger.now_ns - ledger.book.submit_ns[jobs]) / NS_PER_S,
-            ways=by_class[:, 1],
-            fits=fits,
-            field=field,
-            field_free=of_fields[:, 0],
-            field_gpus=of_fields[:, 1],
-            field_nodes=of_fields[:, 2],
-            field_partly_used=of_fields[:, 3],
-            field_demand=np.bincount(field, gpus, len(fields)).astype(np.float64),
+            chances=chances,
+            states=np.array([_state(field, counts) for field in fields], np.float64),
             largest_node=max(pool.size for field in fields for pool in field),
         )
 
@@ -300,48 +311,16 @@ def _joined(classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[
 def _chances(
     waiting: WaitingClass, counts: dict[int, tuple[int, ...]], of_pool: dict[int, int], search: Search
 ) -> tuple[int, int, int, int]:
-    """GPUs, ways, whether it fits now, and its field."""
+    """GPUs; ways, on the fewest nodes (`SEVERAL` for more) and one on a node more; whether it fits now; its field."""
     chances = [ways(counts[pool.index], waiting.gpus) for pool in waiting.pools]
     fewest, one_more = min(sum(pair[0] for pair in chances), SEVERAL), max(pair[1] for pair in chances)
     return waiting.gpus, fewest + one_more, _fits(waiting, search), of_pool[waiting.pools[0].index]
 
 
 def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[int, int, int, int]:
-    """Free GPUs, all, nodes, partly used nodes."""
+    """Of a field: free GPUs, all, nodes, partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
     return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used
-
-
-# ---------------------------------------------------------------------------------------------------------------- sight
-# What RLTune's network sees of each waiting job: seven numbers (Dongare et al., arXiv 2512.10271; the authors' code).
-#
-# Age and GPUs alone differ between the jobs of one field at one instant, and what follows from the GPUs: no duration
-# enters, and the score is a function of the two, given the cluster.
-
-
-VERSION: Final = "rltune/1"
-NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits")
-LONGEST_S: Final = 43_200.0
-_EPS: Final = 1e-5
-_MOST: Final = 1.0 - _EPS
-PADDING: Final = (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of the slots that nobody has
-Seen = NDArray[np.float32]
-
-
-def seen(view: View) -> Seen:
-    """(n, 7) Of each job of a view."""
-    field, gpus = view.field, view.gpus
-    free, capacity = view.field_free[field], view.field_gpus[field]
-    after = (free - view.field_demand[field] + capacity) / (2 * capacity + _EPS)
-    rows = np.empty((len(view), len(NAMES)), np.float32)
-    rows[:, 0] = np.minimum(view.age_s / LONGEST_S, _MOST)
-    rows[:, 1] = np.minimum(gpus / view.largest_node, _MOST)
-    rows[:, 2] = np.minimum(gpus / np.maximum(free, _EPS) / capacity, _MOST)
-    rows[:, 3] = np.clip(after, 0.0, _MOST)
-    rows[:, 4] = view.field_partly_used[field] / view.field_nodes[field]
-    rows[:, 5] = np.clip(view.ways / 3, _EPS, _MOST)
-    rows[:, 6] = np.where(view.fits, np.where(view.ways >= 2, 1.5 * _MOST, _MOST), _EPS)
-    return rows
 
 
 def padded(rows: Seen) -> Seen:

@@ -136,7 +136,7 @@ class NodeGroup:
     vc: str = ""
 
 
-_Rest = Literal["fullest", "emptiest", "lowest"]  # which node gets what does not fill one
+Rest = Literal["fullest", "emptiest", "lowest"]  # of the nodes that have room
 
 
 class Pool:
@@ -229,25 +229,8 @@ class Pool:
             part -= 1
         return self._sets[self.size].bit_count() * self.size + part
 
-    def best_fit(self, gpus: int) -> Allocation | None:
-        """On the fewest nodes: whole ones, and what is left on the fullest that has room."""
-        return self._fewest(gpus, "fullest")
-
-    def worst_fit(self, gpus: int) -> Allocation | None:
-        """On the fewest nodes: whole ones, and what is left on the emptiest."""
-        return self._fewest(gpus, "emptiest")
-
-    def lowest_fit(self, gpus: int) -> Allocation | None:
-        """On the fewest nodes: whole ones, and what is left on one that has room; those with the lowest numbers."""
-        return self._fewest(gpus, "lowest")
-
-    def consolidated(self, gpus: int) -> Allocation | None:
-        """On the fewest nodes if that can be now; else over as few more as can be: the emptiest first."""
-        if gpus > self.free_gpus:
-            return None
-        return self._fewest(gpus, "fullest") or self._spread(gpus)
-
-    def _fewest(self, gpus: int, rest: _Rest) -> Allocation | None:
+    def fewest(self, gpus: int, rest: Rest) -> Allocation | None:
+        """On the fewest nodes: whole ones, and what is left on one that has room."""
         sets, size = self._sets, self.size
         if gpus < size:
             place = _place(sets, gpus, size, rest)
@@ -271,7 +254,10 @@ class Pool:
             chosen.sort()
         return tuple(chosen)
 
-    def _spread(self, gpus: int) -> Allocation:
+    def spread(self, gpus: int) -> Allocation | None:
+        """Over as few nodes as can be, the emptiest first."""
+        if gpus > self.free_gpus:
+            return None
         chosen, left = [], gpus
         for free in range(self.size, 0, -1):
             for place in _bits(self._sets[free]):
@@ -282,7 +268,7 @@ class Pool:
         raise AssertionError("fewer GPUs are free than were counted")
 
 
-def _place(sets: Sequence[int], gpus: int, size: int, rest: _Rest) -> int:
+def _place(sets: Sequence[int], gpus: int, size: int, rest: Rest) -> int:
     """A node with so many free GPUs, of several the first: of the fullest, the emptiest, or of all; -1 for none."""
     rooms = 0
     for free in range(size, gpus - 1, -1) if rest == "emptiest" else range(gpus, size + 1):
@@ -561,8 +547,8 @@ class Placement:
     """How GPUs are searched.
 
     Attributes:
-        search: of nodes within a pool.
-        may_spread: whether a job may lie on more nodes than it must.
+        rest: which node within a pool gets what does not fill one; of several the one with the lowest number.
+        may_spread: whether a job may lie on more nodes than it must, where it can't lie on the fewest now.
         is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
             nodes does.
         is_variability_aware: whether jobs get GPUs by how fast these are for their class, where GPUs of one type differ
@@ -573,12 +559,16 @@ class Placement:
             `written`, `meant`, or none.
     """
 
-    search: Search
+    rest: Rest = "fullest"
     may_spread: bool = False
     is_speed_aware: bool = False
     is_variability_aware: bool = False
     is_by_number: bool = False
     programme: Literal["", "written", "meant"] = ""
+
+    def search(self, pool: Pool, gpus: int) -> Allocation | None:
+        """Where so many GPUs of a pool can go, and whether they can."""
+        return pool.fewest(gpus, self.rest) or (pool.spread(gpus) if self.may_spread else None)
 
     def largest(self, pool: Pool) -> int:
         """The largest gang for which the search would find something; it does for all that are smaller."""
@@ -595,12 +585,12 @@ class Placement:
 
 
 PLACEMENTS: Final[Mapping[str, Placement]] = {
-    "best-fit": Placement(Pool.best_fit),
-    "worst-fit": Placement(Pool.worst_fit),
-    "consolidate": Placement(Pool.consolidated, may_spread=True),
-    "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
-    "variability-aware": Placement(Pool.best_fit, is_variability_aware=True),
-    "lowest": Placement(Pool.lowest_fit, is_by_number=True),
-    "programme-as-written": Placement(Pool.lowest_fit, is_by_number=True, programme="written"),
-    "programme": Placement(Pool.lowest_fit, is_by_number=True, programme="meant"),
+    "best-fit": Placement(),
+    "worst-fit": Placement("emptiest"),
+    "consolidate": Placement(may_spread=True),
+    "speed-aware": Placement(is_speed_aware=True),
+    "variability-aware": Placement(is_variability_aware=True),
+    "lowest": Placement("lowest", is_by_number=True),
+    "programme-as-written": Placement("lowest", is_by_number=True, programme="written"),
+    "programme": Placement("lowest", is_by_number=True, programme="meant"),
 }

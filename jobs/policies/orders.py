@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
 from jobs.policies.cluster import JobArrived
 from jobs.policies.history import GittinsTables
-from kit.units import NS_PER_S
+from kit.strict import StrictModel
+from kit.units import NS_PER_S, seconds
 
 Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
 NEVER_NS: Final = 1 << 62
@@ -142,37 +144,31 @@ class Features:
 
 
 MULTIFACTOR: Final = "multifactor"
-USER, VC = "user", "vc"
 _DAY_S: Final = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class MultifactorKnobs:
-    """What `slurm.conf` says of priorities; the values of the example in Slurm's page where nothing is said.
+LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
+Span = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=LONGEST_S)]
+Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, le=1e9)]
 
-    Attributes:
-        weight_age, weight_size, weight_fairshare: `PriorityWeightAge`, `-JobSize`, `-Fairshare`.
-        max_age_s: `PriorityMaxAge`: the age that counts as 1.
-        favors_small: `PriorityFavorSmall`.
-        half_life_s: `PriorityDecayHalfLife` of usage.
-        damping: `FairShareDampeningFactor`.
-        fair_tree: accounts are ranked, as Slurm does unless `PriorityFlags` has `NO_FAIR_TREE`.
-        period_s: `PriorityCalcPeriod`.
-        account: whose usage counts: the `user`'s (of a job without one: its VC's), or the `vc`'s.
-        shares: by account; who is not named has one.
-    """
 
-    weight_age: float = 1000.0
-    weight_size: float = 1000.0
-    weight_fairshare: float = 10_000.0
-    max_age_s: float = 14 * _DAY_S
-    favors_small: bool = False
-    half_life_s: float = 14 * _DAY_S
-    damping: float = 1.0
-    period_s: float = 300.0
-    account: str = USER
-    shares: Mapping[str, float] = field(default_factory=dict)
-    fair_tree: bool = False
+class MultifactorKnobs(StrictModel):
+    """Slurm's multifactor priority, as `slurm.conf` has it; for the order `multifactor`."""
+
+    weight_age: Weight = Field(1000.0, description="PriorityWeightAge")
+    weight_size: Weight = Field(1000.0, description="PriorityWeightJobSize")
+    weight_fairshare: Weight = Field(10_000.0, description="PriorityWeightFairshare")
+    max_age_s: Span = Field(14 * _DAY_S, description="PriorityMaxAge: the age that counts as 1")
+    favors_small: bool = Field(False, description="PriorityFavorSmall")
+    half_life_s: Span = Field(14 * _DAY_S, description="PriorityDecayHalfLife of usage")
+    damping: Positive = Field(1.0, description="FairShareDampeningFactor")
+    fair_tree: bool = Field(
+        False, description="accounts are ranked by shares over usage (Slurm's default); false: `NO_FAIR_TREE`"
+    )
+    period_s: Annotated[Span, Field(ge=1)] = Field(300.0, description="PriorityCalcPeriod")
+    account: Literal["user", "vc"] = Field("user", description="whose usage counts")  # without a user, its VC's
+    shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")
 
     @property
     def flags(self) -> str:
@@ -205,7 +201,7 @@ class Accounts:
     def arrive(self, event: JobArrived, now_ns: int) -> None:
         """A job will count for its account."""
         self.advance(now_ns)
-        name = event.vc if self._knobs.account == VC or not event.user else event.user
+        name = event.vc if self._knobs.account == "vc" or not event.user else event.user
         number = self._numbers.setdefault(name, len(self._numbers))
         if number == len(self._shares):
             self._shares = np.append(self._shares, self._knobs.shares.get(name, 1.0))

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import NAMES, VISIBLE, WAIT, Choosing, View, padded, seen
+from jobs.policies.choices import NAMES, VISIBLE, WAIT, Choosing, View, padded
 from jobs.sim.world import JobSimulation
 from kit.units import NS_PER_S
 
@@ -81,7 +81,7 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
 
     def _observed(self) -> Observation:
         view = self._view
-        rows = np.empty((0, len(NAMES)), np.float32) if view is None else seen(view)
+        rows = np.empty((0, len(NAMES)), np.float32) if view is None else view.seen
         return padded(rows).reshape(-1)
 
     def _info(self, replaced: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from jobs.policies.cluster import (
     length_ns,
 )
 from jobs.policies.history import ORACLE
+from jobs.policies.orders import LONGEST_S
 from jobs.policies.policy import JobPolicy, shown_name
 from jobs.policies.scheduler import JobScheduler
 from jobs.sim.jobs import NOT_YET, JobsRecord, NodeOutage, Snapshot
@@ -46,7 +47,6 @@ from kit.units import NS_PER_S
 # The order of what happens at one instant; the number of the job or node is added to those between the two.
 ARRIVAL, END, STOPPED, NODE_DOWN, NODE_UP, LAST = (place << 32 for place in range(6))
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
-_LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
 
 
@@ -108,9 +108,9 @@ class JobRun:
     def __post_init__(self) -> None:
         for name, least in (("submit_s", 0.0), ("run_s", 1e-9)):
             values = getattr(self.jobs, name)
-            if (outside := ~((values >= least) & (values <= _LONGEST_S))).any():
+            if (outside := ~((values >= least) & (values <= LONGEST_S))).any():
                 row = int(outside.argmax())
-                problem = f"job {row} has {values[row]}: allowed are {least:g} to {_LONGEST_S:g} seconds"
+                problem = f"job {row} has {values[row]}: allowed are {least:g} to {LONGEST_S:g} seconds"
                 raise InputError("trace", name, problem)
         if not self.is_measured.any():
             last_s = self.jobs.submit_s[-1] - self.begins_ns / NS_PER_S

@@ -75,7 +75,7 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
     age, more = (sheet.now_ns - sheet.entered_ns) / its.unit_ns, reals(plan)[its.more_at + sheet.segment]
     weight = 0.0
     if its.control_at:
-        control = Control(plan, its.control_at)
+        control = Control(plan, its.control_at, sheet.service_class)
         more -= shift_of(control, sheet)
         weight = weight_of(control, sheet)
     load = load_of(plan, sheet, inside)
@@ -88,7 +88,7 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
     for n in range(rule.rung_count - 1):
         rung += exp(price) > reals(plan)[rule.thresholds_at + n] - weight * reals(plan)[its.savings_at + n]
     if its.control_at:
-        Control(plan, its.control_at).end = end_of_dial(rung, rule.rung_count)
+        Control(plan, its.control_at, sheet.service_class).end = end_of_dial(rung, rule.rung_count)
     return rung
 
 

@@ -15,7 +15,7 @@ class Control(Record):
     """`GoalControl`."""
 
     floor = most = energy_weight = best = REAL
-    limit_ns = weighs = now_ns = completed = late = INT
+    limit_ns = weighs = takes_over = now_ns = completed = late = INT
     accuracy_sum = kept = span_s = images = debt = bias = floor_shift = REAL
     judged = over = limit_bias = limit_shift = shift = REAL
     end = INT

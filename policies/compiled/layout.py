@@ -28,6 +28,7 @@ class Sheet(Record):
     accuracy_sum = goal_floor = REAL
     late = goal_limit_ns = INT
     goal_energy_weight = REAL
+    service_class = others_completed = INT
 
 
 class SeenServer(Record):

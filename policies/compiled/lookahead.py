@@ -76,7 +76,7 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
     best, chosen, lots, scale = 0.0, NONE, 0, 1.0
     narrowest, widest = plan.widths, NONE
     if ahead.control_at:
-        scale = exp(shift_of(Control(plan, ahead.control_at), sheet))
+        scale = exp(shift_of(Control(plan, ahead.control_at, sheet.service_class), sheet))
     for index in range(plan.servers):
         lots += ahead.blocks * is_up(sheet, index)
     for index in range(plan.servers):
@@ -91,4 +91,5 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
                 plan.server, plan.width = index, width
     plan.group = largest_group(plan)
     if ahead.control_at:
-        Control(plan, ahead.control_at).end = end_of_dial(widest - plan.width, widest - narrowest + 1)
+        control = Control(plan, ahead.control_at, sheet.service_class)
+        control.end = end_of_dial(widest - plan.width, widest - narrowest + 1)

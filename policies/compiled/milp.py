@@ -66,5 +66,5 @@ def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
             config.holds, sheet[Sheet.size :].view(SeenServer.dtype).tolist(), strict=True
         )
     )
-    head = HeadKey(seen.segment + 1, (IMAGE, *config.widths)[seen.previous_width], seen.location)
+    head = HeadKey(seen.segment + 1, (IMAGE, *config.widths)[seen.previous_width], seen.location, seen.service_class)
     return ClusterView(seen.now_ns, head, seen.candidates, seen.entered_ns, seen.fifo_length, seen.completed, servers)

@@ -42,7 +42,7 @@ LARGEST, RANDOM_GROUP = range(2)
 
 
 class Rung(Record):
-    """Ladder: where it is, and at what share of a threshold it goes up again."""
+    """Ladder, of a class: where it is, and at what share of a threshold it goes up again."""
 
     rung = INT
     share = REAL
@@ -160,15 +160,15 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     `controlled.ControlledLadder`."""
     load = requests_per_server(plan, sheet)
     if rule.control_at:
-        load *= exp(-shift_of(Control(plan, rule.control_at), sheet))
-    down, stay, now = 0, 0, Rung(plan, rule.rung_at)
+        load *= exp(-shift_of(Control(plan, rule.control_at, sheet.service_class), sheet))
+    down, stay, now = 0, 0, Rung(plan, rule.rung_at, sheet.service_class)
     for n in range(rule.rung_count - 1):
         threshold = reals(plan)[rule.thresholds_at + n]
         down += load > threshold
         stay += load > threshold * now.share
     now.rung = max(down, min(now.rung, stay))
     if rule.control_at:
-        Control(plan, rule.control_at).end = end_of_dial(now.rung, rule.rung_count)
+        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(now.rung, rule.rung_count)
     return now.rung
 
 
@@ -193,7 +193,7 @@ def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 @kernel
 def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
     """The width for the candidate block on that server, by a rule of widths."""
-    holds, tuple_at = seen_at(sheet, server).holds, rule.tuple_at
+    holds, tuple_at = seen_at(sheet, server).holds, rule.tuple_at + sheet.service_class * plan.segments
     if rule.rule == RANDOM_WIDTH:
         return random_width(plan, holds)
     if rule.rule == LADDER:

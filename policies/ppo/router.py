@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from kit import checkpoint
 from kit.errors import InputError
@@ -136,6 +137,27 @@ class PPORouter:
         shapes = [weight.shape for weight, _ in (*self._layers, self._heads)]
         if shapes != list(pairwise(sizes)) or self._heads[1].size != sizes[-1]:
             raise ValueError(f"weights of shapes {shapes} are not a router of {sizes}")
+
+
+class EndlessRouter:
+    """A `PPORouter` in a run without an end: it counts what was completed in stretches as long as it was trained on.
+
+    Else c_done of Eq. 1 would soon be what no training run has come to.
+
+    Args:
+        stretch_ns: the length of a training run.
+    """
+
+    def __init__(self, router: PPORouter, stretch_ns: int) -> None:
+        self._router, self._stretch_ns = router, stretch_ns
+        self._until_ns = self._before = 0
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        """See `RoutingPolicy`."""
+        if view.now_ns >= self._until_ns:
+            self._until_ns = view.now_ns + self._stretch_ns - view.now_ns % self._stretch_ns
+            self._before = view.completed
+        return self._router.choose(structs.replace(view, completed=view.completed - self._before), rng)
 
 
 def header(spec: PolicySpec, deterministic: bool) -> dict[str, str]:

@@ -332,13 +332,14 @@ class Compass(Steered):
         load = inside / max(1, sum(is_up(server) for server in servers))
         age = (view.now_ns - view.head_entered_ns) / unit_ns
         more, weight = self.more[segment], 0.0
-        if self.control is not None:
-            more, weight = more - self.control.step(view), self.control.weight(view)
+        control = None if self.control is None else self.control.of(view)
+        if control is not None:
+            more, weight = more - control.step(view), control.weight(view)
         price = log_price(self.weights, self, load, view.fifo_length, view.candidates, age, more)
         steps = zip(self.thresholds, self.savings, strict=True)
         rung = sum(exp(price) > threshold - weight * saving for threshold, saving in steps)
-        if self.control is not None:
-            self.control.end = end_of_dial(rung, len(self.rungs))
+        if control is not None:
+            control.end = end_of_dial(rung, len(self.rungs))
         taken = min(self.groups[-1], view.candidates)
         costs = [inf] * (len(servers) * len(self.widths))
         for index, seen in enumerate(servers):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.goal_control import Goals, Steered
+from policies.goal_control import GoalControl, Steered
 from policies.interfaces import CostModel, RouterConfig
 from policies.reward import AccuracyPrior
 from policies.vocabulary import Choice, ClusterView, ServerView
@@ -49,7 +49,7 @@ class ComposedRouter(Steered):
     group: GroupRule
 
     @property
-    def control(self) -> Goals | None:
+    def control(self) -> GoalControl | None:
         """Where its goals are set: its width rule's."""
         return getattr(self.width, "control", None)
 

@@ -35,6 +35,8 @@ class ControlSpec(StrictModel):
     def make(self, config: RouterConfig, source: str, key: str, most: float, *, weighs: bool = False) -> GoalControl:
         """A fresh controller that shifts towards accuracy by no more than `most`, of a router that `weighs` energy.
 
+        It has one for each class.
+
         Raises:
             InputError: the router's core knows no accuracies; no width tuple has the floor; an energy weight that the
                 router can't heed.
@@ -50,14 +52,19 @@ class ControlSpec(StrictModel):
         if self.floor is not None and self.floor > best:
             problem = f"no width tuple is as accurate as {self.floor:g}; the best has {best:.4f}: name at most that"
             raise InputError(source, f"{key}.floor", problem)
-        return GoalControl(
-            floor=FOLLOW if self.floor is None else self.floor,
-            most=most,
-            limit_ns=FOLLOW_NS if self.p99_limit_s is None else nanoseconds(self.p99_limit_s),
-            energy_weight=FOLLOW if self.energy_weight is None else self.energy_weight,
-            best=best,
-            weighs=weighs,
-        )
+        first, *others = [
+            GoalControl(
+                floor=FOLLOW if self.floor is None else self.floor,
+                most=most,
+                limit_ns=FOLLOW_NS if self.p99_limit_s is None else nanoseconds(self.p99_limit_s),
+                energy_weight=FOLLOW if self.energy_weight is None else self.energy_weight,
+                best=best,
+                weighs=weighs,
+            )
+            for _ in range(config.class_count)
+        ]
+        first.others = tuple(others)
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class ControlledLadder(Steered):
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
-        rung = self.ladder.rung_of(view, exp(-self.control.step(view)))
-        self.control.end = end_of_dial(rung, len(self.ladder.thresholds) + 1)
+        control = self.control.of(view)
+        rung = self.ladder.rung_of(view, exp(-control.step(view)))
+        control.end = end_of_dial(rung, len(self.ladder.thresholds) + 1)
         return self.ladder.width_at(rung, view, server)

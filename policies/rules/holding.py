@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from kit.errors import InputError
 from kit.strict import StrictModel
-from policies.goal_control import Goals, Steered
+from policies.goal_control import GoalControl, Steered
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
 
@@ -59,7 +59,7 @@ class HoldingRouter(Steered):
     hold: HoldRule
 
     @property
-    def control(self) -> Goals | None:
+    def control(self) -> GoalControl | None:
         """Where its goals are set: its router's."""
         return getattr(self.router, "control", None)
 

@@ -83,11 +83,12 @@ class Lookahead(Steered):
             for width in range(len(self.widths))
             if view.servers[index].widths[width]
         ]
-        scale = 1.0 if self.control is None else exp(self.control.step(view))
+        control = None if self.control is None else self.control.of(view)
+        scale = 1.0 if control is None else exp(control.step(view))
         server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots, scale))
-        if self.control is not None:
+        if control is not None:
             can = [each for _, each in choices]  # widths that nobody can take are no part of its dial
-            self.control.end = end_of_dial(max(can) - width, max(can) - min(can) + 1)
+            control.end = end_of_dial(max(can) - width, max(can) - min(can) + 1)
         return Choice(server, self.widths[width], self.groups[-1])
 
     def _remember(self, view: ClusterView) -> None:

@@ -203,23 +203,40 @@ def _check_tuple(widths: tuple[float, ...], config: RouterConfig, source: str, k
 
 
 class FixedRule(PlacedRule):
-    """One width tuple for every request; full width where none is given."""
+    """One width tuple for every request; full width where none is given.
+
+    Attributes:
+        tuples: one for each class of requests, by its name, in place of `tuple`.
+    """
 
     KIND: ClassVar[str] = "fixed"
 
     tuple_: Widths | None = Field(None, alias="tuple")
+    tuples: dict[str, Widths] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> FixedRule:
+        if self.tuple_ is not None and self.tuples is not None:
+            raise ValueError("tuple and tuples are both given; give tuple for all requests, or tuples by class")
+        return self
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Also its tuple."""
         super().check(config, source, key)
-        if self.tuple_ is not None:
-            _check_tuple(self.tuple_, config, source, key)
+        for widths in (self.tuple_, *(self.tuples or {}).values()):
+            if widths is not None:
+                _check_tuple(widths, config, source, key)
+        if self.tuples is not None and set(self.tuples) != set(config.classes):
+            has = f"the scenario's classes are {', '.join(config.classes)}" if config.classes else "it has no classes"
+            raise InputError(source, f"{key}.tuples" if key else "tuples", f"names {', '.join(self.tuples)}, but {has}")
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
         self.check(context.config, source, key)
-        wanted = full_widths(context.config) if self.tuple_ is None else self.tuple_
-        return self._composed(context, FixedWidths(context.config.widths, wanted), source, key)
+        config = context.config
+        wanted = full_widths(config) if self.tuple_ is None else self.tuple_
+        by_class = () if self.tuples is None else tuple(self.tuples[name] for name in config.classes)
+        return self._composed(context, FixedWidths(config.widths, wanted, by_class), source, key)
 
 
 class LadderRule(PlacedRule):
@@ -280,7 +297,8 @@ class LadderRule(PlacedRule):
         rungs = self.rungs or spread(efficient_tuples(context), len(self.thresholds) + 1)
         if not rungs:
             raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
-        ladder = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1], self.hysteresis)
+        thresholds, at = self.thresholds[: len(rungs) - 1], [0] * context.config.class_count
+        ladder = Ladder(context.config.widths, rungs, thresholds, self.hysteresis, at)
         if self.control is None:
             return self._composed(context, ladder, source, key)
         control = self.control.make(context.config, source, key, MAX_STRETCH)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from policies.rules.context import drawn, is_up
 from policies.vocabulary import ClusterView
 
 
-def held_width(widths: Sequence[float], held: Sequence[bool], wanted: float) -> float:
+@cache
+def held_width(widths: tuple[float, ...], held: tuple[bool, ...], wanted: float) -> float:
     """The widest held width that is not above `wanted`, or else the narrowest held one. `widths` ascend."""
     can = [width for width, holds in zip(widths, held, strict=True) if holds]
     return max((width for width in can if width <= wanted), default=can[0])
@@ -31,14 +32,16 @@ class RandomWidth:
 
 @dataclass(frozen=True, slots=True)
 class FixedWidths:
-    """One width tuple for every request."""
+    """One width tuple for every request; or, in `by_class`, one for each class."""
 
     widths: tuple[float, ...]
     tuple_: tuple[float, ...]
+    by_class: tuple[tuple[float, ...], ...] = ()
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
-        return held_width(self.widths, view.servers[server].widths, self.tuple_[view.head.segment - 1])
+        wanted = self.by_class[view.head.service_class] if self.by_class else self.tuple_
+        return held_width(self.widths, view.servers[server].widths, wanted[view.head.segment - 1])
 
 
 def requests_per_server(view: ClusterView) -> float:
@@ -53,20 +56,20 @@ class Ladder:
 
     The load is (FIFO length + outstanding requests) per server that is up; a request takes its segment's width from the
     rung of the moment, so it may pass segments on different rungs. With hysteresis the ladder stays on a lower rung
-    until the load is no more than so much of the threshold; it has one rung for the whole cluster.
+    until the load is no more than so much of the threshold; it has one rung for the whole cluster, for each class.
 
     Attributes:
         rungs: width tuples, the most accurate first.
         thresholds: of the load, ascending, one fewer than rungs.
         hysteresis: a share in [0, 1); a rung is left upwards at its threshold times (1 - hysteresis).
-        rung: where it is now. Asked again at the same load, it is still there.
+        at: by class, the rung where it is now. Asked again at the same load, it is still there.
     """
 
     widths: tuple[float, ...]
     rungs: tuple[tuple[float, ...], ...]
     thresholds: tuple[float, ...]
     hysteresis: float = 0.0
-    rung: int = 0
+    at: list[int] = field(default_factory=lambda: [0])
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
@@ -77,8 +80,9 @@ class Ladder:
         load = requests_per_server(view) * scale
         down = sum(load > threshold for threshold in self.thresholds)
         stay = sum(load > threshold * (1 - self.hysteresis) for threshold in self.thresholds)
-        self.rung = max(down, min(self.rung, stay))
-        return self.rung
+        rung = max(down, min(self.at[view.head.service_class], stay))
+        self.at[view.head.service_class] = rung
+        return rung
 
     def width_at(self, rung: int, view: ClusterView, server: int) -> float:
         """The width of that rung for the view's candidate block on that server."""

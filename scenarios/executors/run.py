@@ -32,9 +32,8 @@ from scenarios.executors.hosts import Hosts, host_key, host_names, joined_hosts
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
-from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.result import Result, RunLabel, summarise, window_of
 from scenarios.metrics.signatures import diagnosed
-from scenarios.metrics.slo import Slo
 from scenarios.runs.engines import able_to_run, engine_of
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
@@ -100,11 +99,12 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareCluster]:
+def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
     """The scenario's servers as agents, on this machine or on the hosts of its cluster; gone when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
+        is_urgent: clients wait: the block begins before they are ready, and they warm up with batches of one alone.
     """
     period_s = min(profile.sensor.period_s for profile in world.profiles)
     with ExitStack() as stack:
@@ -118,10 +118,11 @@ def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareClus
             model if model is not None else served_of(world),
             servers,
             sensor_period_s=period_s,
-            warm_batches=warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
+            warm_batches=(1,) if is_urgent else warm_batches(max(s.knobs.batch_limit for s in world.cluster.servers)),
             supervision=world.cluster.supervision,
             largest_block=world.cluster.router.groups[-1],
             carrier=carrier,
+            waits=not is_urgent,
         )
         yield stack.enter_context(cluster)
 
@@ -226,7 +227,8 @@ def run_on_hardware(
         labels=dataset.test_labels[images],
         horizon_ns=planned.horizon_ns,
         end=planned.end,
-        deadline_ns=planned.deadline_ns,
+        deadlines_ns=planned.deadlines_ns,
+        classes=planned.classes,
         drain_limit_ns=planned.drain_limit_ns,
         keep_log=wanted.keep_log,
         faults=planned.faults,
@@ -251,7 +253,7 @@ def run_on_hardware(
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
     )
-    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end, Slo.of(scenario))
+    window = window_of(scenario, wanted.warmup_s, wanted.duration_s, planned.end, planned.classes)
     result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), record
 

@@ -19,7 +19,7 @@ from hw.networks.datasets import DATASETS, is_image_folder
 from kit import strict
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import Plain, StrictModel, form
-from kit.units import parse_duration
+from kit.units import seconds
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
 from policies.goal_control import MAX_WEIGHT
 from policies.interfaces import GROUPS
@@ -34,13 +34,9 @@ SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000
 
 
-def _seconds(value: Any) -> Any:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
 LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
-SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=LONGEST_S)]
+SecondsOrZero = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=LONGEST_S)]
 EnergyWeight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
 Whole = Annotated[int, Field(ge=0)]
 ProfileName = Annotated[PossiblePath, FileName(lambda text: not is_shipped_name(text), profile_file)]
@@ -665,7 +661,7 @@ class ChaosFault(StrictModel):
     """Workers die at random times, on random servers, for as long as images arrive."""
 
     kind: Literal["chaos"] = Field(description="")
-    mean_gap_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
+    mean_gap_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
         description="mean time from one to the next (exponential)"
     )
     kinds: Annotated[tuple[ChaosKind, ...], Field(min_length=1), AfterValidator(unique)] = Field(
@@ -683,10 +679,10 @@ _RULES = Supervision()
 class SupervisionSection(StrictModel):
     """How a server's process is watched, and how it is brought back when it has died."""
 
-    hang_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
+    hang_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
         _RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung"
     )
-    stuck_s: Annotated[float, BeforeValidator(_seconds), Field(ge=1, le=LONGEST_S)] = Field(
+    stuck_s: Annotated[float, BeforeValidator(seconds), Field(ge=1, le=LONGEST_S)] = Field(
         _RULES.stuck_ns / NS_PER_S, description="a batch, load or move that takes longer means the same"
     )
     backoff_s: SecondsOrZero = Field(
@@ -874,6 +870,29 @@ class SloSection(StrictModel):
         return self
 
 
+class ClassSection(StrictModel):
+    """A class of requests: how many there are of it, and what its users are promised ([how](how-to/classes.md))."""
+
+    name: Name = Field(description="by which a request names its class, and tables name it")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(description="of the requests; those of all classes make 1")
+    floor: Share | None = Field(None, description="mean accuracy to keep for them; null for none")
+    p99_limit_s: Seconds | None = Field(None, description="most that their p99 latency may be; null for no limit")
+    deadline_s: Seconds | None = Field(
+        None, description="time limit of each of them; null: the scenario's `deadline_s`"
+    )
+
+
+def _classes(classes: tuple[ClassSection, ...]) -> tuple[ClassSection, ...]:
+    unique(tuple(each.name for each in classes))
+    total = sum(each.share for each in classes)
+    if classes and abs(total - 1) > 1e-9:
+        raise ValueError(f"the classes' shares make {total:g}; they must make 1")
+    return classes
+
+
+Classes = Annotated[tuple[ClassSection, ...], Field(max_length=100), AfterValidator(_classes)]
+
+
 class CompareSection(StrictModel):
     """The simulated comparison: every router with every seed."""
 
@@ -920,6 +939,16 @@ class ValidateSection(StrictModel):
     )
 
 
+class ServeSection(StrictModel):
+    """What `slimsched serve` keeps ([serve clients](how-to/serve.md))."""
+
+    log_gb: NonNegative = Field(
+        10.0,
+        description="most that the log of what is served may take, in GB of 10^9 bytes; oldest parts go; 0: no log",
+    )
+    log_age_s: Seconds = Field(172_800.0, description="parts of the log that are older go")
+
+
 class CalibrationSection(StrictModel):
     """How local devices are measured."""
 
@@ -950,6 +979,7 @@ class Scenario(StrictModel):
     slo: SloSection = Field(
         default_factory=SloSection, description="the service-level objective: what users are promised"
     )
+    classes: Classes = Field((), description="classes of requests with promises of their own; empty: all are of one")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of `ppo` and `ppo-paper`")
     tuning: TuningSection = Field(default_factory=TuningSection, description="of rules, by search")
@@ -957,6 +987,7 @@ class Scenario(StrictModel):
     validate_: ValidateSection = Field(
         default_factory=ValidateSection, alias="validate", description="simulation against real executors"
     )
+    serve: ServeSection = Field(default_factory=ServeSection, description="of `slimsched serve`")
     calibration: CalibrationSection = Field(default_factory=CalibrationSection, description="of local devices")
     seed: Whole = Field(0, description="of everything random that `compare` and `validate` give no seed for")
     duration_s: Seconds = Field(60.0, description="for how long images arrive")
@@ -970,11 +1001,34 @@ class Scenario(StrictModel):
     def _consistent(self) -> Scenario:
         if self.warmup_s >= self.duration_s:
             raise ValueError(f"warmup_s ({self.warmup_s:g}) must be below duration_s ({self.duration_s:g})")
-        if self.shed and self.deadline_s is None:
+        if self.classes:
+            elsewhere = {
+                "slo.floor": self.slo.floor,
+                "slo.p99_limit_s": self.slo.p99_limit_s,
+                "slo.schedule": self.slo.schedule or None,
+                "tuning.floor": self.tuning.floor,
+            }
+            for key, value in elsewhere.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{key} is given beside classes; leave it out, and give each class what it is promised"
+                    )
+        if self.shed and not any(self.deadlines_s):
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
         if problem := problem_with(self.training.holds_s, self.router.max_batching_delay_s):
             raise ValueError(f"training.holds_s: {problem}")
         return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes, in their order; empty where all requests are of one."""
+        return tuple(each.name for each in self.classes)
+
+    @property
+    def deadlines_s(self) -> tuple[float | None, ...]:
+        """Of each class, or of all requests."""
+        of_classes = tuple(self.deadline_s if each.deadline_s is None else each.deadline_s for each in self.classes)
+        return of_classes or (self.deadline_s,)
 
     def to_yaml(self) -> str:
         """What was given (not the defaults), as text that reads back as this scenario."""

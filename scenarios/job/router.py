@@ -21,7 +21,7 @@ from scenarios.files.made_routers import BY_GRADIENTS, PPO, made_name, score_fil
 from scenarios.job.job import ScenarioJob
 from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
-from scenarios.learn.train import require_trainable, score_router, train_candidates, train_world
+from scenarios.learn.train import require_one_class, require_trainable, score_router, train_candidates, train_world
 from scenarios.learn.tune import knobs_of, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.result import Score
@@ -95,6 +95,7 @@ def make_ppo(job: ScenarioJob, world: World, kind: str = PPO, says_score: bool =
 
     def work() -> Sequence[Path]:
         require_trainable(world)
+        require_one_class(world)
         router, scalars = train_router(job, world, kind, fingerprint)
         score = score_router(world, lambda: _fresh(router, world), kind, given.seed)
         router.save(path, made_by={MADE_WITH: dict(world.made_with)})

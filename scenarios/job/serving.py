@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from hw.door.app import Limits
+from hw.door.admission import Limits
 from hw.door.clients import Clients
-from hw.door.ingress import IngressSpec, ingress
+from hw.door.ingress import Ingress, IngressSpec, WaitingRoom, ingress
+from hw.door.journal import Journal, notify
 from hw.door.protocol import Served
+from hw.door.segments import LogBounds, SegmentLog
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
-from hw.door.words import Status
 from hw.host.clock import RunClock
+from hw.host.collections import CollectionMeter
+from hw.router.cluster import HardwareCluster
 from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import nanoseconds
-from policies.interfaces import RouterConfig
-from policies.planned_router import by_plan
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.router import RouterCore
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
 from scenarios.executors.preflight import require_devices, require_ready
 from scenarios.executors.run import real_cluster, without_faults
 from scenarios.files.router_names import display_name
-from scenarios.files.spec import Goals
+from scenarios.files.spec import GB, Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
+from scenarios.job.new_model import ModelOrders, endless_policy
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
+from scenarios.runs.folder import SERVED
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.routers import routers_ignoring
 from scenarios.world.world import World
@@ -46,17 +50,19 @@ def serve(
     job: ScenarioJob,
     world: World,
     router: str,
-    listening: socket.socket,
+    room: WaitingRoom,
     limits: Limits,
     tokens: Mapping[bytes, int],
     certificate: Path | None,
+    journal: Journal,
 ) -> RunProgress:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
 
     Args:
-        listening: where clients connect.
+        room: where clients wait; it is closed when they are served.
         tokens: one of which they must bear, each with how many images may be inside; empty: none.
         certificate: that they are shown (TLS), with its key.
+        journal: is told of each change of state.
 
     Raises:
         InputError: the scenario does not fit this machine.
@@ -69,97 +75,145 @@ def serve(
     if scenario.faults or scenario.slo.schedule:
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
+    asked = _OperatorOrders(job, ModelOrders(job, world, journal), router, config, journal)
     routing = Routing(
-        by_plan(world.router(router, job.folder.path), config),
+        asked.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
         world.cluster.weights,
         world.cluster.prior,
     )
     slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
-    carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
-    door = IngressSpec(_served(job, world, slots), limits, tokens, carried_img_s, certificate)
     with (
-        real_cluster(without_faults(world), model) as cluster,
+        real_cluster(without_faults(world), model, is_urgent=True) as cluster,
         accept_wishes(
             job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
-        ingress(door, listening, slots, job.say) as open_door,
-        _stopping() as wants_stop,
+        CollectionMeter() as garbage,
+        ExitStack() as stack,
     ):
-        tally = Tally([server.name for server in cluster.servers], config)
-        known = said = False
+        served = _served(job, world, slots)  # while the servers start
+        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
+        spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
+        open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
+        log = _log_of(job, asked)
+        if log is not None:
+            stack.callback(log.close)
+        tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
+        tell = _Teller(open_door, tally, journal)
+        images = SlotImages(slots_of(open_door.arena, served.shape), served.shape)
 
-        def tell(progress: RunProgress) -> None:
-            nonlocal known, said
-            if known != said:  # the ingress has heard of it by now
-                said = known
-                job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
-            known = tally.is_ready
-            open_door.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+        def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
+            room.close()
+            if log is not None:
+                log.watch(core)
+            return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
 
-        images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
+        operator = Operator(wishes, lambda: asked.orders(wishes, cluster, open_door))
+        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
 
-        def traffic(_: object, __: object, clock: RunClock) -> Clients:
-            return Clients(open_door, images, wants_stop, clock)
 
-        asked = _OperatorOrders(job, world, router, config, wishes)
-        operator = Operator(wishes, asked.orders)
-        return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
+def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
+    """Where what is served is written down; None where the scenario wants no log."""
+    wanted = job.scenario.serve
+    if not wanted.log_gb:
+        return None
+    bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
+    return SegmentLog(job.folder / SERVED, bounds, lambda: asked.router, lambda text: job.say(f"serve: {text}"))
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     """What clients are told of it."""
-    name, model = job.scenario.name, job.model_to_serve
+    name, model, config = job.scenario.name, job.model_to_serve, world.cluster.router
+    classes = config.classes, dict(zip(config.width_tuples(), config.top1, strict=False)) if config.classes else {}
     if model is None:
         network = served_of(world)
-        return Served(name, network.input_shape, network.segments, 0, (), (), slots)
+        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", *classes)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
     dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
-    spec = built.spec
-    return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
+    spec, pixels = built.spec, (dataset.mean, dataset.deviation)
+    of_network = (spec.input_shape, spec.segments, spec.classes)
+    return Served(name, *of_network, *pixels, slots, evaluation.hash, *classes)
+
+
+class _Teller:
+    """Tells the ingress how the router is, some times a second; the journal, if that has changed; and systemd that the
+    loop goes on."""
+
+    def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
+        self._door, self._tally, self._journal = door, tally, journal
+        self._known = self._said = False
+
+    def __call__(self, progress: RunProgress) -> None:
+        """How far the loop is."""
+        if self._known != self._said:  # the ingress has heard of it by now
+            self._said = self._known
+            if self._said:
+                self._journal.note("ready", "serve: ready")
+            else:
+                self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
+        self._known = self._tally.is_ready
+        self._door.port.post(self._tally.status(progress))
+        notify("WATCHDOG=1")
 
 
 class _OperatorOrders:
-    """What is asked for: at the start by the scenario, then by the operator."""
+    """What is asked for: at the start by the scenario, then by the operator; and who decides."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
-        self._job, self._world, self._router, self._config, self._wishes = job, world, router, config, wishes
-        self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
+    def __init__(
+        self, job: ScenarioJob, models: ModelOrders, router: str, config: RouterConfig, journal: Journal
+    ) -> None:
+        self._job, self._models, self.router, self._config, self._journal = job, models, router, config, journal
+        self._asked = job.scenario.slo.goals(job.scenario.tuning.floor)[0]
+
+    def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
+        """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
+        return endless_policy(self._models.world, name, self._job.folder.path, self._config, takes_over=takes_over)
 
     @property
-    def goal(self) -> GoalSet:
-        """As the router's core takes it."""
+    def goals(self) -> tuple[GoalSet, ...]:
+        """As the router's core takes them: of each class its own."""
+        if self._job.scenario.classes:
+            return self._models.world.class_goals
         asked = self._asked
-        return GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
+        return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self, wishes: Wishes, cluster: HardwareCluster, door: Ingress) -> Iterator[Order]:
         """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
+        yield from self._models.orders(cluster, door)
         try:
-            for wish in self._wishes.steering():
+            while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
                 if wish.router is not None:
                     yield from self._router_orders(wish.router)
-                if goals := wish.model_dump(exclude_none=True, exclude={"router"}):
+                if goals := wish.model_dump(exclude_none=True, exclude={"router", "model"}):
                     yield from self._goal_orders(goals)
+                if wish.model is not None:  # what is asked for later waits until it serves
+                    self._models.ask(Path(wish.model), self.router, max(goal.floor for goal in self.goals))
         except InputError as error:
             self._job.say(f"serve: {error}")
 
     def _router_orders(self, name: str) -> Iterator[Order]:
         """One that can't be made is told, and changes nothing."""
         try:
-            policy = by_plan(self._world.router(name, self._job.folder.path), self._config)
+            policy = self.policy(name, takes_over=True)
         except InputError as error:
             self._job.say(f"serve: {error}; the router stays as it was")
             return
         yield policy
-        self._router = name
-        self._job.say(f"serve: {display_name(name)} decides from now on")
+        self.router = name
+        self._journal.note("router", f"serve: {display_name(name)} decides from now on", router=display_name(name))
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
+        if self._job.scenario.classes:
+            self._job.say(
+                "serve: each class keeps what `classes` promises it; no other goals are taken while it serves"
+            )
+            return
         self._asked = self._asked._replace(**goals)
-        yield self.goal
-        self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
-        for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
+        yield from self.goals
+        text = f"serve: asked for from now on: {_goal_text(self._asked)}"
+        self._journal.note("goals", text, **goals)
+        for warning in routers_ignoring([*goals], [self.router], self._job.folder.path):
             self._job.say(f"serve: {warning}")
 
 
@@ -170,9 +224,9 @@ def _goal_text(asked: Goals) -> str:
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
     """Within it SIGTERM and Ctrl-C are a wish to stop, which it yields; the second one ends the work at once."""
-    wished = False
+    wished = told = False
 
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal wished
@@ -180,9 +234,16 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         wished = True
 
+    def wants_stop() -> bool:
+        nonlocal told
+        if wished and not told:  # not by who hears the signal: a line may be half written at that moment
+            told = True
+            journal.note("stopping")
+        return wished
+
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: wished
+        yield wants_stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -277,6 +277,18 @@ def shortfall(scores: Sequence[RunScore], floor: float) -> float:
     return (floor - mean_accuracy(scores)) / POINT
 
 
+def lacking(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
+    """Points of accuracy below the floor; of classes of requests what the one lacks that is furthest below its own."""
+    if not knobs.class_floors:
+        return shortfall(scores, knobs.floor)
+    points = []
+    for number, floor in enumerate(knobs.class_floors):
+        images = sum(score.class_images[number] for score in scores)
+        right = sum(score.class_images[number] * score.class_accuracies[number] for score in scores)
+        points.append((floor - right / max(images, 1)) / POINT)
+    return max(points)
+
+
 def mean_accuracy(scores: Sequence[RunScore]) -> float:
     """Over the images of all runs that were finished."""
     images = sum(score.images - score.unfinished for score in scores)

@@ -29,7 +29,7 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
     space = space_of(world, kind, knobs)
     with workers_of() as workers:
         evaluator = Evaluator(world, knobs, workers)
-        tuples = able_tuples(evaluator)
+        tuples = able_tuples(evaluator, evaluator.knobs.floor)
         spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
         runs = [evaluator.trace_slice(f"expected:{part}", part) for part in range(knobs.episodes)]
         evaluator.measure([(spec, run) for run in runs])

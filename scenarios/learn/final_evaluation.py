@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.rules.specs import POINT, RuleSpec
-from scenarios.learn.evaluator import Evaluator, latency_cost, mean_accuracy, unserved
+from policies.rules.specs import RuleSpec
+from scenarios.learn.evaluator import Evaluator, lacking, latency_cost, mean_accuracy, unserved
 from scenarios.learn.search import Reals
 from sim.compiled.scoring import RunScore
 
@@ -83,10 +83,11 @@ class Finalist:
 
 @dataclass(frozen=True)
 class FinalScore:
-    """One of the final evaluation, with what it had in it."""
+    """One of the final evaluation, with what it had in it; `lacking`: see `scenarios.learn.evaluator`."""
 
     finalist: Finalist
     figures: RouterFigures
+    lacking: float = 0.0
 
     @property
     def told(self) -> dict[str, Any]:
@@ -100,11 +101,12 @@ def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> t
     runs = [evaluator.fresh(number) for number in range(evaluator.knobs.matching_runs)]
     scores = [evaluator.measure([(finalist.spec, run) for run in runs]) for finalist in finalists]
     final_scores = tuple(
-        FinalScore(finalist, figures_of(each)) for finalist, each in zip(finalists, scores, strict=True)
+        FinalScore(finalist, figures_of(each), lacking(each, evaluator.knobs))
+        for finalist, each in zip(finalists, scores, strict=True)
     )
-    bar = min(evaluator.knobs.floor, max(each.figures.accuracy for each in final_scores)) - CLOSE * POINT
+    bar = max(0.0, min(each.lacking for each in final_scores)) + CLOSE
     costs = [
-        latency_cost(each, evaluator.knobs) if one.figures.accuracy >= bar else inf
+        latency_cost(each, evaluator.knobs) if one.lacking <= bar else inf
         for one, each in zip(final_scores, scores, strict=True)
     ]
     return finalists[int(np.argmin(costs))], final_scores

@@ -14,7 +14,8 @@ class TuningKnobs:
     """How a router is tuned; the switches are those of `benchmarks.study.tables`.
 
     Attributes:
-        floor: mean accuracy, a share, that must be kept.
+        floor: mean accuracy, a share, that must be kept; of classes of requests the strictest.
+        class_floors: where requests have classes, of each the floor that must be kept; 0 for none.
         decisions: how many simulated decisions a search may take; accuracy matching comes on top, for all alike.
         searches: independent ones; a final evaluation picks from what they found.
         seed: of the first search, and of the runs it sees; those of the others are derived from it.
@@ -46,3 +47,4 @@ class TuningKnobs:
     objective: Objective = "latency"
     p99_limit_s: float | None = None
     control: bool = False
+    class_floors: tuple[float, ...] = ()

@@ -16,7 +16,7 @@ from policies.rules.holding import HoldSpec
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, PlacedRule, RuleSpec, Space
 from policies.vocabulary import NS_PER_S
-from scenarios.learn.evaluator import Evaluator, latency_cost, shortfall
+from scenarios.learn.evaluator import Evaluator, lacking, latency_cost
 from sim.compiled.scoring import RunScore
 
 PRICE: Final = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
@@ -67,7 +67,7 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
     runs = [evaluator.trace_slice(f"{name}:{part}", part) for part in range(knobs.episodes)]
 
     def cost(scores: Sequence[RunScore], price: float = PRICE) -> float:
-        return latency_cost(scores, knobs) + price * max(0.0, shortfall(scores, knobs.floor))
+        return latency_cost(scores, knobs) + price * max(0.0, lacking(scores, knobs))
 
     picked = dict(settings)
     for key, options in options_of(spec, evaluator):

@@ -79,6 +79,13 @@ def require_trainable(world: World) -> None:
         raise InputError(world.scenario.name, "", f"{problem}; {remedy}") from None
 
 
+def require_one_class(world: World) -> None:
+    """Raises `InputError` where requests have classes: what learns by gradients is told of none."""
+    if world.scenario.classes:
+        problem = "ppo and ppo-paper are trained without classes of requests; take compass, or tuned:compass"
+        raise InputError(world.scenario.name, "classes", problem)
+
+
 def train_world(
     world: World,
     folder: Path,

@@ -20,8 +20,9 @@ from kit.chance import stream
 from kit.errors import InputError, WorkError, nearest
 from kit.memo import Memo
 from kit.parallel import Jobs
-from policies.registry import COMPASS, KINDS, TUNED
+from policies.registry import COMPASS, CONTROLLED, KINDS, TUNED
 from policies.rules.compass import CompassRule
+from policies.rules.controlled import ControlSpec
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, RuleSpec, Space
 from scenarios.learn.evaluator import (
@@ -29,6 +30,7 @@ from scenarios.learn.evaluator import (
     Decisions,
     Evaluator,
     OnMeasured,
+    lacking,
     latency_cost,
     mean_accuracy,
     shortfall,
@@ -52,6 +54,7 @@ from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
+FLOORS: Final = ControlSpec(p99_limit_s=0.0)  # the operator's, and no limit
 CHEAP: Final = 0.5  # of a search's decisions: the most that accuracy matching may take for the start to be matched, too
 _BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
@@ -67,7 +70,7 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.registry.TUNED`.
-        floor: of accuracy.
+        floor, class_floors: of accuracy; see `TuningKnobs`.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation where there was nothing
             to set.
@@ -83,6 +86,7 @@ class Tuned:
     searches: int
     final_scores: tuple[FinalScore, ...]
     spent: Decisions
+    class_floors: tuple[float, ...] = ()
 
     @property
     def values(self) -> Reals:
@@ -131,10 +135,11 @@ def tune_world(
         winner, final_scores = evaluate_finalists(finalists, evaluator)
         figures = winner.matched or next(each.figures for each in final_scores if each.finalist is winner)
         is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is told
-        if winner.matched is None and is_low:  # some servers hold too little
+        if winner.matched is None and is_low and not knobs.class_floors:  # some servers hold too little
             raise FloorError(_too_low(kind, evaluator, figures.accuracy))
         searches = 0 if space is None else knobs.searches
-        return Tuned(kind, knobs.floor, winner, figures, searches, final_scores, evaluator.spent)
+        found = (winner, figures, searches, final_scores, evaluator.spent, knobs.class_floors)
+        return Tuned(kind, knobs.floor, *found)
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
@@ -151,7 +156,15 @@ def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
 def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
     """What is searched over; None where all that there is can be looked at."""
     space: Space | None = KINDS[kind].load().space(world.context, knobs.floor)
-    return space
+    if space is None or not _keeps_classes(kind, knobs):
+        return space
+    plain = space.spec
+    return replace(space, spec=lambda values: plain(values).model_copy(update={"control": FLOORS}))
+
+
+def _keeps_classes(kind: str, knobs: TuningKnobs) -> bool:
+    """Whether each candidate keeps the floors of the classes by itself; other kinds treat all as the strictest."""
+    return bool(knobs.class_floors) and kind in CONTROLLED
 
 
 def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
@@ -248,16 +261,16 @@ def _generation(
     specs = [space.spec(candidate) for candidate in candidates]
 
     def cost(scores: Sequence[RunScore]) -> float:
-        lacking = shortfall(scores, knobs.floor)
-        return latency_cost(scores, knobs) + price * (lacking if knobs.pid else max(0.0, lacking))
+        lack = lacking(scores, knobs)
+        return latency_cost(scores, knobs) + price * (lack if knobs.pid else max(0.0, lack))
 
     def early(scores: Sequence[RunScore]) -> float:
-        return latency_cost(scores, knobs) + EARLY * price * max(0.0, shortfall(scores, knobs.floor))
+        return latency_cost(scores, knobs) + EARLY * price * max(0.0, lacking(scores, knobs))
 
     scores = evaluator.measure_all(specs, runs, early if halves else None)
     costs = np.full(len(candidates), inf)
     costs[list(scores)] = [cost(each) for each in scores.values()]
-    return costs, shortfall(next(iter(scores.values())), knobs.floor)
+    return costs, lacking(next(iter(scores.values())), knobs)
 
 
 def _matched(
@@ -281,6 +294,9 @@ def _matched(
         most = max(most, mean_accuracy(scores))
         return scores
 
+    if _keeps_classes(kind, knobs):
+        origin, values = starts[0]
+        return Finalist(name, origin, values, space.spec(values), figures_of(measure(values)), tuple(history))
     shifts = ((origin, find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
     origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
@@ -342,20 +358,22 @@ def match_level(world: World, knobs: TuningKnobs, make: Callable[[float], Router
     return float(matched[0][0])
 
 
-def able_tuples(evaluator: Evaluator) -> list[tuple[float, ...]]:
-    """The four cheapest efficient ones that are as accurate as the floor."""
-    prior, floor = evaluator.context.prior, evaluator.knobs.floor
+def able_tuples(evaluator: Evaluator, floor: float) -> list[tuple[float, ...]]:
+    """The four cheapest efficient ones that are as accurate as a floor."""
+    prior = evaluator.context.prior
     return [widths for widths in efficient_tuples(evaluator.context) if prior(widths) >= floor][-4:]
 
 
 def _tuples(evaluator: Evaluator) -> list[Finalist]:
-    """Fixed tuples that are accurate enough, each with its best settings."""
-    finalists = []
-    for widths in able_tuples(evaluator):
-        name = ", ".join(f"{width:g}" for width in widths)
-        rule = FixedRule(tuple=widths)
-        rule = rule.model_copy(update=dict(best_settings(rule, evaluator, f"settings of {widths}", {})))
-        finalists.append(Finalist(f"tuple ({name})", "the quickest", np.array(widths), rule))
+    """Fixed tuples that are accurate enough, each with its best settings; of classes one for each, as cheap in turn."""
+    finalists, classes = [], evaluator.context.config.classes
+    floors = evaluator.knobs.class_floors or (evaluator.knobs.floor,)
+    for tuples in zip(*(able_tuples(evaluator, floor) for floor in floors), strict=False):
+        name = "; ".join(", ".join(f"{width:g}" for width in widths) for widths in tuples)
+        rule = FixedRule(tuples=dict(zip(classes, tuples, strict=True))) if classes else FixedRule(tuple=tuples[0])
+        of_what = f"settings of {tuples if classes else tuples[0]}"
+        rule = rule.model_copy(update=dict(best_settings(rule, evaluator, of_what, {})))
+        finalists.append(Finalist(f"tuple ({name})", "the quickest", np.array(tuples).ravel(), rule))
     assert finalists, "the floor is not above the best tuple"
     return finalists
 
@@ -374,9 +392,10 @@ def knobs_of(world: World) -> TuningKnobs:
     if section.objective == "energy" and limit_s is None:
         problem = "energy needs a limit of the p99 latency; add slo.p99_limit_s"
         raise InputError(scenario.name, "tuning.objective", problem)
-    settings = section.model_dump() | {"floor": section.floor or 0.0}
+    floors = tuple(each.floor or 0.0 for each in scenario.classes)
+    settings = section.model_dump() | {"floor": max(floors, default=section.floor or 0.0), "class_floors": floors}
     knobs = TuningKnobs(**settings, seed=scenario.seed, p99_limit_s=limit_s)
-    return knobs if section.floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+    return knobs if floors or section.floor is not None else replace(knobs, floor=natural_floor(world, knobs))
 
 
 def natural_floor(world: World, knobs: TuningKnobs) -> float:

@@ -11,7 +11,7 @@ from policies.registry import CONTROLLED
 from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.specs import LadderRule, RuleSpec
+from policies.rules.specs import POINT, LadderRule, RuleSpec
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from scenarios.learn.knobs import TuningKnobs
@@ -51,8 +51,8 @@ def save_tuned(
 
 def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
     """What tunes the same again, with the numbers that the scenario decided."""
-    settings = {"tuning.floor": f"{knobs.floor:g}", "tuning.decisions": knobs.decisions}
-    settings |= {"tuning.searches": knobs.searches, "seed": knobs.seed}
+    settings: dict[str, object] = {} if knobs.class_floors else {"tuning.floor": f"{knobs.floor:g}"}
+    settings |= {"tuning.decisions": knobs.decisions, "tuning.searches": knobs.searches, "seed": knobs.seed}
     if knobs.objective != "latency":
         settings |= {"tuning.objective": knobs.objective, "slo.p99_limit_s": f"{knobs.p99_limit_s:g}"}
     if knobs.control:
@@ -83,6 +83,7 @@ def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
     return {
         **world_of_now(world),
         "floor": knobs.floor,
+        **({"class_floors": knobs.class_floors} if knobs.class_floors else {}),
         "decisions": tuned.spent.search,
         "settings_decisions": tuned.spent.settings,
         "matching_decisions": tuned.spent.matching,
@@ -105,8 +106,11 @@ def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
 def tuned_text(tuned: Tuned, limit_s: float | None = None) -> str:
     """What was found, in a line or two; `limit_s`: of the p99, where energy was made small."""
     figures, beware = tuned.figures, ""
-    others = next(each.figures.accuracy for each in tuned.final_scores if each.finalist is tuned.winner)
-    if others < tuned.floor - LOW:
+    final = next(each for each in tuned.final_scores if each.finalist is tuned.winner)
+    others = final.figures.accuracy
+    if tuned.class_floors and final.lacking > LOW / POINT:
+        beware = f"\nbeware: on runs that tuning did not see a class is {final.lacking:.2f} points below its floor"
+    elif not tuned.class_floors and others < tuned.floor - LOW:
         beware = f"\nbeware: on runs that tuning did not see it has {100 * others:.2f} %, below the floor of "
         beware += f"{100 * tuned.floor:g} %; set the floor on more runs (tuning.matching_runs)"
     if figures.unserved > LIMIT:

@@ -190,6 +190,16 @@ def measures(*names: str) -> tuple[Measure, ...]:
     return tuple(MEASURES[name] for name in names)
 
 
+OF_CLASSES: Final = (
+    *measures("expected_accuracy", "latency_p99_s", "latency_mean_s"),
+    _percent("in_time", "images in time", "in time",
+             "Of the requests of the window, the share that was completed within the class's deadline. `null` without "
+             "one.", better="higher"),
+    *measures("completed_share", "slo_attainment"),
+)  # fmt: skip
+"""What tables show of each of a result's `classes`; their keys lie in a class's entry."""
+
+
 # Who shows what, in the order in which it is shown.
 SERVED: Final = measures("completed_share", "unfinished_share", "failed_share")
 """How much of what arrived was served: beside every table's routers, the last two where anybody has some."""

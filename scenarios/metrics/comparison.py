@@ -71,7 +71,8 @@ class Hypervolume(TypedDict):
 
 
 class ComparisonDocument(TypedDict):
-    """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
+    """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes; where
+    requests have classes, `classes`, too.
 
     A row's `failures` are shares of what arrived, by reason; `is_flagged` says that it leaves more than 1 % unserved;
     `by_seed` has the values of `PAIRED`, one a seed.
@@ -162,6 +163,8 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
     for key in _AVERAGED:
         row[key] = _fold([run[key] for run in runs])  # type: ignore[literal-required]
+    if "classes" in runs[0]:
+        row["classes"] = _fold([run["classes"] for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])

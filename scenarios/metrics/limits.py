@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kit.results import OwnDocument
@@ -34,6 +35,7 @@ class Bound(OwnDocument):
 
     Attributes:
         accuracy: that was asked for, or the least that any width tuple has.
+        classes: where requests have classes, the floor of each, which is kept as well; 0 for none.
         rate_img_s: the scenario's mean rate, in images a second; None for a trace.
         capacity_img_s: the largest rate that can be carried at this accuracy.
         latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
@@ -51,6 +53,7 @@ class Bound(OwnDocument):
     energy_dynamic_j: float | None = None
     energy_per_image_j: float | None = None
     oracle: Oracle | None = None
+    classes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def oracle_accuracy(self) -> float | None:
@@ -61,6 +64,16 @@ class Bound(OwnDocument):
         """One row."""
         (row,) = super().rows()
         return [{**{name: row[name] for name in row if name != "oracle"}, "oracle_accuracy": self.oracle_accuracy}]
+
+
+@dataclass(frozen=True)
+class ClassCarried:
+    """What was asked for a class of requests, and what it has at the rate that is carried."""
+
+    floor: float | None
+    p99_limit_s: float | None
+    p99_s: float | None
+    accuracy: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +87,7 @@ class Capacity(OwnDocument):
         floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
         p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
         duration_s: of each run.
+        classes: by name, where requests have classes: each must be kept what it is promised.
     """
 
     _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s")
@@ -92,3 +106,4 @@ class Capacity(OwnDocument):
     accuracy: float | None
     energy_per_image_j: float | None
     duration_s: float
+    classes: Mapping[str, ClassCarried] = field(default_factory=dict)

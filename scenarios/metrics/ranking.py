@@ -11,7 +11,7 @@ It computes from finished documents alone (a comparison, a validation), and know
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -20,6 +20,7 @@ import numpy as np
 from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import PairDocument, ValidationDocument, is_flagged, middle_load
+from scenarios.metrics.result import Result
 from scenarios.metrics.slo import SloDocument
 from scenarios.metrics.statistics import MeanInterval, PairedRatio, estimate, paired_ratio
 
@@ -38,12 +39,15 @@ class Promise:
     objective: Measure = P99
     floor: float | None = None
     p99_limit_s: float | None = None
+    class_floors: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, slo: SloDocument | None) -> Promise:
         """As results tell it."""
         if slo is None:
             return cls()
+        if classes := slo.get("classes"):
+            return cls(class_floors={name: each["floor"] for name, each in classes.items() if each["floor"]})
         if slo.get("objective") == "energy":
             return cls(ENERGY, slo["floor"] or None, slo["p99_limit_s"] or None)
         return cls(P99, slo["floor"] or None)
@@ -51,6 +55,7 @@ class Promise:
     def missed_by(self, one: RankedRouter) -> bool:
         """Whether it breaks the floor, or a limit that comes with the objective."""
         is_below = self.floor is not None and one.accuracy < self.floor - ABOUT - ROUNDING
+        is_below |= any(one.class_accuracies[name] < at - ABOUT - ROUNDING for name, at in self.class_floors.items())
         return is_below or (self.p99_limit_s is not None and one.p99_s > self.p99_limit_s)
 
 
@@ -69,6 +74,7 @@ class RankedRouter:
     accuracy: float
     p99_s: float
     values: Mapping[int, float]
+    class_accuracies: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def mean(self) -> float:
@@ -153,8 +159,13 @@ def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranki
             left_out.append(row["router"])
         else:
             by_seed = dict(zip(row["seeds"], values, strict=True))
-            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed))
+            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed, _of_classes(row, axis)))
     return Ranking.by(promise, judged, left_out)
+
+
+def _of_classes(row: Mapping[str, Any], axis: Measure) -> dict[str, float]:
+    """The mean accuracy of each class; 0 of one in which nobody was completed."""
+    return {name: axis.of(each)["mean"] or 0.0 for name, each in row.get("classes", {}).items()}
 
 
 def validated(
@@ -186,8 +197,17 @@ def validated(
         if is_flagged(row["served"]) or values is None or p99_s is None or accuracy is None:
             left_out.append(row["router"])
         else:
-            judged.append(RankedRouter(row["router"], accuracy, float(np.mean(list(p99_s.values()))), values))
+            of_classes = _class_accuracies([pair[world] for pair in its_pairs])
+            p99_mean_s = float(np.mean(list(p99_s.values())))
+            judged.append(RankedRouter(row["router"], accuracy, p99_mean_s, values, of_classes))
     return Ranking.by(promise, judged, left_out)
+
+
+def _class_accuracies(runs: Sequence[Result]) -> dict[str, float]:
+    """As `_of_classes` of some runs."""
+    axis = MEASURES["expected_accuracy"]
+    names = runs[0].get("classes", {})
+    return {name: float(np.mean([axis.of(run["classes"][name]) or 0.0 for run in runs])) for name in names}
 
 
 def _accuracy(

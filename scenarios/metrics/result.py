@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, fsum
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,15 @@ from policies.records import (
 )
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, Provenance
+from scenarios.files.spec import Scenario
 from scenarios.metrics.slo import (
     NO_SLO,
+    ClassPromise,
     Slo,
     SloAttainment,
     SloDocument,
+    attainment_of,
+    judge,
     slo_attainment,
     slo_document,
     tuples_run,
@@ -170,6 +174,25 @@ def lateness_share(of: Lateness) -> float:
     return of["p99"] / of["mean_pass"] if of["mean_pass"] else 0.0
 
 
+class ClassMetrics(TypedDict):
+    """What one class of requests got; each key as in a result, of its requests alone.
+
+    Attributes:
+        in_time: of those that arrived in the window, the share that was completed within the class's deadline; null
+            without one.
+    """
+
+    images: ImageCounts
+    shares: Shares
+    accuracy: float | None
+    expected_accuracy: float | None
+    latency_s: LatencyMetrics
+    throughput_img_s: float
+    goodput_img_s: float | None
+    in_time: float | None
+    slo_attainment: SloAttainment
+
+
 class Result(TypedDict):
     """`slimsched.result/1`.
 
@@ -186,6 +209,8 @@ class Result(TypedDict):
         own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0
             where nothing was, null on executors, which take what they take.
         slo: what the scenario promises; `slo_attainment`: in which share of the windows it was.
+        classes: by name, where requests have classes; goodput and attainment of the whole are then of what each class
+            is promised.
     """
 
     schema: str
@@ -228,6 +253,7 @@ class Result(TypedDict):
     own_decision_s: float | None
     slo: SloDocument
     slo_attainment: SloAttainment
+    classes: NotRequired[dict[str, ClassMetrics]]
 
 
 class Score(TypedDict):
@@ -309,10 +335,25 @@ class RunLabel:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestClass:
+    """A class of requests: its name, what it is promised, and its deadline."""
+
+    name: str
+    slo: Slo
+    deadline_s: float | None
+
+    @staticmethod
+    def all_of(scenario: Scenario) -> tuple[RequestClass, ...]:
+        """A scenario's."""
+        return tuple(map(RequestClass, scenario.class_names, Slo.of(scenario).classes, scenario.deadlines_s))
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`.
 
-    `end` says what became of that which was under way at the horizon, `slo` what the scenario promises.
+    `end` says what became of that which was under way at the horizon, `slo` what the scenario promises. Where requests
+    have classes, request i is of `classes[class_of[i]]`.
     """
 
     warmup_s: float
@@ -320,6 +361,8 @@ class Window:
     deadline_s: float | None = None
     end: End = "drain"
     slo: Slo = NO_SLO
+    classes: tuple[RequestClass, ...] = ()
+    class_of: NDArray[np.int64] | None = None
 
     @property
     def ns(self) -> tuple[int, int]:
@@ -327,6 +370,15 @@ class Window:
         begin_ns, end_ns = round(self.warmup_s * NS_PER_S), round(self.horizon_s * NS_PER_S)
         assert begin_ns < end_ns, "the warm-up must end before the arrivals do"
         return begin_ns, end_ns
+
+
+def window_of(
+    scenario: Scenario, warmup_s: float, horizon_s: float, end: End, class_of: NDArray[np.int64] | None
+) -> Window:
+    """Of a run of a scenario; `class_of`: see `Window`."""
+    deadline_s = None if scenario.classes else scenario.deadline_s
+    classes = RequestClass.all_of(scenario)
+    return Window(warmup_s, horizon_s, deadline_s, end, Slo.of(scenario), classes, class_of)
 
 
 def summarise(
@@ -349,7 +401,7 @@ def summarise(
     duration_s = run.ended_ns / NS_PER_S
     images = _images(requests)
     in_time = None if window.deadline_s is None else _rate_img_s(requests, latencies_s, window_ns, window.deadline_s)
-    return Result(
+    result = Result(
         schema="slimsched.result/1",
         scenario=label.scenario,
         router=label.router,
@@ -390,6 +442,50 @@ def summarise(
         own_decision_s=label.own_decision_s,
         slo=slo_document(window.slo, edges_ns),
         slo_attainment=slo_attainment(requests, edges_ns, window.slo, prior),
+    )
+    if window.classes:
+        _add_classes(result, requests, window, prior)
+    return result
+
+
+def _add_classes(result: Result, requests: RequestColumns, window: Window, prior: AccuracyPrior | None) -> None:
+    """What each class got; and of the whole what depends on what each is promised."""
+    assert window.class_of is not None, "nobody says of which class requests are"
+    edges_ns, class_of = window_edges_ns(*window.ns), window.class_of[requests.request]
+    parts = [requests.where(class_of == number) for number in range(len(window.classes))]
+    judged = [judge(part, edges_ns, one.slo, prior) for part, one in zip(parts, window.classes, strict=True)]
+    result["classes"] = {
+        one.name: _class_metrics(part, one, window, attainment_of([its]), prior)
+        for part, one, its in zip(parts, window.classes, judged, strict=True)
+    }
+    goodputs = [each["goodput_img_s"] for each in result["classes"].values()]
+    result["goodput_img_s"] = None if None in goodputs else fsum(each or 0.0 for each in goodputs)
+    result["slo_attainment"] = attainment_of(judged)
+    result["slo"]["classes"] = {
+        one.name: ClassPromise(floor=one.slo.floor, p99_limit_s=one.slo.p99_limit_s) for one in window.classes
+    }
+
+
+def _class_metrics(
+    requests: RequestColumns, of: RequestClass, window: Window, attainment: SloAttainment, prior: AccuracyPrior | None
+) -> ClassMetrics:
+    begin_ns, end_ns = window.ns
+    counted = (begin_ns <= requests.arrived_ns) & (requests.arrived_ns <= end_ns)
+    done, images = counted & (requests.status == COMPLETED), _images(requests)
+    latencies_s, in_time, goodput_img_s = _latencies_s(requests), None, None
+    if of.deadline_s is not None:
+        in_time = _ratio(_count(done & (latencies_s <= of.deadline_s)), _count(counted))
+        goodput_img_s = _rate_img_s(requests, latencies_s, window.ns, of.deadline_s)
+    return ClassMetrics(
+        images=images,
+        shares=shares_of(images, window.end),
+        accuracy=_ratio(_count(requests.correct & done), _count(done)),
+        expected_accuracy=None if prior is None else expected_accuracy_of(requests, done, prior),
+        latency_s=_latency(latencies_s[done]),
+        throughput_img_s=_rate_img_s(requests, latencies_s, window.ns, None),
+        goodput_img_s=goodput_img_s,
+        in_time=in_time,
+        slo_attainment=attainment,
     )
 
 

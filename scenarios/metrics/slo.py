@@ -30,12 +30,14 @@ class Slo:
     Attributes:
         later: what takes their place in mid-run: (from when, floor, limit), ascending, 0 for none of that kind.
         objective: what is to be least where these are kept: the p99 latency, or energy an image.
+        classes: what each class of requests is promised, in the scenario's order.
     """
 
     floor: float | None = None
     p99_limit_s: float | None = None
     later: tuple[tuple[float, float, float], ...] = ()
     objective: Literal["latency", "energy"] = "latency"
+    classes: tuple[Slo, ...] = ()
 
     @classmethod
     def of(cls, scenario: Scenario) -> Slo:
@@ -50,6 +52,7 @@ class Slo:
             first.p99_limit_s if has_limit else None,
             tuple((each.at_s, each.floor, each.p99_limit_s) for each in rest),
             scenario.tuning.objective,
+            tuple(cls(each.floor, each.p99_limit_s) for each in scenario.classes),
         )
 
 
@@ -60,11 +63,19 @@ def _promised(goals: Goals) -> tuple[float, float]:
     return goals.floor, goals.p99_limit_s
 
 
+class ClassPromise(TypedDict):
+    """What a class of requests is promised; null for nothing of that kind."""
+
+    floor: float | None
+    p99_limit_s: float | None
+
+
 class SloDocument(TypedDict):
     """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
 
     `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, where there
-    are any: how often `slo.schedule` changes that while they last. `objective`: where it is no latency.
+    are any: how often `slo.schedule` changes that while they last. `objective`: where it is no latency. `classes`: what
+    is promised to each class of requests, where there are some; nothing is promised to all of them then.
     """
 
     floor: float | None
@@ -73,6 +84,7 @@ class SloDocument(TypedDict):
     windows: int
     changes: NotRequired[int]
     objective: NotRequired[Literal["energy"]]
+    classes: NotRequired[dict[str, ClassPromise]]
 
 
 class SloAttainment(TypedDict):
@@ -130,19 +142,53 @@ def slo_attainment(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: 
     in flight by what is at the window's end. A window in which no floor, or no limit, was in force does not count for
     it.
     """
+    return attainment_of([judge(requests, edges_ns, slo, prior)])
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whether each window kept something, and whether it counts."""
+
+    is_kept: NDArray[np.bool_]
+    counts: NDArray[np.bool_]
+
+    @classmethod
+    def all_of(cls, parts: Sequence[Judged]) -> Judged | None:
+        """What keeps every part that counts."""
+        if not parts:
+            return None
+        is_kept = np.logical_and.reduce([each.is_kept | ~each.counts for each in parts])
+        return cls(is_kept, np.logical_or.reduce([each.counts for each in parts]))
+
+    @property
+    def share(self) -> float | None:
+        """Of the windows that count; None where there are none."""
+        return float(np.mean(self.is_kept[self.counts])) if self.counts.any() else None
+
+
+WindowsJudged = tuple[Judged | None, Judged | None, Judged | None]
+"""By all that is promised, by the floor, and by the limit; None for what is not promised."""
+
+
+def attainment_of(classes: Sequence[WindowsJudged]) -> SloAttainment:
+    """In which share of the windows every class kept what it is promised."""
+    kinds = [Judged.all_of([each for each in kind if each is not None]) for kind in zip(*classes, strict=True)]
+    both, floor, limit = (None if kind is None else kind.share for kind in kinds)
+    return SloAttainment(both=both, floor=floor, p99_limit=limit)
+
+
+def judge(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyPrior | None) -> WindowsJudged:
+    """Window by window; see `slo_attainment`."""
     fate = _Fate.of(requests, edges_ns)
     floors, limits = _InForce.floors(slo), _InForce.limits(slo)
-    floor = None if floors is None or prior is None else (fate.keeps_floor(floors, prior), floors.is_any(edges_ns))
-    limit = None if limits is None else (fate.keeps_limit(limits), limits.is_any(edges_ns))
-    known = [each for each in (floor, limit) if each is not None]
-    both = None
-    if known and (floors is None or floor is not None):
-        both = (
-            np.logical_and.reduce([is_kept | ~is_asked for is_kept, is_asked in known]),
-            np.logical_or.reduce([is_asked for _, is_asked in known]),
-        )
-    shares = [None if each is None else fate.share(*each) for each in (both, floor, limit)]
-    return SloAttainment(both=shares[0], floor=shares[1], p99_limit=shares[2])
+    is_used, floor, limit = fate.is_used(), None, None
+    if floors is not None and prior is not None:
+        floor = Judged(fate.keeps_floor(floors, prior), is_used & floors.is_any(edges_ns))
+    if limits is not None:
+        limit = Judged(fate.keeps_limit(limits), is_used & limits.is_any(edges_ns))
+    is_known = floors is None or floor is not None
+    both = Judged.all_of([each for each in (floor, limit) if each is not None]) if is_known else None
+    return both, floor, limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +250,10 @@ class _Fate:
         """How many of these ended in each window."""
         return np.bincount(self.window[chosen], minlength=len(self.ends_ns))
 
-    def share(self, is_kept: NDArray[np.bool_], is_asked: NDArray[np.bool_]) -> float | None:
-        """Of the windows that anybody was in, and in which it was asked for."""
+    def is_used(self) -> NDArray[np.bool_]:
+        """Whether anybody was in each window."""
         arrived = np.searchsorted(self.ends_ns, self.requests.arrived_ns)
-        is_used = self._through(arrived, np.minimum(self.window + 1, len(self.ends_ns))) > 0
-        is_used &= is_asked
-        return float(np.mean(is_kept[is_used])) if is_used.any() else None
+        return self._through(arrived, np.minimum(self.window + 1, len(self.ends_ns))) > 0
 
     def keeps_floor(self, floors: _InForce, prior: AccuracyPrior) -> NDArray[np.bool_]:
         """Whether each window kept its floor."""

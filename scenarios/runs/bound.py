@@ -4,6 +4,7 @@ Long-run averages of any run are a flow of images over width tuples, servers, ba
 must satisfy what is linear in it. The programme knows these limits, and no others:
 
 - every image runs one width tuple, each segment once; what ran on a server is there, or moves over a link;
+- each class of requests has its share of the images, and is as accurate as it is promised;
 - images that run together take no more than the device: each running batch asks for d and h of it (`sim.device`), and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
 - a medium carries its bandwidth, and the router at most its largest group a decision; its host does one thing at a
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from kit.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
-from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
+from scenarios.files.spec import ClassSection, GammaWorkload, PoissonWorkload, Scenario
 from scenarios.metrics.limits import Bound, Oracle
 from scenarios.world.world import World
 from sim.tables import DeviceTables, KeyTable
@@ -80,22 +81,30 @@ class _Move:
 class FluidModel:
     """The linear programme of one cluster, to be asked at any accuracy and rate.
 
-    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`.
+    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`. Where requests have
+    classes, each class has width tuples of its own, and is as accurate as it is promised; batches and moves are of all.
 
     Args:
         widths: those that may run; all of the network's by default.
+        classes: of the requests; all are of one by default.
         on_solved: told of each programme that is solved, for of many servers one takes many seconds.
     """
 
     def __init__(
-        self, world: World, widths: Sequence[float] = (), on_solved: Callable[[], None] = lambda: None
+        self,
+        world: World,
+        widths: Sequence[float] = (),
+        on_solved: Callable[[], None] = lambda: None,
+        classes: Sequence[ClassSection] = (),
     ) -> None:
         self.world, config = world, world.cluster.router
+        self._class_floors = {each.name: each.floor or 0.0 for each in classes}
         self._on_solved = on_solved
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
         require_solvable(world, len(allowed))
-        tuples = list(product(allowed, repeat=config.segments))
+        of_class = list(product(allowed, repeat=config.segments))
+        tuples = of_class * max(1, len(classes))
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         runs = list(_runs(world, allowed))
         moves = list(_moves(world, allowed))
@@ -105,8 +114,15 @@ class FluidModel:
             np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]
         ])  # fmt: skip
         self._joules = np.concatenate([np.zeros(len(tuples)), [run.joules for run in runs], np.zeros(len(moves))])
-        self._balances = self._matrix(_balances(tuples, runs, moves))
+        self._balances = self._matrix([*_balances(tuples, runs, moves), *_shares(classes, len(of_class))])
         self._limits = self._matrix(_limits(world, tuples, runs, moves))
+        self._floors = np.zeros((0, self._count))
+        if classes:
+            floors = np.array([*self._class_floors.values()])
+            missing = floors[:, None] - NEARLY - self.top1.reshape(len(classes), -1)
+            self._floors = np.zeros((len(classes), self._count))
+            for number, row in enumerate(missing):
+                self._floors[number, number * len(of_class) : (number + 1) * len(of_class)] = row
 
     def capacity_img_s(self, accuracy: float = 0.0) -> float:
         """The largest rate at which a mean accuracy can be had."""
@@ -142,7 +158,11 @@ class FluidModel:
             self._on_solved()  # of the energy there is nothing to solve
             latency_s = self.latency_s(accuracy, None)
             return Bound(
-                accuracy=accuracy, rate_img_s=rate_img_s, capacity_img_s=capacity_img_s, latency_mean_s=latency_s
+                accuracy=accuracy,
+                rate_img_s=rate_img_s,
+                capacity_img_s=capacity_img_s,
+                latency_mean_s=latency_s,
+                classes=self._class_floors,
             )
         energy_j = self.energy_j(accuracy, rate_img_s)
         return Bound(
@@ -152,6 +172,7 @@ class FluidModel:
             energy_dynamic_j=energy_j,
             energy_per_image_j=energy_j + self.idle_w / rate_img_s,
             latency_mean_s=self.latency_s(accuracy, rate_img_s),
+            classes=self._class_floors,
         )
 
     def _all_tuples(self) -> Vector:
@@ -170,7 +191,7 @@ class FluidModel:
         from scipy.sparse import csr_array, vstack
 
         missing = np.concatenate([accuracy - NEARLY - self.top1, np.zeros(self._count - self._tuples)])
-        below, levels = csr_array(missing[None, :]), np.zeros(1)
+        below, levels = csr_array(np.vstack([missing, self._floors])), np.zeros(1 + len(self._floors))
         if limited:
             below, levels = vstack([below, self._limits]), np.append(levels, np.ones(self._limits.shape[0]))
         equal, sums = self._balances, np.zeros(self._balances.shape[0])
@@ -485,6 +506,15 @@ def _balances(
         if move.source != ROUTER:
             rows.setdefault(("leaves", move.segment, move.width, move.source), {})[column] = -1.0
     return list(rows.values())
+
+
+def _shares(classes: Sequence[ClassSection], tuples: int) -> list[dict[int, float]]:
+    """Rows whose sum is zero: of every class as many images as its share says; the last one's is what is left."""
+    columns = range(len(classes) * tuples)
+    return [
+        {column: float(column // tuples == number) - one.share for column in columns}
+        for number, one in enumerate(classes[:-1])
+    ]
 
 
 def _limits(

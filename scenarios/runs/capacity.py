@@ -11,10 +11,10 @@ from kit.chance import stream
 from kit.errors import InputError, WorkError
 from policies.faults import NO_LABEL
 from policies.interfaces import RoutingPolicy
-from policies.records import COMPLETED, FAILED, IN_FLIGHT, RunColumns
+from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns, RunColumns
 from policies.vocabulary import NS_PER_S
 from scenarios.files.spec import PoissonWorkload, ServerDownFault
-from scenarios.metrics.limits import Capacity
+from scenarios.metrics.limits import Capacity, ClassCarried
 from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.slo import NO_SLO, P99, ROUNDING, Slo
@@ -34,20 +34,24 @@ class RateReading:
         is_steady: see `read`.
         p99_s, accuracy: of the run's second half; accuracy is the table's, of the width tuples that ran.
         energy_per_image_j: of all devices over the whole run.
+        classes: of each class of requests alone; they are as steady as the whole.
     """
 
     is_steady: bool
     p99_s: float | None = None
     accuracy: float | None = None
     energy_per_image_j: float | None = None
+    classes: tuple[RateReading, ...] = ()
 
     def keeps_limit(self, slo: Slo) -> bool:
-        """Whether its p99 is within what is asked."""
-        return slo.p99_limit_s is None or (self.p99_s is not None and self.p99_s <= slo.p99_limit_s)
+        """Whether its p99 is within what is asked, and that of each class."""
+        keeps = slo.p99_limit_s is None or (self.p99_s is not None and self.p99_s <= slo.p99_limit_s)
+        return keeps and all(map(RateReading.keeps_limit, self.classes, slo.classes))
 
     def keeps_floor(self, slo: Slo) -> bool:
-        """Whether it is as accurate as is asked."""
-        return slo.floor is None or (self.accuracy is not None and self.accuracy >= slo.floor - ROUNDING)
+        """Whether it is as accurate as is asked, and each class."""
+        keeps = slo.floor is None or (self.accuracy is not None and self.accuracy >= slo.floor - ROUNDING)
+        return keeps and all(map(RateReading.keeps_floor, self.classes, slo.classes))
 
     def keeps(self, slo: Slo) -> bool:
         """Whether it is steady, and keeps both."""
@@ -103,15 +107,27 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
     simulation.finish(policy, stream(seed, f"router:{search.router}"))
     columns = simulation.columns()
     requests, half_ns = columns.requests, run.horizon_ns // 2
-    late = requests.finished_ns > half_ns
+    is_steady, class_of = _is_steady(columns, half_ns), run.class_of[requests.request]
+    classes = []
+    for number, asked in enumerate(search.slo.classes):
+        its = requests.where(class_of == number)
+        p99_s, accuracy = p99_of(its, half_ns, asked.p99_limit_s), _accuracy(its, half_ns, world)
+        classes.append(RateReading(is_steady, p99_s, accuracy))
     completed = requests.status == COMPLETED
     joules = energy_per_image(columns.devices, columns.ended_ns / NS_PER_S, int(np.count_nonzero(completed)))
     return RateReading(
-        is_steady=_is_steady(columns, half_ns),
-        p99_s=p99_of(columns, half_ns, search.slo.p99_limit_s),
-        accuracy=expected_accuracy_of(requests, completed & late, world.accuracy.prior),
+        is_steady=is_steady,
+        p99_s=p99_of(requests, half_ns, search.slo.p99_limit_s),
+        accuracy=_accuracy(requests, half_ns, world),
         energy_per_image_j=joules["total"],
+        classes=tuple(classes),
     )
+
+
+def _accuracy(requests: RequestColumns, half_ns: int, world: World) -> float | None:
+    """By the table, of what was completed in the second half."""
+    done = (requests.status == COMPLETED) & (requests.finished_ns > half_ns)
+    return expected_accuracy_of(requests, done, world.accuracy.prior)
 
 
 def _is_steady(columns: RunColumns, half_ns: int) -> bool:
@@ -124,10 +140,9 @@ def _is_steady(columns: RunColumns, half_ns: int) -> bool:
     return arrived - done <= GROWTH_LIMIT * arrived + NOISE_IMAGES and failed <= LIMIT * arrived
 
 
-def p99_of(columns: RunColumns, half_ns: int, limit_s: float | None) -> float | None:
+def p99_of(requests: RequestColumns, half_ns: int, limit_s: float | None) -> float | None:
     """Of what ended in the second half, as windows are judged (`scenarios.metrics.slo`): a failed image has waited
     without end, and one that is in flight at the run's end counts once it has been for longer than the limit."""
-    requests = columns.requests
     latency_s = (requests.finished_ns - requests.arrived_ns) / NS_PER_S
     overdue = (requests.status == IN_FLIGHT) & (latency_s > (np.inf if limit_s is None else limit_s))
     latency_s[requests.status == FAILED] = np.inf
@@ -192,7 +207,22 @@ def capacity(
         p99_s=_mean(each.p99_s for each in low.kept(search.slo)),
         accuracy=_mean(each.accuracy for each in low.kept(search.slo)),
         energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.slo)),
+        classes=_classes_at(low, world.scenario.class_names, search.slo),
     )
+
+
+def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, ClassCarried]:
+    """What each class has at a rate that is carried."""
+    kept = rate.kept(slo)
+    return {
+        name: ClassCarried(
+            floor=asked.floor,
+            p99_limit_s=asked.p99_limit_s,
+            p99_s=_mean(each.classes[number].p99_s for each in kept),
+            accuracy=_mean(each.classes[number].accuracy for each in kept),
+        )
+        for number, (name, asked) in enumerate(zip(names, slo.classes, strict=True))
+    }
 
 
 def _tried(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
@@ -242,6 +272,8 @@ def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
             text += f": the highest seen is {100 * max(accuracies)[0]:.2f} %, at {max(accuracies)[1]:.4g} images/s"
         best = 100 * max(world.held_top1.values())
         parts.append(f"{text} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
+    if not parts:
+        parts.append("no rate keeps what each class is promised; promise less (classes), or take another router")
     return "; ".join(parts)
 
 

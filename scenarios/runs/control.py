@@ -31,12 +31,18 @@ _DRAIN = re.compile(r"drain-(\d+)")
 
 
 class Steering(StrictModel):
-    """What an operator asks for from now on; what is not given stays as it was. `router` is a name or a file."""
+    """What an operator asks for from now on; what is not given stays as it was.
+
+    Attributes:
+        router: a name or a file.
+        model: a file of other weights of the same network.
+    """
 
     floor: Share | None = None
     p99_limit_s: SecondsOrZero | None = None
     energy_weight: EnergyWeight | None = None
     router: str | None = None
+    model: str | None = None
 
 
 @contextmanager
@@ -81,41 +87,48 @@ def _drained(door: Path) -> frozenset[int]:
     return frozenset(int(wish[1]) for wish in matches if wish)
 
 
-def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[str]]:
-    """Have a server, or all those of a host, drained from now on; or no more.
+NOBODY: Final = "none"
+
+
+def drain(folder: Path, names: Sequence[str]) -> list[str]:
+    """Have these servers drained from now on, and all those of these hosts, and no others; `NOBODY` stands for none.
 
     Returns:
-        Their names, and those of all servers that are to be drained then.
+        The names of the servers.
 
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
     (servers, _), door = _serving(folder), folder / CONTROL
-    chosen = [index for index, (server, _) in enumerate(servers) if server == name]
-    chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
-    if not chosen:
-        known = nearest(name, {word for server in servers for word in server if word})
-        raise InputError(str(folder), "", f"no server or host {name!r} serves here; {known}")
+    named = [index for name in names if name != NOBODY for index in _named(folder, servers, name)]
     try:
-        for wish in (door / f"drain-{index}" for index in chosen):
-            if is_wanted:
+        for index in range(len(servers)):
+            wish = door / f"drain-{index}"
+            if index in named:
                 wish.touch()
             else:
                 wish.unlink(missing_ok=True)
-        drained = sorted(_drained(door))
     except FileNotFoundError:
         raise _nothing_serves(folder) from None  # it has just ended
-    return [servers[index][0] for index in chosen], [servers[index][0] for index in drained]
+    return [servers[index][0] for index in sorted({*named})]
+
+
+def _named(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
+    """The server of this name, or those of this host."""
+    chosen = [index for index, (server, _) in enumerate(servers) if server == name]
+    chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
+    if not chosen:
+        known = nearest(name, {word for server in servers for word in server if word} | {NOBODY})
+        raise InputError(str(folder), "", f"no server or host {name!r} serves here; {known}")
+    return chosen
 
 
 def steer(folder: Path, wish: Steering) -> None:
     """Have what serves in a folder follow other goals, or another router.
 
     Raises:
-        InputError: nothing is asked for; nothing serves in that folder, or it is no `serve`.
+        InputError: nothing serves in that folder, or it is no `serve`.
     """
-    if wish == Steering():
-        raise InputError(str(folder), "", "nothing is asked for: give --floor, --p99, --energy-weight or --router")
     _, may_be_steered = _serving(folder)
     if not may_be_steered:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")

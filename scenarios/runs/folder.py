@@ -30,6 +30,7 @@ from scenarios.files.made_routers import KEEPING, MADE_KINDS, made_file, planned
 OWN: Final = ".slimsched"  # the folder's mark: its scenario, and who is at work in it
 CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.control`
 STAGES: Final = ".stages"
+SERVED: Final = "served"  # the log of what `slimsched serve` did
 SCHEMA: Final = "slimsched.run-folder/2"
 FILES: Final = {  # and the command that makes each
     "scenario.yaml": "compare",
@@ -53,6 +54,7 @@ FOLDERS: Final = {
     "training": "train",
     "simulation": "simulate",
     "hardware": "validate",
+    SERVED: "serve",
 }
 _COMMANDS: Final = {  # of a stage, where it is not its name
     "model": "model train",

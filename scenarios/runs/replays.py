@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from msgspec.structs import replace
+
+from hw.door.segments import Segment, SegmentHead, segments_in
 from kit.documents import told_of
 from kit.errors import InputError
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reconcile import Books
 from policies.records import LoggedStep
-from policies.replay import Divergence, replay
-from scenarios.runs.folder import RunFolder
+from policies.replay import Divergence, replay, replay_through
+from scenarios.runs.folder import SERVED, RunFolder
 from scenarios.runs.logs import LOG_FILE, StoredEpoch, logged_places, read_epochs, read_log
 
 SHOWN = 400  # characters of an event or of a step's commands
@@ -62,6 +65,37 @@ def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[Gre
         InputError: a log is whole and no log of such cores; a list of epochs is missing or damaged.
     """
     return {place: _Replay(folder, place, router, servers).carry_out() for place in logged_places(folder)}
+
+
+def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
+    """Each segment of what was served, from its snapshot; the core at its end must be the one that the next begins
+    with. Nothing where none was kept.
+
+    Raises:
+        InputError: one is damaged.
+    """
+    logs, problems = list[ReplayedLog](), list[str]()
+    before: SegmentHead | None = None  # of the next one, as the one before has left the core
+    for path in segments_in(folder / SERVED):
+        segment, steps = Segment(path), 0
+        head, core = segment.head, segment.core()
+        if before is not None and before.served == head.served and before.snapshot != head.snapshot:
+            problems.append(f"{SERVED}/{path.name}: it begins with another core than the segment before has left")
+
+        def counted(segment: Segment = segment) -> Iterator[LoggedStep]:
+            nonlocal steps
+            for step in segment.steps():
+                yield step
+                steps += 1
+
+        with told_of(path, "remove it"):
+            divergence = replay_through({"router": core}, counted())
+        if divergence is not None:
+            problems.append(f"{SERVED}/{path.name}: {_divergence_text(divergence)}")
+        of = f"router since {head.began}{'' if segment.is_whole else ', cut off at its end'}"
+        logs.append({"file": path.name, "of": of, "steps": steps, "heard": None, "ended": None})
+        before = replace(head, snapshot=core.snapshot()) if segment.is_whole else None
+    return {SERVED: {"logs": logs, "blocks": {}, "problems": problems}} if logs else {}
 
 
 class _Replay:

@@ -15,9 +15,8 @@ from kit.parallel import Jobs, each
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.files.router_names import display_name, require_distinct_names
-from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
+from scenarios.metrics.result import Result, RunLabel, Simulator, summarise, window_of
 from scenarios.metrics.signatures import against_reference, diagnosed
-from scenarios.metrics.slo import Slo
 from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 
@@ -101,7 +100,7 @@ def _simulate(
         own_decision_s=world.decision_times_s.get(router, 0.0),
     )
     warmup_s = scenario.warmup_s if warmup_s is None else warmup_s
-    window = Window(warmup_s, duration_s or scenario.duration_s, scenario.deadline_s, run.end, Slo.of(scenario))
+    window = window_of(scenario, warmup_s, duration_s or scenario.duration_s, run.end, run.classes)
     result = summarise(columns, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), simulation
 

@@ -26,6 +26,18 @@ def format_load(found: Mapping[str, Any]) -> str:
     head += [Column(name, "ms") for name in ("mean", "p50", "p99", "max")]
     head += [Column("answered"), Column("refused", "429"), Column("late", "504"), Column("unanswered"), Column("other")]
     head += [Column("lag p99", "ms")]
-    return to_text(
-        [Table(head, [row], f"{found['requests']} requests of {found['images']} to {found['url']}")], screen_width()
-    )
+    tables = [Table(head, [row], f"{found['requests']} requests of {found['images']} to {found['url']}")]
+    if classes := found.get("classes"):
+        percentiles = ("mean", "p50", "p99", "max")
+        head = [Column("class"), *(Column(name, "ms") for name in percentiles), Column("answered"), Column("requests")]
+        rows = [
+            [
+                name,
+                *(number(its["latency_s"][each], 1, 1e3) for each in percentiles),
+                str(its["answered"]),
+                str(its["requests"]),
+            ]
+            for name, its in classes.items()
+        ]
+        tables.append(Table(head, rows))
+    return to_text(tables, screen_width())

@@ -11,7 +11,7 @@ MAX_PROBLEMS: Final = 5  # that are told of a run
 
 
 def format_replay(runs: Mapping[str, ReplayedRun]) -> str:
-    """What is wrong with each run; of one that replays, a line, and one more for each log where there are several."""
+    """What is wrong with each run; of one that replays, a line, and one more for each log, unless one holds all."""
     return "\n".join(_run_text(place, run) for place, run in runs.items())
 
 
@@ -20,9 +20,11 @@ def _run_text(place: str, run: ReplayedRun) -> str:
         more = len(problems) - MAX_PROBLEMS
         return "\n".join([*problems[:MAX_PROBLEMS], *([f"{place}: and {more:,} more"] if more > 0 else [])])
     steps = sum(log["steps"] for log in run["logs"])
-    blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
-    text = f"{place}: identical commands in {steps:,} steps; blocks: {blocks}"
-    return text if len(run["logs"]) == 1 else "\n".join([text, *map(_log_text, run["logs"])])
+    text = f"{place}: identical commands in {steps:,} steps"
+    if run["blocks"]:
+        blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
+        text = f"{text}; blocks: {blocks}"
+    return text if len(run["logs"]) == 1 and run["blocks"] else "\n".join([text, *map(_log_text, run["logs"])])
 
 
 def _log_text(log: ReplayedLog) -> str:

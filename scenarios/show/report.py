@@ -43,7 +43,7 @@ from scenarios.show.numbers import NONE, PLUS_MINUS
 from scenarios.show.plan import short_plan
 from scenarios.show.profile import PROMISES_NOTHING, tables_of
 from scenarios.show.profile_curves import loaded_at_once, loaded_batch, stated_solo_error
-from scenarios.show.summary import places, summary_table
+from scenarios.show.summary import compared_classes, places, summary_table, validated_classes
 from scenarios.show.table import Table
 from scenarios.show.validation import (
     disturbance_warnings,
@@ -156,6 +156,7 @@ def report(material: Material) -> str:
         "summary": summary_table(comparison, validation),
         "simulated": summary_table(comparison, None),
         "compared": comparison_table(comparison) if comparison else None,
+        "classes": [*filter(None, (compared_classes(comparison), validated_classes(validation)))],
         "validation": _validation(validation) if validation else None,
         "latency": _latency(material),
         "trade_offs": _trade_offs(material),

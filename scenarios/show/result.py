@@ -7,6 +7,7 @@ from typing import Final
 from scenarios.metrics.catalogue import OF_SERVERS
 from scenarios.metrics.result import MAX_LATE, MOST_CPU, ClustersScore, Result, Score, cpu_share, lateness_share
 from scenarios.metrics.served import leaves_many, served
+from scenarios.show.classes import classes_table
 from scenarios.show.numbers import shown
 from scenarios.show.table import Column, Table, column, facts_text, to_text
 from scenarios.show.wording import lines_of, say
@@ -32,7 +33,8 @@ def format_result(result: Result) -> str:
         is_unmetered=result["unmetered_share"] > MAX_UNMETERED,
     )  # fmt: skip
     downtimes = downtime_table([(f"{result['mode']}, seed {result['seed']}", result)])
-    tables = [servers_table(result), *([downtimes] if downtimes else [])]
+    classes = classes_table(result["slo"], [((), result.get("classes", {}))])
+    tables = [*([classes] if classes else []), servers_table(result), *([downtimes] if downtimes else [])]
     return to_text([f"{head}\n{facts_text(facts, screen_width())}", *tables], screen_width())
 
 

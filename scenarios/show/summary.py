@@ -9,6 +9,7 @@ from scenarios.metrics.catalogue import ATTAINMENT, MEASURES
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import Row, ValidationDocument, is_flagged, was_stopped
 from scenarios.metrics.ranking import Ranking, compared, long_run_accuracies, validated
+from scenarios.show.classes import classes_table
 from scenarios.show.comparison import comparison_table
 from scenarios.show.numbers import NONE, change, number, plural, shown
 from scenarios.show.table import Column, Table, column, to_text
@@ -32,12 +33,33 @@ def format_summary(comparison: ComparisonDocument | None, validation: Validation
     """The table, and below it what nobody should miss of those that it stands for."""
     warnings = [*comparison_table(comparison).warnings] if comparison else []
     if validation is not None:
-        tables = [*errors_tables(validation), *saturation_tables(validation)]
-        warnings += [text for table in tables for text in table.warnings]
+        judged = [*errors_tables(validation), *saturation_tables(validation)]
+        warnings += [text for table in judged for text in table.warnings]
         warnings += disturbance_warnings(validation, "rows that the report flags")
         warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells
-    rows = summary_table(comparison, validation)
-    return to_text([*([rows] if rows else []), "\n".join(warnings)], screen_width())
+    tables = [summary_table(comparison, validation), compared_classes(comparison), validated_classes(validation)]
+    return to_text([*(each for each in tables if each), "\n".join(warnings)], screen_width())
+
+
+def compared_classes(comparison: ComparisonDocument | None) -> Table | None:
+    """What each class got by each router in simulation; None where requests have no classes."""
+    if comparison is None:
+        return None
+    rows = [((row["router"],), row.get("classes", {})) for row in comparison["rows"]]
+    return classes_table(comparison["slo"], rows, "router", title="By class, simulated")
+
+
+def validated_classes(validation: ValidationDocument | None) -> Table | None:
+    """The same of a validation's pairs of runs."""
+    if validation is None or not validation["pairs"]:
+        return None
+    rows = [
+        ((pair["router"], f"{pair['seed']}", world), result.get("classes", {}))
+        for pair in validation["pairs"]
+        for world, result in (("executors", pair["hardware"]), ("simulation", pair["simulated"]))
+    ]
+    slo = validation["pairs"][0]["hardware"]["slo"]
+    return classes_table(slo, rows, "router", "seed", "world", title="By class, in both worlds")
 
 
 def summary_table(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Table | None:

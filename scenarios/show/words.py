@@ -56,9 +56,13 @@ def served_measures(served: Iterable[Served]) -> list[Measure]:
 
 def slo_measures(slo: SloDocument | None) -> list[Measure]:
     """The columns that say in how much of the time a promise was kept; its two parts where it has two."""
-    if slo is None or slo["floor"] is slo["p99_limit_s"] is None:
+    if slo is None:
         return []
-    return list(ATTAINMENT[:1] if None in (slo["floor"], slo["p99_limit_s"]) else ATTAINMENT)
+    promised = [slo, *slo.get("classes", {}).values()]
+    has_floor, has_limit = (any(each[kind] is not None for each in promised) for kind in ("floor", "p99_limit_s"))
+    if not (has_floor or has_limit):
+        return []
+    return list(ATTAINMENT if has_floor and has_limit else ATTAINMENT[:1])
 
 
 def slo_text(result: Result) -> str | None:

@@ -87,11 +87,13 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
 def _require_reachable(scenario: Scenario, tuples: Mapping[tuple[float, ...], float]) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
     best = max(tuples, key=lambda widths: tuples[widths])
-    for number, goals in enumerate(scenario.slo.goals(scenario.tuning.floor)):
-        if goals.floor > tuples[best]:
-            first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
-            key = f"slo.schedule.{number - 1}.floor" if number else first
-            problem = f"is {goals.floor:g}, and no width tuple that the servers can hold is so accurate"
+    goals = scenario.slo.goals(scenario.tuning.floor)
+    first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
+    asked = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
+    asked += [(f"classes.{number}.floor", each.floor or 0.0) for number, each in enumerate(scenario.classes)]
+    for key, floor in asked:
+        if floor > tuples[best]:
+            problem = f"is {floor:g}, and no width tuple that the servers can hold is so accurate"
             nearest = f"the nearest is {list(best)} with {tuples[best]:.4f}: ask for at most that"
             raise InputError(scenario.name, key, f"{problem}; {nearest}")
 
@@ -225,6 +227,7 @@ def _router_config(
         holds=holds,
         shed_expired=scenario.shed,
         outstanding_blocks=_outstanding_blocks(scenario),
+        classes=scenario.class_names,
         **_in_ns(given, "decision_s", "outstanding_blocks"),
     )
     return replace(config, top1=top1_of(config, prior))

@@ -29,7 +29,8 @@ MadeWith = dict[str, str]
 """A setting's key, or what else was read, and its value in words."""
 
 OF_A_WORLD: Final = (
-    *("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end"),
+    *("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "classes", "reward", "jitter"),
+    "end",
 )
 """The parts of a scenario that every simulation reads."""
 _NOTHING: Final = "nothing"

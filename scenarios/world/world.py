@@ -170,6 +170,13 @@ class World:
     def _start_s(self, seed: int, horizon_s: float, trace_slice: TraceSlice | None) -> float:
         return 0.0 if trace_slice is None else trace_slice.start_s(seed, self.scenario.duration_s, horizon_s)
 
+    def class_of(self, seed: int, count: int) -> NDArray[np.int64] | None:
+        """The class of each of so many requests of one run; None where all are of one."""
+        if not self.scenario.classes:
+            return None
+        edges = np.cumsum([each.share for each in self.scenario.classes[:-1]])
+        return np.searchsorted(edges, stream(seed, "classes").random(count), side="right")
+
     def images(self, seed: int, count: int) -> NDArray[np.int64]:
         """Which test image each request is."""
         return stream(seed, "images").integers(self.accuracy.image_count, size=count)
@@ -209,7 +216,8 @@ class World:
             correctness=self._correctness(seed, len(arrived_ns)),
             end="cut" if (end or scenario.end) == "cut" else "drain",
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
-            deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
+            classes=self.class_of(seed, len(arrived_ns)),
+            deadlines_ns=tuple(None if each is None else nanoseconds(each) for each in scenario.deadlines_s),
             faults=faults_of(scenario, names, seed, start_s, horizon_s, len(arrived_ns)),
             slowdowns=slowdowns or {},
             goals=self._goals(start_s, horizon_s),
@@ -220,6 +228,8 @@ class World:
 
     def _goals(self, start_s: float, horizon_s: float) -> tuple[tuple[int, GoalSet], ...]:
         """What the operator asks for and when, in a run that begins at `start_s` of the scenario."""
+        if self.scenario.classes:
+            return tuple((0, goal) for goal in self.class_goals)
         goals: list[tuple[int, GoalSet]] = [(0, GoalSet())]
         for asked in self.scenario.slo.goals(self.scenario.tuning.floor):
             goal = GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
@@ -228,6 +238,15 @@ class World:
             elif asked.at_s < start_s + horizon_s:
                 goals.append((nanoseconds(asked.at_s - start_s), goal))
         return tuple(goals[1:] if goals[0][1] == GoalSet() else goals)
+
+    @property
+    def class_goals(self) -> tuple[GoalSet, ...]:
+        """What the operator asks for each class, all the time."""
+        weight = self.scenario.slo.energy_weight
+        return tuple(
+            GoalSet(each.floor or 0.0, nanoseconds(each.p99_limit_s or 0.0), weight, number)
+            for number, each in enumerate(self.scenario.classes)
+        )
 
     def _correctness(self, seed: int, count: int) -> Correctness:
         evaluation = self.accuracy.evaluation

@@ -147,7 +147,7 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
         _rerate_touched(c, p, server, now)
         reschedule(c, p, server)
     elif c.goal_ns == now:
-        set_goal(c)
+        set_goal(c, p)
     elif c.arrivals_end_ns == now:
         c.arrivals_end_ns = NEVER
         c.may_hold = 0

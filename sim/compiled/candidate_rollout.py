@@ -48,7 +48,7 @@ def _draw(plan: Plan, its: CompassMemory, uniform: float) -> int:
 def _note(c: Cluster, plan: Plan, sheet: Sheet, its: CompassMemory, out: Reals, at: int) -> None:
     """The decision's row, but for what is drawn."""
     row, candidates = CandidateRow(out, at), plan.servers * plan.widths
-    row.time_ns, row.in_flight, row.completed, row.accuracy = c.now_ns, c.in_flight, c.completed, c.accuracy_sum
+    row.time_ns, row.in_flight, row.completed, row.accuracy = c.now_ns, c.in_flight, c.completed, sheet.accuracy_sum
     row.segment, row.ended = sheet.segment, 0
     inputs = its.reluctance_at - its.inputs_at
     for n in range(inputs):

@@ -10,7 +10,7 @@ from sim.compiled.agenda import advance, decide
 from sim.compiled.codes import ASKED, NONE
 from sim.compiled.layout import Cluster, Parameters, Server
 from sim.compiled.observation import code_of, resident_widths
-from sim.compiled.rows import block_at, key_at, knobs_of, request_at, server_at
+from sim.compiled.rows import block_at, key_at, knobs_of, request_at, server_at, tally_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 
@@ -24,8 +24,10 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     sheet.location = ANYWHERE if p.anywhere else request.location
     sheet.candidates, sheet.entered_ns = c.candidates, request.entered_ns
     sheet.fifo_length, sheet.completed, sheet.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
-    sheet.accuracy_sum, sheet.late, sheet.goal_floor = c.accuracy_sum, c.late, c.goal_floor
-    sheet.goal_limit_ns, sheet.goal_energy_weight = c.goal_limit_ns, c.goal_energy_weight
+    tally = tally_at(c, p, request.service_class)
+    sheet.accuracy_sum, sheet.late, sheet.goal_floor = tally.accuracy_sum, tally.late, tally.floor
+    sheet.goal_limit_ns, sheet.goal_energy_weight = tally.limit_ns, tally.energy_weight
+    sheet.service_class, sheet.others_completed = request.service_class, c.completed - tally.completed
     for index in range(p.servers):
         server, seen = server_at(c, p, index), seen_at(sheet, index)
         seen.code = code_of(c, p, index, segment)

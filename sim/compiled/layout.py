@@ -27,8 +27,7 @@ class Cluster(Record):
     """A cluster: the beginning of its row."""
 
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
-    arrivals_at = arrival_count = arrived = INT
-    deadline_ns = NONE
+    arrivals_at = arrival_count = arrived = classes_at = deadlines_at = INT
     arrival_ns = arrivals_end_ns = decision_end_ns = hear_ns = goal_ns = NEVER
     host_core = NONE
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
@@ -36,8 +35,6 @@ class Cluster(Record):
     first_heard = last_heard = NONE
     line = is_alone = in_line = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
-    accuracy_sum = goal_floor = goal_energy_weight = REAL
-    late = goal_limit_ns = INT
     own_limit_ns = NONE
     goals_at = goals = goal = INT
     may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
@@ -157,12 +154,20 @@ class Medium(Record):
 
 
 class Goal(Record):
-    """From when on the operator asks for what (`policies.vocabulary.GoalSet`)."""
+    """From when on the operator asks for what, of which class (`policies.vocabulary.GoalSet`)."""
 
     from_ns = INT
     floor = REAL
     limit_ns = INT
     energy_weight = REAL
+    service_class = INT
+
+
+class Tally(Record):
+    """What has become of a class's requests, and what is asked for it (`policies.router`)."""
+
+    completed = late = limit_ns = INT
+    accuracy_sum = floor = energy_weight = REAL
 
 
 class SlowdownChange(Record):
@@ -188,6 +193,7 @@ class Request(Record):
     id = next = fifo_next = fifo_previous = line = entered_ns = INT
     entered_j = REAL
     segment = previous_width = code = location = epoch = retries = block = position = sequence = INT
+    service_class = INT
     arrived_ns = INT
     arrived_j = REAL
     deadline_ns = INT
@@ -342,7 +348,7 @@ class DowntimeRow(Record):
 class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
-    servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
+    servers = devices = segments = widths = classes = keys = specs = lines = cap = group = moves = leaves = media = INT
     decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
@@ -352,6 +358,7 @@ class Parameters(Record):
     centre = INT
     mean_top1 = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
+    tallies_at = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
@@ -424,7 +431,7 @@ class HeadSeen(Record):
     """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
     segment = previous_width = location = candidates = entered_ns = fifo_length = completed = hold_left_ns = INT
-    late = goal_limit_ns = INT
+    late = goal_limit_ns = service_class = others_completed = INT
     accuracy_sum = goal_floor = goal_energy_weight = REAL
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kit.jit import Ints, Singles, entry, ints, kernel, reals
 from sim.compiled.codes import LOGS_TABULATED
 from sim.compiled.layout import Cluster, HeadSeen, Parameters, Server, ServerSeen, WorkSeen
-from sim.compiled.rows import key_at, knobs_of, request_at, server_at
+from sim.compiled.rows import key_at, knobs_of, request_at, server_at, tally_at
 
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
 
@@ -69,8 +69,10 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     head.segment, head.previous_width, head.location = request.segment, request.previous_width, request.location
     head.candidates, head.entered_ns = c.candidates, request.entered_ns
     head.fifo_length, head.completed, head.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
-    head.accuracy_sum, head.late = c.accuracy_sum, c.late
-    head.goal_floor, head.goal_limit_ns, head.goal_energy_weight = c.goal_floor, c.goal_limit_ns, c.goal_energy_weight
+    tally = tally_at(c, p, request.service_class)
+    head.accuracy_sum, head.late = tally.accuracy_sum, tally.late
+    head.goal_floor, head.goal_limit_ns, head.goal_energy_weight = tally.floor, tally.limit_ns, tally.energy_weight
+    head.service_class, head.others_completed = request.service_class, c.completed - tally.completed
     at = _HEAD_SEEN
     for index in range(p.servers):
         server, seen = server_at(c, p, index), ServerSeen(out, at)

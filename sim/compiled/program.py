@@ -44,6 +44,7 @@ from sim.compiled.layout import (
     Server,
     ServerKnobs,
     Stages,
+    Tally,
 )
 from sim.costs import input_bytes
 from sim.server import ServerSpec
@@ -130,7 +131,8 @@ class Program:
             _copy(each, p)
         p.devices, p.media, p.widths, p.keys = len(cluster.devices), len(self.media), self.width_count, len(self.keys)
         p.specs = self.segments * self.width_count
-        p.lines = self.segments * (self.width_count + 1) * (self.servers + 2)
+        p.classes = config.class_count
+        p.lines = p.classes * self.segments * (self.width_count + 1) * (self.servers + 2)
         p.cap, p.group = config.outstanding_blocks, self.group
         p.moves = 1 if config.block_key == "location" else self.group
         p.leaves = 1 << (self.servers - 1).bit_length()
@@ -308,6 +310,7 @@ class Shape:
         self._areas = {
             "tree_at": 2 * p.leaves,
             "valid_at": p.segments,
+            "tallies_at": p.classes * Tally.size,
             "servers_at": p.servers * p.server_size,
             "devices_at": p.devices * Device.size,
             "media_at": p.media * Medium.size,

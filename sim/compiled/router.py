@@ -21,7 +21,19 @@ from sim.compiled.holds import (
     note_arrival,
     take_along,
 )
-from sim.compiled.layout import Block, Cluster, Goal, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs
+from sim.compiled.layout import (
+    Block,
+    Cluster,
+    Goal,
+    Journey,
+    Medium,
+    Message,
+    Parameters,
+    Request,
+    Server,
+    ServerKnobs,
+    Tally,
+)
 from sim.compiled.ledger import (
     close_block,
     collect_in_flight,
@@ -44,6 +56,7 @@ from sim.compiled.rows import (
     request_at,
     reschedule,
     server_at,
+    tally_at,
 )
 from sim.network import PACKET_BYTES
 
@@ -68,7 +81,9 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     request.held_ns, request.holds = 0, 0
     request.arrived_ns = now
     note_arrival(c.arrivals, now)
-    request.deadline_ns = now + c.deadline_ns if c.deadline_ns != NONE else NEVER
+    request.service_class = ints_at(c.classes_at)[c.arrived]
+    deadline_ns = ints_at(c.deadlines_at)[request.service_class]
+    request.deadline_ns = now + deadline_ns if deadline_ns != NONE else NEVER
     if c.keeps:
         journey = Journey(request, _REQUEST)
         journey.length, journey.since_ns, journey.lost_ns, journey.stages = 0, now, 0, 0
@@ -107,10 +122,11 @@ def release(c: Cluster, p: Parameters, slot: int) -> None:
 
 
 @kernel
-def set_goal(c: Cluster) -> None:
+def set_goal(c: Cluster, p: Parameters) -> None:
     """The operator's next goal (`RouterCore._set_goal`), and when the one after it comes."""
     goal = Goal(c.goals_at, 0, c.goal)
-    c.goal_floor, c.goal_limit_ns, c.goal_energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
+    tally = tally_at(c, p, goal.service_class)
+    tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
     c.goal += 1
     plan_goal(c)
 
@@ -122,9 +138,9 @@ def plan_goal(c: Cluster) -> None:
 
 
 @kernel
-def limit_ns(c: Cluster) -> int:
-    """`RouterCore._limit_ns`."""
-    return c.goal_limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
+def limit_ns(c: Cluster, tally: Tally) -> int:
+    """`RouterCore._limit_ns_of`."""
+    return tally.limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
@@ -531,11 +547,13 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
     if segment + 1 == p.segments:
         is_right = is_correct(c, request.id, code)
         member.accuracy = is_right
+        tally = tally_at(c, p, request.service_class)
         c.completed += 1
+        tally.completed += 1
         if p.top1_at != NONE:
-            c.accuracy_sum += reals(p)[p.top1_at + code]
-        if 0 < limit_ns(c) < now - request.arrived_ns:
-            c.late += 1
+            tally.accuracy_sum += reals(p)[p.top1_at + code]
+        if 0 < limit_ns(c, tally) < now - request.arrived_ns:
+            tally.late += 1
         record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
         release(c, p, slot)
     else:
@@ -586,7 +604,8 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
 def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     request = request_at(c, p, slot)
     c.failed += 1
-    c.late += limit_ns(c) > 0
+    tally = tally_at(c, p, request.service_class)
+    tally.late += limit_ns(c, tally) > 0
     credit_given_up(c, p, request, now)
     record_request(c, p, request, FAILED, reason, request.retries, 0, now)
     release(c, p, slot)

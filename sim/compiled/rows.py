@@ -26,6 +26,7 @@ from sim.compiled.layout import (
     Request,
     Server,
     ServerKnobs,
+    Tally,
     Times,
 )
 
@@ -97,6 +98,12 @@ def cost_of(p: Parameters, instance: Instance) -> BatchCost:
 def request_at(c: Cluster, p: Parameters, slot: int) -> Request:
     """A request."""
     return Request(c, p.requests_at + slot * p.request_size)
+
+
+@kernel
+def tally_at(c: Cluster, p: Parameters, service_class: int) -> Tally:
+    """What has become of a class."""
+    return Tally(c, p.tallies_at, service_class)
 
 
 @kernel

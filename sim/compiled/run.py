@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -134,9 +135,11 @@ class RunRow:
             c.may_hold = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
         rows = (*run.goals, (0, GoalSet()))
-        goals = np.array([(at_ns, each.floor, each.limit_ns, each.energy_weight) for at_ns, each in rows], Goal.dtype)
+        goals = np.array([(at_ns, *msgspec.structs.astuple(each)) for at_ns, each in rows], Goal.dtype)
         c.goals_at, c.goals = self._keep(goals), len(run.goals)
-        c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
+        c.classes_at = self._keep(np.ascontiguousarray(run.class_of, np.int64))
+        deadlines_ns = [NONE if each is None else each for each in run.deadlines_ns]
+        c.deadlines_at = self._keep(np.array(deadlines_ns, np.int64))
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
         c.jitter_salt, c.dispatch_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, DISPATCH)
         c.there_salt, c.back_salt = derived_seed(run.seed, THERE), derived_seed(run.seed, BACK)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kit.jit import Ints, Reals, entry, ints
 from policies.compiled.record import INT, REAL, Record
 from sim.compiled.codes import COMPLETED, FAILED
-from sim.compiled.layout import Parameters, RequestRow, Stages
+from sim.compiled.layout import Parameters, RequestRow, Stages, Tally
 from sim.compiled.program import Program
 from sim.compiled.run import RunRow
 from sim.compiled.totals import energy_j
@@ -77,6 +77,7 @@ class RunScore:
         moves: an image's changes of server.
         decisions: of the whole run.
         image_j: what all devices drew in the whole run, over the images that it completed.
+        class_images, class_accuracies: of each class of requests, those completed in the whole run, and their accuracy.
     """
 
     images: int
@@ -90,6 +91,8 @@ class RunScore:
     decisions: int
     failed: int = 0
     image_j: float = 0.0
+    class_images: tuple[int, ...] = ()
+    class_accuracies: tuple[float, ...] = ()
 
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
@@ -103,6 +106,7 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
     total = max(1, totals.counted)
     completed = max(1, totals.counted - totals.unfinished)
     mean_s = totals.sum_s / total
+    classes = [Tally(run.cluster, run.shape.p.tallies_at, number) for number in range(run.shape.p.classes)]
     return RunScore(
         images=totals.counted,
         unfinished=totals.unfinished,
@@ -115,6 +119,8 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
         decisions=run.cluster.decision,
         failed=totals.failed,
         image_j=_drawn_j(run) / max(1, run.cluster.completed),
+        class_images=tuple(each.completed for each in classes),
+        class_accuracies=tuple(each.accuracy_sum / max(1, each.completed) for each in classes),
     )
 
 

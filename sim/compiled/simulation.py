@@ -199,11 +199,10 @@ class CompiledSimulation:
         run = self._run
         length = read_view(run.row, run.shape.parameters, self._seen)
         numbers, reals = self._seen[:length].tolist(), self._seen[:length].view(np.float64).tolist()
-        segment, x, location, candidates, entered_ns, fifo_length, completed, left_ns, late, limit_ns = numbers[
-            :_INTEGERS
-        ]
+        segment, x, location, candidates, entered_ns, fifo_length, completed, *more = numbers[:_INTEGERS]
+        left_ns, late, limit_ns, service_class, others_completed = more
         accuracy_sum, floor, energy_weight = reals[_INTEGERS:_HEAD_SEEN]
-        goal_facts = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight)
+        goal_facts = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight, others_completed)
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
         servers, at = [], _HEAD_SEEN
@@ -227,7 +226,7 @@ class CompiledSimulation:
                 )
             )
             at = end
-        head = HeadKey(segment + 1, self._widths[x], location)
+        head = HeadKey(segment + 1, self._widths[x], location, service_class)
         seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *goal_facts)
         return ClusterView(self.now_ns, head, *seen)
 
@@ -279,8 +278,9 @@ class CompiledSimulation:
 
     def _head_of(self, line: int) -> HeadKey:
         rest, place = divmod(line, self._program.servers + 2)
-        segment, x = divmod(rest, self._program.width_count + 1)
-        return HeadKey(segment + 1, self._widths[x], place - 2)
+        rest, x = divmod(rest, self._program.width_count + 1)
+        service_class, segment = divmod(rest, self._program.segments)
+        return HeadKey(segment + 1, self._widths[x], place - 2, service_class)
 
     def _blocks(self) -> tuple[BlockRecord, ...]:
         rows = self._run.records.blocks[: self._run.cluster.block_rows].tolist()

@@ -1,9 +1,12 @@
-"""The page of a comparison of training jobs: made of its `comparison.json` alone, and of the report's own parts."""
+"""The page of a comparison of training jobs: made of its `comparison.json` alone, and of the report's own parts.
+
+Beside it lies a chart of the price of a GPU-hour, as the bound has it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +14,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from jobs.comparing import SCHEMA
+from jobs.comparing import SCHEMA, Bound
 from kit.documents import read_text, told_of, write_text
-from scenarios.show.charts import WIDTH, canvas, label_of, router_colors, to_svg
+from scenarios.show.charts import COLORS, WIDTH, canvas, label_of, router_colors, to_svg
 from scenarios.show.report import page_of
 from scenarios.show.table import Table
-from slimsched.jobs.texts import answers, comparison_head, in_slurm_table, others_tables, say, waits_tables
+from slimsched.jobs.texts import DAY_S, answers, comparison_head, in_slurm_table, others_tables, say, waits_tables
 
 _TICKS_S: Final = {0: "0", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 345_600: "4 d", 3_456_000: "40 d"}
 _REMEDY: Final = "make it anew with `slimsched jobs compare SCENARIO --out`"
@@ -44,14 +47,14 @@ def build_report(folder: Path) -> Path:
 
 def page(comparison: Mapping[str, Any]) -> str:
     """The answers, the table of policies, waits over days, Slurm's terms, and who wins and who loses."""
-    waits, completion = waits_tables(comparison)
+    waits, *others = waits_tables(comparison)
     cluster, *groups = others_tables(comparison)
     notes = [comparison_head(comparison), *waits.notes, say("lost", comparison["policies"])]
     summary = Table(waits.columns, waits.rows, notes=list(filter(None, notes)), base=waits.base, marks=waits.marks)
     days: dict[str, Any] = {
         "title": "Waits over days",
         "chart": to_svg(waits_chart(comparison)),
-        "tables": [completion],
+        "tables": others,
     }
     parts = [
         days | {"caption": say("days", comparison)},
@@ -80,4 +83,20 @@ def waits_chart(comparison: Mapping[str, Any]) -> Figure:
         most_s = max((wait_s for waits_s in lines.values() for wait_s in waits_s if wait_s is not None), default=0.0)
         axes.set(xlabel="submitted on day of the trace", ylabel="mean wait", ylim=(0, max(1.2 * most_s, 60)))
         figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def prices_chart(bounds: Sequence[Bound]) -> Figure:
+    """The price of a GPU-hour over time: a panel for each bound, a line for each pool; where more GPUs had helped."""
+    with canvas(8.0, 2.4 * len(bounds) + 0.5, rows=len(bounds), sharex=True, squeeze=False) as (figure, axes):
+        for panel, bound in zip(axes[:, 0], bounds, strict=True):
+            for pool, (name, prices) in enumerate(bound["prices"].items()):
+                days = (bound["begins_s"] + np.arange(len(prices) + 1) * bound["cell_s"]) / DAY_S
+                panel.stairs(prices, days, color=COLORS[pool % len(COLORS)], label=label_of(name), linewidth=1.0)
+            panel.set_title(f"who {'may preempt' if bound['is_preemptive'] else 'does not preempt'}", loc="left")
+            panel.set_ylabel("price of a GPU-hour, h")
+            panel.set_ylim(bottom=0)
+            if len(bound["prices"]) > 1:
+                panel.legend(loc="upper right")
+        axes[-1, 0].set_xlabel("time since the trace's start, days")
     return figure

@@ -1,14 +1,14 @@
-"""What `slimsched jobs` says on a terminal: tables of documents; the sentences are `templates/sentences.j2`.
+"""What `slimsched jobs` says on a terminal: tables and sentences of documents.
 
-The columns of a table are pairs: a head, and what a row has there.
+The columns of tables are in `templates/tables.yaml`, the sentences in `templates/sentences.j2`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial, reduce
-from operator import getitem
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from jinja2 import Environment, PackageLoader
 
 from jobs.figures import NEAR, NEAR_MEAN, chance_explains
 from jobs.logs.importing import Imported
+from kit import strict
+from kit.documents import read_text
 from scenarios.show.answers import Answer, box_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
@@ -23,7 +25,7 @@ from scenarios.show.wording import environment
 from scenarios.terminal.screen import screen_width
 
 Row = Mapping[str, Any]
-Cells = Sequence[tuple[str, Callable[[Any], str]]]
+TABLES: Final = Path(__file__).parent / "templates" / "tables.yaml"
 MAX_ROWS: Final = 12
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 HEAVY_CV2: Final = (
@@ -71,50 +73,59 @@ def share_interval(change: Row) -> str:
 _percent = partial(number, digits=1, scale=100, signed=True)
 _count = "{:,}".format
 _decimal = partial(number, digits=2)
-_thousandth = partial(number, digits=3)
 _grouped = partial(number, digits=1, grouped=True)
 
 
+def _band(ends: Sequence[float]) -> str:
+    return f"{time_text(ends[0])} to {time_text(ends[1])}"
+
+
 @cache
-def _sentences() -> Any:
-    sentences: Environment = environment().overlay(loader=PackageLoader("slimsched.jobs", "templates"))
-    sentences.filters = sentences.filters | {
+def _templates() -> Environment:
+    templates: Environment = environment().overlay(loader=PackageLoader("slimsched.jobs", "templates"))
+    templates.filters = templates.filters | {
         "time": time_text,
         "signed_time": partial(time_text, sign="+"),
         "share": share_text,
         "percent": _percent,
         "interval": interval_text,
         "share_interval": share_interval,
+        "band": _band,
+        "share_band": lambda ends: f"{_percent(ends[0])} to {_percent(ends[1])} %",
+        "kind": lambda is_preemptive: "may preempt" if is_preemptive else "does not preempt",
         "thousands": _count,
         "jobs": lambda count: f"{count:,} job{'' if count == 1 else 's'}",
         "times": lambda share: number(None if share is None else share + 1, None, grouped=True),
     }
-    sentences.tests = sentences.tests | {"chance": chance_explains}
-    sentences.globals = {**sentences.globals, "inf": float("inf"), "NEAR": NEAR, "NEAR_MEAN": NEAR_MEAN}
-    return sentences.get_template("sentences.j2").module
+    templates.tests = templates.tests | {"chance": chance_explains}
+    templates.globals = {**templates.globals, "inf": float("inf"), "NEAR": NEAR, "NEAR_MEAN": NEAR_MEAN}
+    return templates
 
 
 def say(macro: str, *facts: Any) -> str:
     """What a macro of the sentences makes of some facts."""
-    lines = (" ".join(line.split()) for line in str(getattr(_sentences(), macro)(*facts)).split("¶"))
+    words = getattr(_templates().get_template("sentences.j2").module, macro)
+    lines = (" ".join(line.split()) for line in str(words(*facts)).split("¶"))
     return "\n".join(re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", line) for line in lines if line)
 
 
-def of(path: str, write: Callable[[Any], str] = str) -> Callable[[Row], str]:
-    """The cell of a row under some keys, joined by dots."""
-    return lambda row: write(reduce(getitem, path.split("."), row))
+@cache
+def _columns(table: str) -> dict[str, Any]:
+    """By head what a row has there, as a function of the row's facts."""
+    cells = strict.mapping(read_text(TABLES), "tables.yaml")[table]
+    return {head: _templates().compile_expression(cell, undefined_to_none=False) for head, cell in cells.items()}
 
 
-def _quantiles(key: str, write: Callable[[Any], str], mean: str) -> Cells:
-    """Mean, median, p99 and maximum of what a row has under a key."""
-    heads = {"mean": mean, "p50": "median", "p99": "p99", "max": "max"}
-    return [(head, of(f"{key}.{name}", write)) for name, head in heads.items()]
+def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str] = (), **heads: str) -> Table:
+    """A table of rows; notes that say nothing are left out.
 
-
-def _table(rows: Iterable[Any], cells: Cells, title: str = "", notes: Iterable[str] = ()) -> Table:
-    """A table of rows; notes that say nothing are left out."""
-    written = [[cell(row) for _, cell in cells] for row in rows]
-    return Table(columns(*(head for head, _ in cells)), written, title=title, notes=list(filter(None, notes)))
+    Args:
+        heads: what stands in its heads in braces.
+    """
+    cells = _columns(name)
+    written = [[str(cell(row)) for cell in cells.values()] for row in rows]
+    shown = columns(*(head.format(**heads).rstrip() for head in cells))
+    return Table(shown, written, title=title, notes=list(filter(None, notes)))
 
 
 def _text(*parts: Table | str) -> str:
@@ -133,16 +144,9 @@ def imported_text(imported: Imported, log: Path, out: Path) -> str:
     """What was read, left out and noted, and where the trace is."""
     tally = imported.tally
     reasons = [
-        _table(
-            counts.items(),
-            [
-                (head, lambda item: item[0]),
-                ("rows", lambda item: _count(item[1].rows)),
-                ("first line", lambda item: _count(item[1].first_line)),
-            ],
-        )
-        for head, counts in (("left out", tally.left_out), ("kept, but", tally.noted))
-        if counts
+        _table("reasons", rows, head=head)
+        for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(tally.document()), strict=True)
+        if rows
     ]
     return _text(say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in tally.told))
 
@@ -151,26 +155,11 @@ def summary_text(trace: Row, name: str) -> str:
     """A trace in tables."""
     kinds = (("users", "user"), ("vcs", "vc"), ("gpu_types", "GPU type"), ("statuses", "status"))
     groups = [
-        _table(
-            trace[key][:MAX_ROWS],
-            [
-                (head, lambda row: row["name"] or "(none)"),
-                ("jobs", of("jobs", _count)),
-                ("of GPU time", of("gpu_time_share", share_text)),
-            ],
-            notes=_first(trace[key], "more with less"),
-        )
+        _table("groups", trace[key][:MAX_ROWS], notes=_first(trace[key], "more with less"), head=head)
         for key, head in kinds
         if [row["name"] for row in trace[key]] not in ([""], ["unknown"])  # all alike, and it says nothing
     ]
-    prediction: Cells = [
-        ("predicted by", of("name")),
-        ("jobs with one", of("known_share", share_text)),
-        ("median factor", of("factor_median", _decimal)),
-        ("p90 factor", of("factor_p90", _decimal)),
-        ("within a factor of 2", of("within_two", share_text)),
-    ]
-    predicted = _table(trace["prediction"], prediction, notes=[say("prediction")])
+    predicted = _table("prediction", trace["prediction"], notes=[say("prediction")])
     return _text(say("summary", trace, name), _spreads(trace), _sizes(trace["sizes"]), *groups, predicted)
 
 
@@ -194,15 +183,8 @@ def _sizes(sizes: Sequence[Row]) -> Table:
     """By GPUs; where there are many sizes, those with most GPU time."""
     largest = sorted(sizes, key=lambda row: -row["gpu_time_share"])[:MAX_ROWS]
     jobs = sum(row["jobs"] for row in sizes)
-    cells: Cells = [
-        ("GPUs", of("gpus", _count)),
-        ("jobs", of("jobs", _count)),
-        ("share of jobs", lambda row: share_text(row["jobs"] / jobs)),
-        ("of GPU time", of("gpu_time_share", share_text)),
-        ("mean run", of("run_mean_s", time_text)),
-        ("median run", of("run_p50_s", time_text)),
-    ]
-    return _table(sorted(largest, key=lambda row: row["gpus"]), cells, notes=_first(sizes, "sizes"))
+    rows = [{**row, "share_of_jobs": row["jobs"] / jobs} for row in sorted(largest, key=lambda row: row["gpus"])]
+    return _table("sizes", rows, notes=_first(sizes, "sizes"))
 
 
 # ------------------------------------------------------------------------------------------------------ runs, policies
@@ -270,45 +252,19 @@ def comparison_head(comparison: Row) -> str:
 
 
 def waits_tables(comparison: Row) -> list[Table]:
-    """Waits, and completion times and slowdowns."""
-    rows = comparison["policies"]
-    name: Cells = [("policy", of("policy"))]
-    slowdowns = _table(
-        rows,
-        [*name, *_quantiles("jct_s", time_text, "mean JCT"), *_quantiles("slowdown", _decimal, "mean slowdown")],
-        "Completion times and slowdowns",
-        ["Slowdown: JCT over run time, of at least 10 s (bounded)."],
-    )
-    return [_waits(comparison), *_jitter(comparison), slowdowns]
-
-
-def _jitter(comparison: Row) -> list[Table]:
-    """How far means hang on single seconds, where that was asked."""
-    if (jitter := comparison.get("jitter")) is None:
-        return []
-    rows = [
-        [row["policy"], say("band", row["wait_s"]), "-" if row["share"] is None else say("share_band", row["share"])]
-        for row in jitter["policies"]
-    ]
-    heads = columns("policy", "mean wait", f"against {comparison['baseline']}")
-    return [Table(heads, rows, say("jitter_title", jitter), [say("jitter", jitter)])]
+    """Waits; how far means hang on single seconds, where that was asked; completion times and slowdowns."""
+    tables, baseline = [_waits(comparison)], comparison["baseline"]
+    if (jitter := comparison.get("jitter")) is not None:
+        notes = [say("jitter", jitter)]
+        tables.append(_table("jitter", jitter["policies"], say("jitter_title", jitter), notes, baseline=baseline))
+    note = "Slowdown: JCT over run time, of at least 10 s (bounded)."
+    return [*tables, _table("slowdowns", comparison["policies"], "Completion times and slowdowns", [note])]
 
 
 def others_tables(comparison: Row) -> list[Table]:
     """The cluster and fairness; who wins and who loses."""
-    rows = comparison["policies"]
-    cluster: Cells = [
-        ("policy", of("policy")),
-        ("makespan", of("makespan_s", time_text)),
-        ("utilization", of("utilization", share_text)),
-        ("useful", of("goodput_share", share_text)),
-        ("preemptions a job", of("preemptions_per_job", _decimal)),
-        ("mean rho", of("finish_time_fairness.mean", _decimal)),
-        ("rho above 1", of("above_fair_share", share_text)),
-        ("Jain, users", of("jain_users", _thousandth)),
-        ("Jain, VCs", of("jain_vcs", _thousandth)),
-    ]
-    return [_table(rows, cluster, "Cluster and fairness", [say("cluster")]), *_groups(comparison)]
+    cluster = _table("cluster", comparison["policies"], "Cluster and fairness", [say("cluster")])
+    return [cluster, *_groups(comparison)]
 
 
 def in_slurm_table(comparison: Row) -> Table:
@@ -319,35 +275,13 @@ def in_slurm_table(comparison: Row) -> Table:
 
 
 def _waits(comparison: Row) -> Table:
-    cells: Cells = [
-        ("policy", of("policy")),
-        ("mean wait", of("wait_s.mean", time_text)),
-        ("95 % interval", of("intervals.wait_s", interval_text)),
-        *_quantiles("wait_s", time_text, "")[1:],
-        (
-            f"against {comparison['baseline']}",
-            lambda row: of("against_baseline.wait_s.share", share_interval)(row) if "against_baseline" in row else NONE,
-        ),
-        (
-            "JCT above bound",
-            lambda row: NONE if row["above_bound"] is None else f"{_percent(row['above_bound']['jct_share'])} %",
-        ),
-    ]
     has_oracle = any("oracle" in row["policy"] for row in comparison["policies"])
     notes = [say("intervals", comparison), _coverage(comparison), say("oracle") if has_oracle else ""]
-    table = _table(comparison["policies"], cells, "Waits", notes)
-    bounds = [[f"bound: who {_kind(bound)}", f">= {_least_wait(bound)}", *[NONE] * 6] for bound in comparison["bounds"]]
-    marks = dict(zip(comparison["least"], ("waits least", "least, stops no job"), strict=False))
     base = comparison["baseline"]
+    table = _table("waits", comparison["policies"], "Waits", notes, baseline=base)
+    bounds = [[*row, *[NONE] * 6] for row in _table("least", comparison["bounds"]).rows]
+    marks = dict(zip(comparison["least"], ("waits least", "least, stops no job"), strict=False))
     return Table(table.columns, [*table.rows, *bounds], table.title, table.notes, base=base, marks=marks)
-
-
-def _kind(bound: Row) -> str:
-    return "may preempt" if bound["is_preemptive"] else "does not preempt"
-
-
-def _least_wait(bound: Row) -> str:
-    return time_text(max(bound["wait_mean_s"], 0.0))
 
 
 def _coverage(document: Row) -> str:
@@ -385,28 +319,17 @@ def _group_row(name: str, by_policy: Sequence[Mapping[str, Row]]) -> list[str]:
 
 def bound_text(document: Row) -> str:
     """Both bounds, and when GPU time is dear."""
-    cells: Cells = [
-        ("who", _kind),
-        ("mean wait, at least", _least_wait),
-        ("mean JCT, at least", of("jct_mean_s", time_text)),
-        ("mean price", of("price_mean", _thousandth)),
-        ("largest", of("price_max", _thousandth)),
-        ("of the time free", of("free_share", share_text)),
-    ]
-    return _text(say("bound_head", document), _table(document["bounds"], cells, notes=[say("bound")]))
+    return _text(say("bound_head", document), _table("bounds", document["bounds"], notes=[say("bound")]))
 
 
 def whatif_text(document: Row, changes: Sequence[str]) -> str:
     """Before and after, and the change in one sentence a policy."""
     runs = [
-        {"name": f"{row['policy']}, {world}", **row[world]} for row in document["policies"] for world in ("now", "then")
+        {"policy": row["policy"], "world": world, **row[world]}
+        for row in document["policies"]
+        for world in ("now", "then")
     ]
-    cells: Cells = [
-        ("", of("name")),
-        *_quantiles("wait_s", time_text, "mean wait"),
-        ("utilization", of("utilization", share_text)),
-    ]
-    table = _table(runs, cells, notes=[say("whatif_intervals", document), _coverage(document)])
+    table = _table("whatif", runs, notes=[say("whatif_intervals", document), _coverage(document)])
     return _text(say("whatif_head", document, changes), table, *(say("changed", row) for row in document["policies"]))
 
 
@@ -422,31 +345,13 @@ def validation_text(document: Row) -> str:
     tables = [Table(columns("wait", *document["simulated_s"]), rows, notes=notes)]
     for kind, head in (("size", "GPUs"), ("vc", "VC")):
         groups = [group for group in document["groups"] if group["kind"] == kind][:MAX_ROWS]
-        cells: Cells = [
-            (head, of("name")),
-            ("jobs", of("jobs", _count)),
-            ("simulated mean wait", of("simulated_mean_s", time_text)),
-            ("recorded", of("recorded_mean_s", time_text)),
-        ]
-        tables += [_table(groups, cells)] if groups else []
+        tables += [_table("near", groups, head=head)] if groups else []
     return _text(say("validation_head", document), *tables)
 
 
 def advice_text(document: Row) -> str:
     """What is expected, then who comes when, then what was written, or would be."""
-    pair = "{0[0]} -> {0[1]}".format
-    cells: Cells = [
-        ("job", of("job")),
-        ("user", of("user")),
-        ("GPUs", of("gpus", _count)),
-        ("limit", of("limit_s", time_text)),
-        ("has waited", of("waited_s", time_text)),
-        ("place", of("place", pair)),
-        ("SiteFactor", of("factor", pair)),
-        ("whole wait", of("wait_s", lambda waits_s: pair(list(map(time_text, waits_s))))),
-        ("left alone", of("left")),
-    ]
-    table = [_table(document["jobs"], cells, notes=[say("advice_notes", document)])] if document["jobs"] else []
+    table = [_table("advice", document["jobs"], notes=[say("advice_notes", document)])] if document["jobs"] else []
     commands = [] if "written" in document else document["commands"]
     return _text(say("advice_head", document), *table, "\n".join(commands), say("advice_end", document))
 

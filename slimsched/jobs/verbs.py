@@ -17,7 +17,17 @@ from cyclopts import Parameter
 
 from kit.errors import InputError
 from kit.units import NS_PER_S
-from slimsched.arguments import LONGEST, Duration, File, NewFolder, changes_of, path, read_by, require_within
+from slimsched.arguments import (
+    LONGEST,
+    Duration,
+    File,
+    NewFolder,
+    changes_of,
+    path,
+    read_by,
+    require_unique,
+    require_within,
+)
 from slimsched.arguments import Changes as Settings
 from slimsched.results import CommandResult
 from slimsched.working import observer, verb
@@ -275,8 +285,7 @@ def compare(
     from jobs.operating import validation_document
     from kit.documents import write_json
     from scenarios.show.charts import save
-    from slimsched.jobs.prices_chart import prices_chart
-    from slimsched.jobs.report import build_report
+    from slimsched.jobs.report import build_report, prices_chart
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
     case = _case(scenario, policies, changes=changes_of(changes))
@@ -442,15 +451,7 @@ def advise(
             is not near its log.
     """
     from hw.host.limits import core_count
-    from jobs.advice import (
-        CONFIG_COMMAND,
-        Change,
-        advice_document,
-        read_journal,
-        require_multifactor,
-        require_near,
-        require_order,
-    )
+    from jobs import advice
     from jobs.case import named_policy
     from kit.documents import read_text
     from scenarios.terminal.places import writable_file
@@ -460,29 +461,29 @@ def advise(
     if every_s is not None and not apply:
         raise InputError("--every", "", "repeats what --apply writes; give that, too")
     slurm = Slurm()
-    require_multifactor(slurm.ask(*CONFIG_COMMAND))
+    advice.require_multifactor(slurm.ask(*advice.CONFIG_COMMAND))
     if undo is not None:
         return _undone(Path(undo))
     place = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
     case = _case(scenario)
     named = named_policy(policy, case.scenario, "--policy")
-    require_order(named, "--policy")
+    advice.require_order(named, "--policy")
     guard_ns = _DAY_NS if age_guard_s is None else round(age_guard_s * NS_PER_S)
     if age_guard_s is not None or not named.policy.age_guard_ns:
         named = replace(named, policy=replace(named.policy, age_guard_ns=guard_ns))
     with _progress("judging what the site runs", 1) as progress:
-        error = require_near(case)
+        error = advice.require_near(case)
         progress.update()
-    known = read_journal(read_text(place), str(place)) if place.is_file() else []
+    known = advice.read_journal(read_text(place), str(place)) if place.is_file() else []
     with opened_journal(place) if apply else nullcontext((known, None)) as (lines, write):
 
         def one_pass() -> dict[str, Any]:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
-            document = advice_document(case, named, jobs, lines, time.time(), processes)
+            document = advice.advice_document(case, named, jobs, lines, time.time(), processes)
             document |= {"log_error": error, "journal": str(place)}
             if write is not None:
-                document |= carry_out(slurm, [Change(**each) for each in document["changes"]], write)
+                document |= carry_out(slurm, [advice.Change(**each) for each in document["changes"]], write)
             return document
 
         document = one_pass()
@@ -677,13 +678,14 @@ def _case(
     is_told: bool = True,
 ) -> JobsCase:
     """The scenario, changed, with the policies and the load that are given instead of its own."""
-    from jobs.case import read_case, read_scenario, require_a_fit, warnings_of, with_flags
+    from jobs.case import read_case, read_scenario, require_a_fit, warnings_of
     from slimsched.jobs.profiles import profile_images_s
 
     if load is not None:
         _require_load(load)
-    jobs_case = with_flags(read_scenario(Path(scenario), changes), tuple(map(str, policies)), load)
-    case = read_case(jobs_case, str(scenario), profile_images_s)
+        changes = {**(changes or {}), "load": load}
+    named = require_unique("--policy", [*map(str, policies)])
+    case = read_case(read_scenario(Path(scenario), changes, named), str(scenario), profile_images_s)
     require_a_fit(case)
     for doubt in warnings_of(case) if is_told else ():
         observer().remark(f"warning: {doubt}")

@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 import time  # noqa: TID251 - clients wait for a server
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,17 +17,18 @@ import numpy as np
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from hw.door.app import Limits
+from hw.door.admission import Limits
 from hw.door.clients import Clients
-from hw.door.ingress import IngressSpec, ingress
+from hw.door.ingress import Ingress, IngressSpec, ingress
+from hw.door.journal import Journal
 from hw.door.listening import listen
 from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
-from hw.door.words import Status
 from hw.host.clock import RunClock
+from hw.host.collections import CollectionMeter
 from hw.router.cluster import HardwareCluster
-from hw.router.draining import Operator
+from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
 from policies.interfaces import RouterConfig
 from policies.reward import AccuracyPrior, RewardWeights
@@ -40,6 +42,7 @@ TOKEN = b"a token that nobody guesses"
 MODEST = b"a token that may have three images inside"
 LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0, connections=128)
 PATIENCE_S = 60.0
+JOURNAL = Journal(lambda _: None, as_json=False)
 IMAGES = torch.randn(SLOTS, 1, 8, 8, generator=torch.Generator().manual_seed(3))
 
 
@@ -72,9 +75,11 @@ class Door:
     Attributes:
         end: how far the router's loop was at its end.
         ticks: one for each time that it has told how far it is.
+        orders: that the operator gives, and the loop has not taken yet.
     """
 
     port: int
+    grpc: str
     gate: Gate
     cluster: HardwareCluster
     stop: threading.Event
@@ -82,6 +87,8 @@ class Door:
     traffic: list[Clients]
     tally: Tally
     ticks: list[int]
+    ingress: Ingress
+    orders: deque[Order]
     before: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def ask(
@@ -142,16 +149,21 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS)
     names = [server.name for server in cluster.servers]
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
-    gate, stop, tally = Gate(), threading.Event(), Tally(names, config)
+    gate, stop, tally = Gate(), threading.Event(), Tally(names, config, JOURNAL, CollectionMeter())
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
     spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
-        listen("127.0.0.1", 0, is_safe=True) as listening,
+        listen("127.0.0.1", 0, 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,
-        ingress(spec, listening, SLOTS) as open_ingress,
+        ingress(spec, listening, SLOTS, JOURNAL) as open_ingress,
     ):
         images, made = SlotImages(slots_of(open_ingress.arena, served.shape), served.shape), list[Clients]()
         ticks: list[int] = []
+        orders = deque[Order]()
+
+        def given() -> Iterator[Order]:
+            while orders:
+                yield orders.popleft()
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
             made.append(Clients(open_ingress, images, stop.is_set, clock))
@@ -159,15 +171,18 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
 
         def tell(progress: RunProgress) -> None:
             ticks.append(progress.now_ns)
-            open_ingress.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+            open_ingress.port.post(tally.status(progress))
 
         def serve() -> RunProgress:
+            operator = Operator(orders=given)
             try:
-                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None, Operator())
+                return cluster.serve(traffic, config, routing, (GoalSet(),), tally, tell, lambda _: None, operator)
             finally:
                 open_ingress.port.close()
 
-        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally, ticks)
+        assert listening.grpc is not None
+        port, end = listening.http.getsockname()[1], hands.submit(serve)
+        door = Door(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks, open_ingress, orders)
         door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
         try:
             yield door

@@ -108,7 +108,8 @@ def test_benchmarks_measure_what_they_are_asked_for(measured: list[AgentProcess]
     dispatches_s = agent.ask(BenchmarkDispatch(Point(3, 0.5, 1.0, 4), 5, 0.0), Timed).samples_s
     assert len(dispatches_s) == 5
     assert max(dispatches_s) > 0
-    agent.warm((1, 2))
+    agent.begin_warming((1, 2))
+    agent.end_warming()
     outfit = specs[0].outfit
     assert isinstance(outfit, TorchOutfit)
     outfit.arenas[1].view(0, 8192)[:] = b"x" * 8192

@@ -85,10 +85,10 @@ def record(cluster: HardwareCluster, model: SlimResNet) -> RunRecord:
 
 
 class WarmthCarrier:
-    """Agents that do nothing but note which sizes they are to warm up, by name."""
+    """Agents that do nothing but note which sizes they are to warm up, and when they are waited for."""
 
     def __init__(self) -> None:
-        self.warmed: dict[str, tuple[int, ...]] = {}
+        self.notes: list[tuple[str, tuple[int, ...]]] = []
 
     def arenas(self, count: int, size_bytes: int) -> tuple[()]:
         return ()
@@ -97,8 +97,14 @@ class WarmthCarrier:
         return ()
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
-        found = MagicMock(AgentHandle, is_warm=False)
-        found.warm.side_effect = lambda sizes: self.warmed.update({spec.name: sizes})
+        found = MagicMock(AgentHandle, is_warm=False, is_warming=False)
+
+        def begin(sizes: tuple[int, ...]) -> None:
+            found.is_warming = True
+            self.notes.append((spec.name, sizes))
+
+        found.begin_warming.side_effect = begin
+        found.end_warming.side_effect = lambda: self.notes.append((spec.name, ()))
         return found
 
     def close(self) -> None:
@@ -106,12 +112,19 @@ class WarmthCarrier:
 
 
 def test_an_agent_of_a_gpu_warms_nothing_by_itself(path: Path) -> None:
-    """Its instances do, each in its own thread; a CPU's kernels are the process's."""
-    servers = [*_servers(1), HardwareServer("gpu", DeviceSpec("cuda"), knobs(), 1.0, 2.0)]
+    """Its instances do, each in its own thread; a CPU's kernels are the process's. All others warm up at once."""
+    servers = [*_servers(2), HardwareServer("gpu", DeviceSpec("cuda"), knobs(), 1.0, 2.0)]
     carrier = WarmthCarrier()
     with HardwareCluster(ModelFile(path), servers, warm_batches=(1, 4), carrier=carrier) as running:
-        assert carrier.warmed == {"server0": (1, 4)}
-        assert [slot.warm_batches for slot in running.slots] == [(1, 4), ()]
+        begun, ended = [(f"server{index}", (1, 4)) for index in (0, 1)], [(f"server{index}", ()) for index in (0, 1)]
+        assert carrier.notes == begun + ended
+        assert [slot.warm_batches for slot in running.slots] == [(1, 4), (1, 4), ()]
+
+
+def test_who_is_in_a_hurry_waits_for_no_agent(path: Path) -> None:
+    carrier = WarmthCarrier()
+    with HardwareCluster(ModelFile(path), _servers(1), warm_batches=(1,), carrier=carrier, waits=False):
+        assert carrier.notes == []
 
 
 def test_every_request_ends_once_and_right(record: RunRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import signal
 import socket
@@ -12,11 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import torch
 
+from hw.door.ingress import WaitingRoom
+from hw.door.listening import listen
 from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import SlimResNet
 from hw.router.cluster import HardwareCluster
@@ -351,3 +356,22 @@ def test_at_the_end_all_that_were_accepted_are_answered(door: Door) -> None:
         assert [each.result()[0] for each in accepted] == [200] * SLOTS
     end = door.end.result(PATIENCE_S)
     assert end.in_flight == 0
+
+
+# -------------------------------------------------------------------------------------------------------- before it
+
+
+def test_who_comes_before_it_is_open_hears_when_to_come_again() -> None:
+    """Whatever is asked, and at once; the process that says so ends with its room."""
+    before = {*multiprocessing.active_children()}
+    with listen("127.0.0.1", 0, is_safe=False) as listening:
+        room = WaitingRoom(listening, None)
+        url = f"http://{listening.address}"
+        with pytest.raises(HTTPError, match="503") as refused:
+            urlopen(f"{url}/v2/models/tiny/infer", b"{}", timeout=PATIENCE_S)
+        assert refused.value.headers["retry-after"] == "1"
+        assert json.load(refused.value) == {"error": "not_ready: it starts"}
+        assert urlopen(f"{url}/v2/health/live", timeout=PATIENCE_S).status == 200
+        for _ in range(2):
+            room.close()
+        assert {*multiprocessing.active_children()} <= before

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,19 @@ def test_an_emulated_device_has_no_scores_and_no_pixels() -> None:
             read_request(wrong, None, EMULATED)
 
 
+def test_a_request_names_its_class() -> None:
+    """Where there are some; who names none is of the first, and what is none of them is told with those that are."""
+    served = replace(SERVED, request_classes=("gold", "bronze"))
+    for name, place in (("gold", 0), ("bronze", 1), (None, 0)):
+        parameters = {} if name is None else {"class": name}
+        assert read_request(body(parameters=parameters), None, served).service_class == place
+    for wrong in ("silver", "", 0, ["gold"], {"gold": 1}, True):
+        with pytest.raises(RequestError, match=r"^parameters\.class: found .*, allowed are gold, bronze$") as found:
+            read_request(body(parameters={"class": wrong}), None, served)
+        assert found.value.status == 400
+    assert read_request(body(parameters={"class": "silver"}), None, SERVED).service_class == 0  # it has none
+
+
 @given(st.binary(max_size=300), st.none() | st.integers(0, 300).map(str))
 def test_any_bytes_are_read_or_refused(data: bytes, header: str | None) -> None:
     with pytest.raises(RequestError):
@@ -158,10 +172,10 @@ def test_answers_come_as_they_were_wanted(wanted: tuple[bool | None, ...]) -> No
     ]
     request = read_request(body(outputs=outputs, id="me"), None, SERVED)
     scores = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
-    answers = [Answer(label, (0.5, 1.0), row.tobytes(), 7) for label, row in zip((3, 1), scores, strict=True)]
+    answers = [Answer(label, (0.5, 1.0), row.tobytes(), "v", 7) for label, row in zip((3, 1), scores, strict=True)]
     written, length = write_answer(request, answers, SERVED)
     head, tail = json.loads(written[:length]), written[length:] if length else b""
-    assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "1")
+    assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "v")
     assert [each["name"] for each in head["outputs"]] == (names or list(SERVED.outputs))
     columns = {"label": np.array([3, 1]), "scores": scores, "widths": np.array([[0.5, 1.0]] * 2, np.float32)}
     for each in head["outputs"]:
@@ -185,7 +199,8 @@ def test_one_parameter_asks_for_all_in_binary() -> None:
 def test_the_ingress_opens_neither_torch_nor_numba() -> None:
     """Its process is small, and starts at once."""
     heavy = ("torch", "numba", "scipy", "sklearn", "pydantic", "pyarrow")
-    code = f"import sys, hw.door.ingress; print([name for name in {heavy} if name in sys.modules])"
+    opened = "import sys, hw.door.ingress, hw.door.grpc_service"
+    code = f"{opened}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -19,6 +19,7 @@ from jobs.logs.formats import FORMATS
 from jobs.logs.importing import Imported, import_log
 from jobs.logs.rows import Options
 from jobs.logs.slurm import CLOCK_CHANGED
+from jobs.logs.text import CUT
 from jobs.trace import JobTrace, read_trace
 from kit.errors import InputError
 from tests.jobs.logs import SACCT, WRITERS, drawn, write_log
@@ -112,10 +113,34 @@ def test_quotes_are_letters_of_slurm(tmp_path: Path) -> None:
     assert trace.user.tolist() == ['a"b', '"']
 
 
+HALF = "line 3, the last, has no line end: if a copy broke off there, copy it again"
+CSV = "submit_s,run_s,gpus\n0,60,1\n"
+
+
+@pytest.mark.parametrize(
+    "text, name, reason, jobs",
+    [
+        (f"{SACCT}\n{row()}\n{row(JobIDRaw='8', AllocTRES='gres/gpu=16')[:-1]}", "sacct", CUT, 1),
+        (f"{SACCT}\n{row()}\n{row(JobIDRaw='8')[:40]}", "sacct", "fewer than 15 fields", 1),
+        ("\n".join(WRITERS["jobcomp"](drawn(3)))[:-2], "jobcomp", CUT, 2),
+        (f"{CSV}5,36", "csv", "fewer than 3 fields", 1),
+        (f"{CSV}5,3600,1", "csv", None, 2),  # many a table is written so
+    ],
+    ids=["sacct, in a number", "sacct, in a field", "jobcomp", "csv, in a field", "csv, whole"],
+)
+def test_a_last_row_that_broke_off_is_told(text: str, name: str, reason: str | None, jobs: int, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(text)
+    found = import_log(tmp_path / "log", tmp_path / "t.parquet", name)
+    assert (found.jobs, counts(found)) == (jobs, {reason: (1, 3)} if reason else {})
+    assert found.tally.told[-1 if name == "jobcomp" else 0] == HALF
+    (tmp_path / "log").write_text(f"{CSV}5,3600,1\n")
+    assert HALF not in import_log(tmp_path / "log", tmp_path / "t.parquet", "csv").tally.told
+
+
 def test_bytes_of_another_encoding_stay_two_names(tmp_path: Path) -> None:
     path = tmp_path / "sacct.log"
     rows = [row(User="M?ller"), row(User="M!ller", JobIDRaw="8"), row(JobIDRaw="9")]
-    text = "\n".join([SACCT, *rows]).encode()
+    text = "\n".join([SACCT, *rows, ""]).encode()
     path.write_bytes(text.replace(b"?", b"\xfc").replace(b"!", b"\xf6"))
     found = import_log(path, tmp_path / "t.parquet")
     assert read_trace(tmp_path / "t.parquet").user.tolist() == ["M\\xfcller", "M\\xf6ller", "ann"]
@@ -194,7 +219,7 @@ def test_gpus_that_no_row_names_are_supplied(tmp_path: Path) -> None:
 
 
 def _sacct_text(*rows: str) -> bytes:
-    return "\n".join([SACCT, *rows]).encode()
+    return "\n".join([SACCT, *rows, ""]).encode()
 
 
 def _archive(**files: bytes) -> bytes:
@@ -218,7 +243,7 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     "no TRES": (_sacct_text(row()).replace(b"TRES", b"X"), "sacct", "neither ReqTRES nor AllocTRES.*--gpus-per-node"),
     "an empty first line": (b"\n" + _sacct_text(row()), "sacct", "line 1: is empty"),
     "one long line": (b"x" * 3_000_000, "sacct", "line 1: is longer than 1 MiB"),
-    "a long line later": (_sacct_text(row()) + b"\n" + b"x" * 3_000_000 + b"\ny\n", "sacct", "line 3: is longer"),
+    "a long line later": (_sacct_text(row()) + b"x" * 3_000_000 + b"\ny\n", "sacct", "line 3: is longer"),
     "another format": (b"JobId=1 Name=x\n", "jobcomp", "line 1: no JobState="),
     "dates beside seconds": (
         b"submit_s,run_s,gpus\n2024-01-01,1,1\n5,1,1\n", "csv",
@@ -382,7 +407,7 @@ def test_jobcomp_names_hold_what_they_like_and_keys_keep_their_order(tmp_path: P
         .replace("Q=", "Account=", 1),
     ]
     path = tmp_path / "jobcomp.log"
-    path.write_text("\n".join(texts))
+    path.write_text("\n".join([*texts, ""]))
     found = import_log(path, tmp_path / "t.parquet")
     assert read_trace(tmp_path / "t.parquet").job_id.tolist() == ["0", "1"]
     assert counts(found) == {
@@ -396,7 +421,7 @@ def test_jobcomp_of_older_versions(tmp_path: Path) -> None:
     (text,) = WRITERS["jobcomp"](drawn(1))
     text = re.sub(r",gres/gpu=\d", " Gres=gpu:2", re.sub(r"TimeLimit=\d+", "TimeLimit=1-02:03:04", text))
     path = tmp_path / "jobcomp.log"
-    path.write_text(text)
+    path.write_text(f"{text}\n")
     with pytest.raises(InputError, match=r"1 ask for no GPU.*--gpus-per-node"):
         import_log(path, tmp_path / "t.parquet")
     import_log(path, tmp_path / "t.parquet", "auto", Options(gpus_per_node=4))

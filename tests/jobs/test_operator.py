@@ -272,9 +272,10 @@ def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_what_single_seconds_move(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Replays in which jobs come and end later: a band of each mean, and none of a change that is none."""
-    flags = ["--set", "jitter_s=30s", "--set", "bound.passes=0", "--quiet"]
+    flags = ["--set", "jitter_s=30s", "--set", "bound.passes=0", "--quiet", "--out", "o"]
     assert main(["jobs", "compare", "s.yaml", *flags, "--json", "c.json"]) == 0
-    assert "If jobs came and ended up to 30.0 s later" in capsys.readouterr().out
+    for said in (capsys.readouterr().out, Path("o/report.html").read_text()):
+        assert "If jobs came and ended up to 30.0 s later" in said
     found = json.loads((here / "c.json").read_text())
     for row, with_band in zip(found["policies"], found["jitter"]["policies"], strict=True):
         low, high = with_band["wait_s"]

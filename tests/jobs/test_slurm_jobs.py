@@ -8,8 +8,8 @@ import pytest
 
 from jobs.logs.importing import Imported, import_log
 from jobs.logs.joining import ATTEMPTS, OTHERS, PARTS
-from jobs.logs.rows import Options
-from jobs.logs.slurm import FILLED, HELD
+from jobs.logs.rows import HELD, Options
+from jobs.logs.slurm import FILLED
 from jobs.trace import JobTrace, read_trace
 
 
@@ -176,6 +176,7 @@ def test_jobcomp_says_the_same(tmp_path: Path) -> None:
         line("20", "COMPLETED", "10:16:00", "10:17:00", "10:18:00", " HetJobId=20 HetJobOffset=0"),
         line("21", "COMPLETED", "10:16:00", "10:17:00", "10:18:00", " HetJobId=20 HetJobOffset=1"),
         line("31", "COMPLETED", "10:17:00", "10:18:00", "10:18:01", " ArrayJobId=30 ArrayTaskId=1"),
+        "",
     ]))  # fmt: skip
     found = import_log(path, tmp_path / "t.parquet")
     trace = read_trace(tmp_path / "t.parquet")

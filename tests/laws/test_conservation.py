@@ -116,11 +116,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         end=draw(st.sampled_from(["drain", "cut"])),
         drain_limit_ns=2 * NS_PER_S,
         faults=faults,
-        deadline_ns=draw(st.sampled_from([None, 300_000_000])),
+        deadlines_ns=(draw(st.sampled_from([None, 300_000_000])),),
         keep_log=True,
     )
     text = f"Scenario({count=}, {host=}, {greedy=}, {router=}, {link=}, {arrivals=}, {faults=}, {run.end=}, "
-    text += f"{run.deadline_ns=})"
+    text += f"{run.deadlines_ns=})"
     return Scenario(spec, run, text)
 
 

@@ -340,10 +340,12 @@ def _router_scenes() -> Iterator[Directed]:
                 [device(base_ns=8 * UNIT_NS)],
                 [0, 0, 1, 1, 1],
                 router={"groups": (1,), "outstanding_blocks": 1, "shed_expired": True},
-                run={"deadline_ns": after * UNIT_NS},
+                run={"deadlines_ns": (after * UNIT_NS,)},
                 knobs=[{"preload": ((1, 1.0),)}],
             ),
-            lambda s, r: any(t - r.requests[0].arrived_ns == s.run.deadline_ns for t, _ in commands(r, RequestFailed)),
+            lambda s, r: any(
+                t - r.requests[0].arrived_ns == s.run.deadlines_ns[0] for t, _ in commands(r, RequestFailed)
+            ),
         )
     yield Directed(
         scene(

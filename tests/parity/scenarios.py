@@ -96,7 +96,8 @@ class Scenario:
             [server.knobs.batch_limit for server in cluster.servers],
             [server.attachment for server in cluster.servers],
         )
-        deadline_s = None if self.run.deadline_ns is None else self.run.deadline_ns / NS_PER_S
+        deadline_ns = self.run.deadlines_ns[0]
+        deadline_s = None if deadline_ns is None else deadline_ns / NS_PER_S
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
         held_shares = tuple(server.knobs.held_share for server in cluster.servers)
         return RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.block_ns, held_shares)
@@ -475,9 +476,32 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
 
 
 def draw_with_compass(draws: Draws, name: str) -> Scenario:
-    """One in which, at times, Compass decides; that is drawn last, and changes nothing else."""
+    """One in which, at times, Compass decides, or requests have classes; what is drawn last changes nothing else."""
     found = draw_scenario(draws, name)
-    return replace(found, policy_name="compass") if draws.chance(10) else found
+    found = replace(found, policy_name="compass") if draws.chance(10) else found
+    return with_classes(draws, found) if draws.chance(30) else found
+
+
+def with_classes(draws: Draws, scenario: Scenario) -> Scenario:
+    """Two or three classes, each with a deadline of its own; every goal is one's, and there are some more."""
+    run, router, step_ns = scenario.run, scenario.cluster.router, scenario.run.horizon_ns // 7 + 1
+    count = draws.pick((2, 3))
+    first = run.deadlines_ns[0]
+    goals = [(at_ns, msgspec.structs.replace(goal, service_class=draws.below(count))) for at_ns, goal in run.goals]
+    goals += [
+        (0, msgspec.structs.replace(_draw_goal(draws, max(1, step_ns // 20)), service_class=number))
+        for number in range(count)
+        if draws.chance(60)
+    ]
+    changed = replace(
+        run,
+        classes=np.array([draws.below(count) for _ in run.arrivals_ns], np.int64),
+        deadlines_ns=tuple(draws.pick((first, None, step_ns)) for _ in range(count)),
+        goals=tuple(sorted(goals, key=lambda goal: goal[0])),
+    )
+    names = ("gold", "silver", "bronze")[:count]
+    cluster = replace(scenario.cluster, router=replace(router, classes=names))
+    return replace(scenario, cluster=cluster, run=changed)
 
 
 def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
@@ -688,12 +712,16 @@ def _draw_run(draws: Draws, step_ns: int, cluster: ClusterSpec) -> RunSpec:
         correctness=correctness,
         end=draws.pick(("drain", "drain", "drain", "cut")),
         drain_limit_ns=step_ns * draws.pick((1000, 1000, 1000, 1000, 60, 0)),
-        deadline_ns=step_ns * draws.pick((100, 30, 0, 3, 10)) if draws.chance(35) else None,
+        deadlines_ns=(_draw_deadline(draws, step_ns),),
         faults=faults,
         slowdowns=slowdowns,
         seed=draws.below(1000),
         detail=not draws.chance(15),
     )
+
+
+def _draw_deadline(draws: Draws, step_ns: int) -> int | None:
+    return step_ns * draws.pick((100, 30, 0, 3, 10)) if draws.chance(35) else None
 
 
 def _draw_fault(draws: Draws, step_ns: int, cluster: ClusterSpec, horizon: int, requests: int) -> Fault:

@@ -48,7 +48,7 @@ from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
 from tests.parity.mutants import Mutant, source_mutants
-from tests.parity.scenarios import Scenario, draw_scenario
+from tests.parity.scenarios import Scenario, draw_scenario, with_classes
 
 MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
 
@@ -92,6 +92,16 @@ def fixed(placement: str) -> MakeRouter:
     return lambda scenario, context: FixedRule(placement=placement, tuple=narrow(context)).make(context)
 
 
+def fixed_by_class(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A tuple for each class; of one class, all narrow."""
+    config = context.config
+    tuples = {
+        name: (config.widths[at % len(config.widths)],) * config.segments for at, name in enumerate(config.classes)
+    }
+    rule = FixedRule(tuples=tuples) if tuples else FixedRule(tuple=(config.widths[0],) * config.segments)
+    return rule.make(context)
+
+
 def ladder(placement: str, **changes: Any) -> MakeRouter:
     rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), **changes)
     return lambda scenario, context: rule.make(context)
@@ -107,7 +117,8 @@ def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A placement that reckons with a ladder that comes back later than the router's."""
     widths = context.config.widths
     rungs = tuple((width,) * context.config.segments for width in widths[::-1])
-    one, other = (Ladder(widths, rungs, tuple(map(float, range(1, len(rungs)))), share) for share in (0.8, 0.3))
+    thresholds, classes = tuple(map(float, range(1, len(rungs)))), context.config.class_count
+    one, other = (Ladder(widths, rungs, thresholds, share, [0] * classes) for share in (0.8, 0.3))
     return ComposedRouter(ShortestDelay(context.costs, one), other, LargestGroup(context.config.groups))
 
 
@@ -252,13 +263,13 @@ def between_widths(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """Tuples of widths that there are not, and a slack-fitting placement that reckons with a ladder."""
     widths = context.config.widths
     rungs = tuple((width,) * context.config.segments for width in (widths[-1] + 0.1, 0.6, widths[0] / 2))
-    ladder = Ladder(widths, rungs, (1.0, 2.0))
+    ladder = Ladder(widths, rungs, (1.0, 2.0), at=[0] * context.config.class_count)
     expected = ShortestDelay(context.costs, ladder)
     return SlackFit(expected, context.costs, widths, context.config.groups[:2], round(2e8 * length_s(scenario)))
 
 
 def random_place(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    width = Ladder(context.config.widths, (narrow(context),), ())
+    width = Ladder(context.config.widths, (narrow(context),), (), at=[0] * context.config.class_count)
     return ComposedRouter(Sticky(RandomPlacement()), width, RandomGroup((2, 1, 5)))
 
 
@@ -267,6 +278,7 @@ COSTED = ("least-work", "least-work-coming", "shortest-delay", "packed", "sticky
 ROUTERS: dict[str, MakeRouter] = {
     **{name: named(name) for name in PLACEMENT_NAMES},
     **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
+    "fixed by class": fixed_by_class,
     **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
     **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
     "two ladders": two_ladders,
@@ -318,6 +330,11 @@ def busy() -> Scenario:
     return Scenario("busy", spec, worlds.run(spec, np.array(arrivals_s), 0.2, faults=faults))
 
 
+def classed() -> Scenario:
+    """The busy one with classes of requests, each of which is asked for something else."""
+    return replace(with_classes(SeededDraws(5), busy()), name="classed")
+
+
 def cramped() -> Scenario:
     """Two devices whose memory holds half of the instances, on which a load takes as long as some batches."""
     spec = worlds.cluster(
@@ -331,7 +348,7 @@ def cramped() -> Scenario:
 @lru_cache
 def scenarios() -> tuple[tuple[Scenario, RouterContext], ...]:
     """A busy one, one with little memory, and drawn ones that are not too large and have something to decide."""
-    found = [busy(), cramped(), *(draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)]
+    found = [busy(), classed(), cramped(), *(draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)]
     return tuple((each, each.context()) for each in found)
 
 

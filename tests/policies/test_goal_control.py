@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp, inf, nan
@@ -98,6 +99,16 @@ def test_what_others_served_too_narrow_is_made_up_for() -> None:
     assert after > FLOOR + 0.0005
     plant.run(100, lambda shift: 0.74 + 0.01 * shift)
     assert plant.run(20, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(FLOOR, abs=0.0003)
+
+
+def test_who_takes_over_after_days_is_as_quick_as_at_the_start() -> None:
+    """What others have served since the start is neither made up for, nor are later images few beside it."""
+    fresh, late = Plant(GoalControl(FLOOR)), Plant(GoalControl(FLOOR, takes_over=True))
+    late.seen = changed(late.seen, now_ns=10**6 * SECOND, completed=10**9, accuracy_sum=0.7e9)
+    for seconds in (1, 10, 60):
+        for plant in (fresh, late):
+            plant.run(seconds, lambda shift: 0.74 + 0.01 * shift)
+        assert late.control.shift == pytest.approx(fresh.control.shift, abs=0.1)
 
 
 def test_the_dial_stands_still_where_bursts_come_and_go() -> None:
@@ -404,3 +415,21 @@ def test_the_table_is_in_the_order_of_the_tuples_numbers() -> None:
 def test_where_a_rung_is_on_its_ladder() -> None:
     assert [end_of_dial(rung, 3) for rung in range(3)] == [AT_WIDEST, FREE, AT_NARROWEST]
     assert end_of_dial(0, 1) == AT_BOTH
+
+
+@pytest.mark.parametrize("kind", [CompassRule, LadderRule, LookaheadRule])
+def test_each_class_has_a_controller_of_its_own(kind: Callable[..., RouterSpec]) -> None:
+    """What one lacks widens its blocks alone; a goal of the router's own is every class's."""
+    both, spec = known(), kind(control=ControlSpec())
+    router: Any = spec.make(dataclasses.replace(both, config=dataclasses.replace(both.config, classes=("gold", "tin"))))
+    seen = served(view(server(), fifo=16), 0.70)
+    for number, floor in ((0, FLOOR), (1, 0.0)):
+        head = changed(seen.head, service_class=number)
+        asked = changed(seen, head=head, goal_floor=floor, completed=800, others_completed=400)
+        for second in (1, 2):
+            router.choose(changed(asked, now_ns=second * SECOND), RNG)
+    gold, tin = router.control.all
+    assert gold.shift > 0 == tin.shift
+    assert (gold.completed, tin.completed) == (400, 400)
+    router.set_floor(0.74)
+    assert (gold.floor, tin.floor) == (0.74, 0.74)

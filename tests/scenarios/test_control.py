@@ -31,27 +31,28 @@ def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pyte
     """A host stands for its servers; where a server has the name of a host, the server is meant."""
     with accept_wishes(RunFolder(tmp_path), SERVERS[:3]) as wish:
         assert wish() == frozenset()
-        assert _asked(capsys, "drain", str(tmp_path), "beta")[0] == 0
+        assert _asked(capsys, "steer", str(tmp_path), "--drain", "beta")[0] == 0
         assert wish() == {1, 2}
-        code, out, _ = _asked(capsys, "drain", str(tmp_path), "gpu2", "--undo", "--json", "-")
-        assert (code, json.loads(out)) == (0, {"servers": ["gpu2"], "drained": ["gpu1"]})
-        assert wish() == {1}
         for _ in range(2):  # twice is once
-            assert _asked(capsys, "drain", str(tmp_path), "gpu1")[0] == 0
+            code, out, _ = _asked(capsys, "steer", str(tmp_path), "--drain", "gpu1", "--drain", "gpu0", "--json", "-")
+            assert (code, json.loads(out)) == (0, {"drain": ["gpu0", "gpu1"]})
+            assert wish() == {0, 1}
+        assert _asked(capsys, "steer", str(tmp_path), "--drain", "none")[1].startswith("asked for drain none;")
+        assert wish() == frozenset()
+        assert _asked(capsys, "steer", str(tmp_path), "--drain", "gpu1")[0] == 0
         assert wish() == {1}
     with accept_wishes(RunFolder(tmp_path), SERVERS) as wish:
         assert wish() == frozenset()  # a wish is of one command
-        assert drain(tmp_path, "beta", is_wanted=True) == (["beta"], ["beta"])
+        assert drain(tmp_path, ["beta"]) == ["beta"]
 
 
 def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, and nothing is left in the folder."""
 
     def require(said: str, name: str = "gpu0") -> None:
-        for undo in ([], ["--undo"]):
-            code, out, err = _asked(capsys, "drain", str(tmp_path), name, *undo)
-            assert (code, out, len(err.splitlines())) == (2, "", 1)
-            assert said in err
+        code, out, err = _asked(capsys, "steer", str(tmp_path), "--drain", name)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert said in err
 
     require("no command runs in this folder")
     folder = RunFolder(tmp_path)
@@ -83,7 +84,7 @@ def test_goals_and_routers_are_asked_for_in_their_order(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing is asked for: give --floor, --p99, --energy-weight or --router"),
+        ((), "nothing is asked for: give --drain, --floor, --p99, --energy-weight, --router or --model"),
         (("--floor", "75"), "75: must be a number from 0 to 1; 75 % is 0.75"),
         (("--energy-weight", "-1"), "--energy-weight: -1: must be"),
         (("--p99", "fast"), "fast"),
@@ -114,7 +115,7 @@ def test_a_validation_is_drained_while_it_runs(
         while not asked:
             time.sleep(0.05)
             with contextlib.suppress(InputError):
-                asked.append(drain(tmp_path / "run", "slow", is_wanted=True))
+                asked.append(drain(tmp_path / "run", ["slow"]))
 
     operator = threading.Thread(target=operate, daemon=True)
     operator.start()

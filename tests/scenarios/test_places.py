@@ -13,7 +13,6 @@ from slimsched.launching import flags_of
 
 GIVEN = {
     "profile check": ["--model", "x"],
-    "cluster drain": ["--run", "x"],
     "model check": ["x"],
     "model slim": ["--weights", "x", "--images", "x"],
     "jobs init": ["--nodes", "1x1"],

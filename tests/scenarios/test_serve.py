@@ -14,28 +14,41 @@ import time  # noqa: TID251 - a client waits
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import ANY
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.grpc_service import MESSAGES, SERVICE
+from hw.door.journal import Journal
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
+from hw.door.segments import Segment, segments_in
 from hw.networks.datasets import load_dataset
 from hw.networks.registry import ModelFile, save_model
 from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
-from scenarios.job.serving import _served, _stopping
-from scenarios.runs.folder import CONTROL
+from policies.interfaces import RouterConfig
+from policies.ppo.router import PPORouter
+from policies.vocabulary import RequestArrived
+from scenarios.job.new_model import ModelOrders
+from scenarios.job.serving import _OperatorOrders, _served, _stopping
+from scenarios.runs.folder import CONTROL, SERVED
+from scenarios.world.materials import load_world
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
+from tests.policies.ppo.problems import network_of, spec_of, tensors_of
 from tests.scenarios.files import SEGMENTS, WIDTHS
 from tests.scenarios.test_emulated import scenario
 from tests.test_docs import ROOT
@@ -44,7 +57,7 @@ from tests.test_site import SERVING, steps, words
 pytestmark = pytest.mark.workers
 
 PATIENCE_S = 120
-AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))")
+AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))(?:, gRPC at ([\d.:]+))?")
 
 
 class Served:
@@ -60,11 +73,11 @@ class Served:
         assert process.stderr is not None
         for line in process.stderr:
             self.said += line
-            if line == "serve: ready\n":
+            if "serve: ready" in line:
                 break
         found = AT.search(self.said)
         assert found, self.said
-        self.url, self.port, self.name = found.groups()
+        self.url, self.port, self.name, self.grpc = found.groups()
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and the rest of standard error."""
@@ -90,12 +103,17 @@ class Served:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], folder: Path) -> Iterator[Served]:
+def serving(arguments: Sequence[str], folder: Path, kept: socket.socket | None = None) -> Iterator[Served]:
+    """`kept` is handed over as systemd does it."""
     command = [sys.executable, "-m", "slimsched", "serve", *arguments, "--port", "0", "--out", str(folder / "run")]
+    descriptors = () if kept is None else (kept.fileno(),)
+    for given in descriptors:
+        command = ["bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{given}', "bash", *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        pass_fds=descriptors,
+    ) as process:  # fmt: skip
         try:
             yield Served(process)
         finally:
@@ -108,10 +126,11 @@ def served(tmp_path: Path, usual_interrupts: None) -> Iterator[Served]:
         yield found
 
 
-def infer(url: str) -> tuple[int, dict[str, list[float]]]:
-    """Status and outputs, by name, for one image."""
+def infer(url: str, name: str = "") -> tuple[int, dict[str, list[float]]]:
+    """Status and outputs, by name, for one image, of a class if it has a name."""
     image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
-    with urlopen(f"{url}/infer", json.dumps({"inputs": [image]}).encode(), timeout=PATIENCE_S) as answer:
+    body = {"inputs": [image], **({"parameters": {"class": name}} if name else {})}
+    with urlopen(f"{url}/infer", json.dumps(body).encode(), timeout=PATIENCE_S) as answer:
         return answer.status, {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
 
 
@@ -130,6 +149,7 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     model, pixels = ModelFile(tmp_path / "tiny.safetensors"), load_digits().images[:, None]
     save_model(model.path, tiny_model(), "tiny", {})
     evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits")))
+    evaluation.cluster = SimpleNamespace(router=RouterConfig(3, WIDTHS, ()))
     keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"))
     found = _served(SimpleNamespace(scenario=keys, model_to_serve=model), evaluation, 64)  # type: ignore[arg-type]
     assert (found.name, found.shape, found.segments, found.classes, found.most) == ("mine", (1, 8, 8), 3, 10, 64)
@@ -140,23 +160,44 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     assert all(np.abs(known - image).max(1).min() < 1e-5 for image in images)
 
 
+def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
+    """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
+    world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
+    folder = SimpleNamespace(path=tmp_path / "run")
+    job: Any = SimpleNamespace(folder=folder, scenario=world.scenario, model_to_serve=None)
+    journal = Journal(lambda _: None, as_json=False)
+    asked = _OperatorOrders(job, ModelOrders(job, world, journal), "compass", world.cluster.router, journal)
+    for takes_over in (False, True):
+        policy: Any = asked.policy("compass", takes_over=takes_over)
+        assert getattr(policy, "_policy", policy).control.takes_over == takes_over
+    spec = spec_of(2)
+    learned = PPORouter(spec, tensors_of(network_of(spec)))
+    other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
+    models = ModelOrders(job, other, journal)
+    endless: Any = _OperatorOrders(job, models, "ppo-paper", world.cluster.router, journal).policy("ppo-paper")
+    assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
+
+
 def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
     """As it was before, afterwards."""
+    told = list[str]()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in handlers:
-        with _stopping() as wants_stop:
+        with _stopping(Journal(told.append, as_json=True)) as wants_stop:
             assert not wants_stop()
             signal.raise_signal(number)
+            assert wants_stop()
             assert wants_stop()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
     assert handlers == {number: signal.getsignal(number) for number in handlers}
+    assert [json.loads(line)["event"] for line in told] == ["stopping", "stopping"]
 
 
 def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Path) -> None:
     """What the load generator counts as answered is what the server says, one of two servers drained meanwhile; nobody
     is left behind."""
-    slimsched.drain(tmp_path / "run", "fast")
+    slimsched.steer(tmp_path / "run", drain=["fast"])
     assert served.process.stderr is not None
     assert any("fast: is empty" in line for line in served.process.stderr)
     found = slimsched.generate_load(served.url, rate=400.0, duration_s=1.0, images=2)
@@ -166,11 +207,23 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     parts_s = [document[part]["mean"] for part in ("router_s", "added_s")]
     assert min(parts_s) > 0
     assert sum(parts_s) <= document["latency_s"]["mean"]
+    seen = slimsched.top(served.url)
+    assert seen.document["is_ready"]
+    assert [(each["name"], each["is_up"]) for each in seen.document["servers"]] == [("fast", True), ("slow", True)]
     left = served.processes()
     code, out, err = served.end()
     images = 2 * document["answered"]
     assert (code, out, err) == (0, f"{images} images were accepted, {images} answered, 0 given up\n", "")
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+    replayed = slimsched.replay(tmp_path / "run")
+    assert replayed.code == 0
+    (segment,) = segments_in(tmp_path / "run" / SERVED)
+    assert replayed.document["runs"][SERVED]["logs"][0]["file"] == segment.name
+    arrived = [step for step in Segment(segment).steps() if isinstance(step.event, RequestArrived)]
+    assert len(arrived) == images
+    shadow = slimsched.shadow(tmp_path / "run", "jsq").document
+    assert (shadow["obeyed"], shadow["arrivals"]) == ("jsq", images)
+    assert shadow["alike"]["both"] == shadow["alike"]["decisions"] > 0
 
 
 def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
@@ -188,6 +241,9 @@ def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_pa
     assert refused.endswith("the router stays as it was\n")
     assert asked == "serve: asked for from now on: accuracy 50.00%, no limit of p99 latency\n"
     assert next(said).startswith(f"serve: warning: {narrow} can't follow slo.floor; what can is ")
+    slimsched.steer(run, model=tmp_path / "new.safetensors")
+    assert "reads" in next(said)
+    assert next(said).endswith("emulated devices serve no network; the model stays as it was\n")
     (run / CONTROL / "steer-9").write_text('{"floor": 7}')
     assert "floor" in next(said), "what nobody could have asked for is told, and nobody's answer is lost"
     assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
@@ -210,18 +266,101 @@ def test_another_ingress_takes_the_place_of_one_that_died(served: Served) -> Non
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
-def test_without_its_router_nobody_is_left(served: Served) -> None:
-    """Who waits for an answer hears so."""
-    left = served.processes()
-    served.process.send_signal(signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(infer, served.url)
-        while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
-            assert not asked.done()
-        served.process.kill()
-        with pytest.raises(HTTPError, match="503"):
-            asked.result(PATIENCE_S)
-    assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+def outcome(url: str) -> int:
+    """Of a request: its status, below 0 where it should say when to come again, 0 where the connection was lost.
+
+    Raises:
+        TimeoutError: nobody answers.
+    """
+    try:
+        return infer(url)[0]
+    except HTTPError as error:
+        return error.code if error.headers["retry-after"] == "1" else -error.code
+    except TimeoutError:
+        raise
+    except OSError:
+        return 0
+
+
+def test_another_router_takes_the_place_of_one_that_died(tmp_path: Path, usual_interrupts: None) -> None:
+    """Nobody is left of the first one, and who waits for an answer hears 503; so do those who come until the second one
+    is ready, on the socket that was kept."""
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq"]
+    over = threading.Event()
+
+    def visits(url: str) -> set[int]:
+        found = set()
+        while not over.is_set():
+            found.add(outcome(url))
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as kept, ThreadPoolExecutor(2) as clients:
+        with serving(arguments, tmp_path, kept) as first:
+            assert int(first.port) == kept.getsockname()[1]
+            left = first.processes()
+            first.process.send_signal(signal.SIGSTOP)
+            asked = clients.submit(infer, first.url)
+            while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{first.port}/metrics").read():
+                assert not asked.done()
+            first.process.kill()
+            with pytest.raises(HTTPError, match="503"):
+                asked.result(PATIENCE_S)
+        assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+        visiting = clients.submit(visits, first.url)
+        try:
+            with serving(arguments, tmp_path, kept) as second:
+                assert infer_soon(second.url) == 200
+                over.set()
+                assert {200, 503} <= visiting.result(PATIENCE_S) <= {0, 200, 503}
+                assert second.end()[0] == 0
+        finally:
+            over.set()
+
+
+def traced(url: str, trace: str, timeout_us: int = 60_000_000) -> tuple[int, str | None]:
+    """A request's status, and the trace that its answer names."""
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
+    body = json.dumps({"inputs": [image], "parameters": {"timeout": timeout_us}}).encode()
+    try:
+        with urlopen(Request(f"{url}/infer", body, {"traceparent": trace}), timeout=PATIENCE_S) as answer:
+            return answer.status, answer.headers["traceparent"]
+    except HTTPError as error:
+        return error.code, error.headers["traceparent"]
+
+
+def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interrupts: None) -> None:
+    """A request's trace is in its answer, and in what is told of it where it failed or came late, also over gRPC."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json", "--grpc-port", "0"]
+    with serving(arguments, tmp_path) as served:
+        assert traced(served.url, trace) == (200, trace)
+        assert traced(served.url, trace.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)) == (200, None)
+        slimsched.steer(tmp_path / "run", p99_s=1e-4)
+        while b"goal_p99_seconds 0.0001" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
+            assert served.process.poll() is None
+        assert traced(served.url, trace) == (200, trace)
+        with grpc.insecure_channel(served.grpc) as channel:
+            tensor = {
+                "name": "image",
+                "datatype": "FP32",
+                "shape": [1, 768],
+                "contents": {"fp32_contents": [0.5] * 768},
+            }
+            asked = MESSAGES["ModelInferRequest"](model_name=served.url.rpartition("/")[2], inputs=[tensor])
+            infer_by_grpc = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            infer_by_grpc(asked.SerializeToString(), timeout=PATIENCE_S, metadata=(("traceparent", trace),))
+        served.process.send_signal(signal.SIGSTOP)
+        assert traced(served.url, trace, timeout_us=50_000) == (504, trace)
+        served.process.send_signal(signal.SIGCONT)
+        code, _, rest = served.end()
+    told = [json.loads(line) for line in (served.said + rest).splitlines()]
+    states = [each for each in told if each["event"] != "remark"]
+    ready = ["starting", "server_up", "server_up", "ready"]
+    late = ["request_late"] * 2
+    assert [each["event"] for each in states] == [*ready, "goals", *late, "request_failed", "stopping"]
+    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, trace, None]
+    assert (states[4]["p99_limit_s"], states[7]["reason"], code) == (1e-4, "deadline", 0)
+    assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
 
 def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: None) -> None:
@@ -233,7 +372,7 @@ def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: 
         require_certificate(certificate)
     certificate.write_bytes(fresh_certificate())
     arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--certificate", str(certificate)]
-    with serving(arguments, tmp_path) as served:
+    with serving([*arguments, "--grpc-port", "0"], tmp_path) as served:
         assert served.url.startswith("https://")
         found = slimsched.generate_load(served.url, rate=50.0, duration_s=1.0, certificate=certificate).document
         assert found["requests"] == found["answered"] > 0
@@ -241,7 +380,14 @@ def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: 
             slimsched.generate_load(served.url, duration_s=0.1)
         with pytest.raises(WorkError, match="no model answers there"):
             slimsched.generate_load(served.url.replace("https", "http"), duration_s=0.1)
-        assert served.end()[0] == 0
+        known = grpc.ssl_channel_credentials(certificate.read_bytes())
+        named = (("grpc.ssl_target_name_override", "slimsched"),)
+        with grpc.secure_channel(served.grpc, known, named) as trusting, grpc.insecure_channel(served.grpc) as plain:
+            live = [each.unary_unary("/inference.GRPCInferenceService/ServerLive") for each in (trusting, plain)]
+            assert live[0](b"", timeout=PATIENCE_S) == b"\x08\x01"
+            with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+                live[1](b"", timeout=PATIENCE_S)
+        assert served.end() == (0, ANY, "")
 
 
 def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +398,14 @@ def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
         capsys.readouterr().err
         == f"slimsched: --port: {port}: Address already in use; name another one, or 0 for a free one\n"
     )
+
+
+def test_without_grpcs_packages_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert main(["serve", str(scenario(tmp_path)), "--grpc-port", "0"]) == 2
+    assert capsys.readouterr().err == "slimsched: grpc: is not installed here; pip install 'slim-scheduler[grpc]'\n"
 
 
 @pytest.mark.slow
@@ -267,13 +421,55 @@ def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert load[:3] == ["slimsched", "load", f"http://127.0.0.1:8000/v2/models/{served.name}"]
         assert main(["load", served.url, *load[3:-1], "1s"]) == 0
         assert "lag" in capsys.readouterr().out
-        said = [words(line) for line in (served.said + done.stdout).splitlines()]
+        assert main(["top", served.url, "--once"]) == 0
+        said = [words(line) for line in (served.said + done.stdout + capsys.readouterr().out).splitlines()]
         shown = [line for each in blocks if each.language == "text" for line in each.text.splitlines()]
         assert [line for line in shown if not any(words(line) - {"8000"} <= each for each in said)] == []
         metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
         named = re.findall(r"`(slimsched_\w+)", SERVING.read_text(encoding="utf-8"))
         assert [name for name in named if f"# TYPE {name}" not in metrics] == []
         assert served.end()[0] == 0
+
+
+CLASSES = """classes:
+- {name: gold, share: 0.5, floor: 0.6}
+- {name: bronze, share: 0.5}
+"""
+
+
+def test_a_request_is_served_as_its_class(tmp_path: Path) -> None:
+    """By a rule that has a tuple for each; who names a class that is none hears which there are."""
+    path, rule = scenario(tmp_path, 1, 1), tmp_path / "by-class.rule.yaml"
+    path.write_text(path.read_text() + CLASSES)
+    wide, narrow = [WIDTHS[-1]] * SEGMENTS, [WIDTHS[0]] * SEGMENTS
+    rule.write_text(f"schema: slimsched.rule/1\nkind: fixed\ntuples: {{gold: {wide}, bronze: {narrow}}}\n")
+    with serving([str(path), "--router", str(rule)], tmp_path) as served:
+        assert infer(served.url, "gold")[1]["widths"] == wide
+        assert infer(served.url, "bronze")[1]["widths"] == narrow
+        assert infer(served.url)[1]["widths"] == wide
+        with pytest.raises(HTTPError) as refused:
+            infer(served.url, "tin")
+        assert (refused.value.code, b"allowed are gold, bronze" in refused.value.read()) == (400, True)
+        found = slimsched.generate_load(served.url, rate=50, duration_s=2, classes=("gold=1", "bronze=3")).document
+        counts = {name: each["answered"] for name, each in found["classes"].items()}
+        assert found["answered"] == found["requests"] == sum(counts.values())
+        assert 0 < counts["gold"] < counts["bronze"]
+        assert main(["cluster", "steer", str(tmp_path / "run"), "--floor", "0.5"]) == 0
+        assert served.process.stderr is not None
+        assert "each class keeps what `classes` promises it" in served.process.stderr.readline()
+        metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
+        answered = {name: re.search(f'class_images_answered_total{{class="{name}"}} (.*)', metrics) for name in counts}
+        assert {name: float(each[1]) for name, each in answered.items() if each} == {
+            "gold": counts["gold"] + 2,
+            "bronze": counts["bronze"] + 1,
+        }
+        assert served.end()[0] == 0
+
+
+@pytest.mark.parametrize("wrong", ["gold", "=1", "gold=0", "gold=x", "gold=-1", "gold=inf"])
+def test_a_mix_that_is_none_is_told(wrong: str) -> None:
+    with pytest.raises(InputError, match="allowed is NAME=NUMBER"):
+        slimsched.generate_load("http://127.0.0.1:1/v2/models/x", classes=(wrong,))
 
 
 class _Stalling(threading.Thread):

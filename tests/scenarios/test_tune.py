@@ -22,13 +22,13 @@ from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec
 from policies.rules.specs import FixedRule, LadderRule
 from scenarios.files.router_names import made_by, read_router
-from scenarios.learn.evaluator import Decisions, Evaluator, Scorer, latency_cost
+from scenarios.learn.evaluator import Decisions, Evaluator, Scorer, lacking, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
 from scenarios.learn.settings import options_of
-from scenarios.learn.tune import FloorError, tune_world
-from scenarios.learn.tuned_files import tuned_text
+from scenarios.learn.tune import FloorError, knobs_of, tune_world
+from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -85,6 +85,39 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
         assert found.spent.search >= [n for n, _ in found.history][-1] >= KNOBS.decisions
         spent = [n for n, _ in found.history]
         assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
+
+
+CLASSES = [{"name": "gold", "share": 0.5, "floor": 0.76}, {"name": "tin", "share": 0.5, "floor": 0.74}]
+
+
+@pytest.mark.parametrize("kind", ["ladder", "compass", "fixed", "slackfit"])
+def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -> None:
+    """Who controls does so by itself, a fixed rule by a tuple for each, and any other treats all as the strictest."""
+    path = tmp_path / "classes.yaml"
+    path.write_text(yaml.safe_dump({**SCENARIO, "classes": CLASSES}))
+    world = load_world(path)
+    knobs = replace(KNOBS, decisions=4000, class_floors=knobs_of(world).class_floors)
+    assert knobs.class_floors == (0.76, 0.74)
+    found = tune_world(world, kind, knobs)
+    scores = [Scorer(world).score(found.spec, Evaluator(world, knobs, ThreadPoolExecutor(1)).full(n)) for n in range(2)]
+    reached = [
+        sum(each.class_images[n] * each.class_accuracies[n] for each in scores)
+        / sum(each.class_images[n] for each in scores)
+        for n in range(2)
+    ]
+    assert lacking(scores, knobs) == pytest.approx(max(100 * (0.76 - reached[0]), 100 * (0.74 - reached[1])))
+    if isinstance(found.spec, FixedRule):
+        assert found.spec.tuples is not None
+        tuples = [world.accuracy.prior(found.spec.tuples[name]) for name in ("gold", "tin")]
+        assert [0.0 <= of - floor < 0.02 for of, floor in zip(tuples, knobs.class_floors, strict=True)] == [True, True]
+    elif kind == "slackfit":
+        assert lacking(scores, knobs) <= 0.0
+    else:
+        assert found.spec.control == ControlSpec(p99_limit_s=0.0)  # type: ignore[attr-defined]
+        assert reached[0] > reached[1]  # so short a run tells little of floors
+    save_tuned(tmp_path / "made.rule.yaml", found, world, knobs, "classes")
+    assert read_router(tmp_path / "made.rule.yaml") is not None
+    assert "tuning.floor" not in made_by(tmp_path / "made.rule.yaml")["command"]
 
 
 @pytest.mark.parametrize("kind", ["ladder", "compass", "fixed"])

@@ -107,7 +107,9 @@ def test_a_bound_is_the_commands_and_no_run_beats_it(scenario: Path, capfd: pyte
         ours = slimsched.bound(scenario, changes={"slo.floor": 0.8})
     assert json.loads(ours.to_json()) == theirs
     assert [step.done for step in steps if step.title == "bound"] == [0, 1, 2, 3]
-    assert ours.rows() == [{name: theirs[name] for name in theirs if name not in ("schema", "oracle")} | NO_ORACLE]
+    assert ours.rows() == [
+        {name: theirs[name] for name in theirs if name not in ("schema", "oracle", "classes")} | NO_ORACLE
+    ]
     run = slimsched.simulate(scenario, "fixed:1,1")
     least = slimsched.bound(  # at the accuracy of full width
         slimsched.load(scenario, {"workload.rate_img_s": run.images_completed / run.duration_s, "slo.floor": 0.9})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.outfit import AgentSpec, SchedulerSpec
 from hw.router.agents import AgentSlot, make_all_ready
-from hw.router.draining import Operator, Wish
+from hw.router.draining import Operator, Order, Wish
 from hw.router.loop import Parts, RouterLoop, Routing
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
@@ -88,13 +88,20 @@ def play(seed: int, say: Callable[[str], None] = lambda _: None) -> Played:
     return play_mix(Mix.draw(seed), say)
 
 
-def play_mix(mix: Mix, say: Callable[[str], None] = lambda _: None) -> Played:
-    """See `play`."""
+Orders = Callable[[Mix, World, Sequence[AgentSpec]], Callable[[], Iterable[Order]]]
+
+
+def play_mix(mix: Mix, say: Callable[[str], None] = lambda _: None, orders: Orders = lambda *_: tuple) -> Played:
+    """See `play`.
+
+    Args:
+        orders: what the operator changes in each run.
+    """
     agenda = Agenda()
     laws = Laws(agenda)
     world = World(mix, agenda, laws)
     try:
-        return Played(tuple(_cluster(mix, world, laws, say)), laws.steps)
+        return Played(tuple(_cluster(mix, world, laws, say, orders)), laws.steps)
     finally:
         world.close()
 
@@ -109,7 +116,7 @@ def descriptors_left(seeds: range) -> int:
     return counts[-1] - counts[0]
 
 
-def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> list[RunRecord]:
+def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], orders: Orders) -> list[RunRecord]:
     segments, count = mix.router.segments, mix.router.servers
     sizes = {(segment, width): instance_bytes(segment, width) for segment in range(1, segments + 1) for width in WIDTHS}
     preload = tuple((segment, 1.0) for segment in range(1, segments + 1)) if mix.preloads else ()
@@ -131,10 +138,8 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
     )
     arenas = world.open_arenas(mix.rooms * mix.router.groups[-1] * INPUT_BYTES)
     service = SchedulerSpec(knobs, segments, mix.supervision)
-    slots = [
-        AgentSlot(partial(world.start, index, AgentSpec(f"server{index}", world, service)), ())  # type: ignore[arg-type]
-        for index in range(count)
-    ]
+    specs = [AgentSpec(f"server{index}", world, service) for index in range(count)]  # type: ignore[arg-type]
+    slots = [AgentSlot(partial(world.start, index, spec), ()) for index, spec in enumerate(specs)]
     transfer_ids = itertools.count()
     records = []
     for _ in range(mix.runs):
@@ -145,7 +150,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
             laws.readied(world.agenda.now_ns - began_ns)
         parts = Parts(
             servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids,
-            Operator(_wish(mix, world)), away, world.host,
+            Operator(_wish(mix, world), orders(mix, world, specs)), away, world.host,
             Beginning(lambda: world.trouble(mix.horizon_ns)),  # type: ignore[arg-type]
         )  # fmt: skip
         loop = _loop(mix, world, parts, say)
@@ -171,7 +176,7 @@ def _wish(mix: Mix, world: World) -> Wish:
 def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> RouterLoop:
     run = HardwareRun(
         mix.arrivals_ns, np.zeros((4, INPUT_BYTES // 4), np.float32), np.zeros(4, np.int64), mix.horizon_ns,
-        end=mix.ends, deadline_ns=mix.deadline_ns, drain_limit_ns=500 * NS_PER_S, keep_log=True, faults=mix.faults,
+        end=mix.ends, deadlines_ns=(mix.deadline_ns,), drain_limit_ns=500 * NS_PER_S, keep_log=True, faults=mix.faults,
         links=LinkQueue() if mix.has_links else None, is_correct=lambda request, widths: True,
     )  # fmt: skip
     weights, prior = RewardWeights(), AccuracyPrior({(1.0,) * mix.router.segments: 0.9})

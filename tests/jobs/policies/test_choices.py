@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.policies.choices import NAMES, PADDING, WAIT, Choosing, View, padded, seen, uses, ways
+from jobs.policies.choices import NAMES, PADDING, WAIT, Choosing, View, padded, uses, ways
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
@@ -96,7 +96,7 @@ def test_the_seven_numbers_by_hand() -> None:
     run(STALL, these, nodes=(8, 2), run_options=choosing(answer))
     first = views[1]  # at 50 s, all of the larger node is used: the one of 8 waits to be chosen
     assert first.gpus.tolist() == [1, 8]
-    rows = seen(first)
+    rows = first.seen
     e = 1e-5
     after = (2 - 9 + 10) / (20 + e)
     assert rows[0] == pytest.approx([0, 1 / 8, 1 / 2 / 10, after, 0, 1 / 3, 1 - e], abs=1e-6)
@@ -112,8 +112,7 @@ def test_a_field_is_of_those_pools_alone_between_which_jobs_choose() -> None:
     groups = (NodeGroup(1, 4, vc="a"), NodeGroup(2, 4, vc="b"))
     run(STALL, these, groups=groups, run_options={"choosing": Choosing(told)})
     view = next(view for view in told.views if len(view) == 2)
-    assert view.field_demand[view.field].tolist() == [5, 5]
-    assert view.field_gpus[view.field].tolist() == [8, 8]
+    assert view.seen[:, 3] == pytest.approx((8 - 5 + 8) / (2 * 8), abs=1e-5)  # free GPUs, their demand, all
 
 
 # ------------------------------------------------------------------------------------------------------------ ways

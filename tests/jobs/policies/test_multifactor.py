@@ -117,7 +117,7 @@ def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
 
 def test_nobody_holds_gpus_when_all_is_done() -> None:
     """Also of jobs under which a node died; what was used is the record's GPU time (nothing decays here)."""
-    knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
+    knobs = MultifactorKnobs.model_construct(half_life_s=1e300, period_s=7)
     scene = jobs((0, 30, 4), (5, 30, 2), (5, 70, 2), user=["ann", "ann", "bob"])
     policy = JobPolicy(order="multifactor", multifactor=knobs)
     world = JobWorld((NodeGroup(2, 4),), outages=(NodeOutage(10 * S, 20 * S, 0),))

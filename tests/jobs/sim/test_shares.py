@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import NodeGroup, Pool, Wake
+from jobs.policies.cluster import PLACEMENTS, NodeGroup, Pool, Wake
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
 from jobs.sim.jobs import NodeOutage, sampled_variability
@@ -75,7 +75,7 @@ def test_figures_and_load_count_shares() -> None:
 
 
 def test_an_account_is_charged_for_shares() -> None:
-    knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
+    knobs = MultifactorKnobs.model_construct(half_life_s=1e300, period_s=7)
     world, policy = JobWorld((NodeGroup(2, 4),)), JobPolicy("multifactor", "first-fit", multifactor=knobs)
     simulation = JobSimulation(world, JobRun(drawn(0), policy))
     record = simulation.run()
@@ -129,9 +129,9 @@ class Followed(JobSimulation):
             if columns.end_ns[job] < 0 and job not in self._running:
                 for pool in scheduler.cluster.pools:
                     if arrival.gpu_milli < 1000:
-                        assert not scheduler._shared.find(pool, arrival.gpu_milli, Pool.best_fit)
+                        assert not scheduler._shared.find(pool, arrival.gpu_milli, PLACEMENTS["best-fit"].search)
                     else:
-                        assert not pool.best_fit(arrival.gpus)
+                        assert not PLACEMENTS["best-fit"].search(pool, arrival.gpus)
 
 
 def fits(parts: list[int], room: list[int]) -> bool:

@@ -23,7 +23,7 @@ from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
 from policies.ppo.compiled import CompiledRouter
-from policies.ppo.router import PPORouter
+from policies.ppo.router import EndlessRouter, PPORouter
 from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView
 from tests.policies.cluster_views import WIDTHS, choice_of, server, view
@@ -239,7 +239,7 @@ def test_looking_at_a_router_needs_neither_numba_nor_torch() -> None:
 import sys
 import msgspec
 import numpy as np
-from policies.ppo.router import PPORouter
+from policies.ppo.router import EndlessRouter, PPORouter
 from policies.ppo.spec import PolicySpec
 shapes = {"trunk.0.weight": (4, 5), "trunk.0.bias": 4, "heads.weight": (3, 4), "heads.bias": 3}
 weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
@@ -260,7 +260,7 @@ import sys
 import msgspec
 import numpy as np
 from kit.jit_cache import IS_ON
-from policies.ppo.router import PPORouter
+from policies.ppo.router import EndlessRouter, PPORouter
 from tests.policies.cluster_views import choice_of, server, view
 router = PPORouter.load(sys.argv[1])
 seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
@@ -386,3 +386,30 @@ def test_a_router_that_was_changed_is_refused(tmp_path: Path) -> None:
         _rewritten(path, *content)
         with pytest.raises(InputError, match=r"checksum: says .*, the content has '[0-9a-f]{16}'"):
             PPORouter.load(path)
+
+
+def test_without_an_end_it_sees_no_more_completed_than_a_training_run_has() -> None:
+    """In every stretch what it would see in a run of that length, whatever came before; all else as it is."""
+    stretch_ns, seen = 1000, list[ClusterView]()
+
+    class Watched(PPORouter):
+        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+            seen.append(view)
+            return super().choose(view, rng)
+
+    spec = spec_of(2)
+    router = EndlessRouter(Watched(spec, tensors_of(network_of(spec, seed=2)), deterministic=True), stretch_ns)
+    rng = np.random.default_rng(0)
+    views = [
+        msgspec.structs.replace(view(server(), server()), now_ns=at_ns, completed=3 * at_ns)
+        for at_ns in range(7, 20 * stretch_ns, 10)
+    ]
+    for each in views:
+        router.choose(each, rng)
+    counts = [each.completed for each in seen]
+    assert counts[:99] == [each.completed - views[0].completed for each in views[:99]]
+    assert counts[100:200] * 18 == counts[200:]
+    assert max(counts) <= 3 * stretch_ns
+    assert [msgspec.structs.replace(each, completed=0) for each in seen] == [
+        msgspec.structs.replace(each, completed=0) for each in views
+    ]

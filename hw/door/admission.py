@@ -1,0 +1,178 @@
+"""Who is let in, what it is answered, and for how long it waits: the same for every protocol that clients speak."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import sys
+import time  # noqa: TID251 - latencies
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.door.journal import Sparing
+from hw.door.live import LivePage
+from hw.door.metrics import Metrics
+from hw.door.protocol import Answer, Request, RequestError, Served
+
+_TIMEOUT: Final = "deadline"
+_TRACE: Final = "traceparent"
+_TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The trace that a request is a part of, if its headers or metadata say one (W3C Trace Context)."""
+    given = headers.get(_TRACE, "")
+    return {_TRACE: given} if _TRACES.fullmatch(given) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may do.
+
+    Attributes:
+        body_bytes: of a request.
+        held_bytes: of all requests that are being read.
+        body_s: in which its body must have come.
+        timeout_s: in which it is answered, unless the client asks for less.
+        connections: that are open at a time.
+    """
+
+    body_bytes: int = 1 << 24
+    held_bytes: int = 1 << 28
+    body_s: float = 30.0
+    timeout_s: float = 30.0
+    connections: int = 4096
+
+
+class Admission:
+    """The way of readable requests to the router, and back.
+
+    Args:
+        tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
+            for.
+        carried_img_s: the most images a second that the servers carry.
+        journal: is told of requests that failed, or came later than the p99 latency asked for.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        metrics: Metrics,
+        page: LivePage,
+        limits: Limits,
+        tokens: Mapping[bytes, int],
+        carried_img_s: float,
+        journal: Sparing,
+    ) -> None:
+        self._bridge = bridge
+        self._metrics = metrics
+        self._page = page
+        self._limits = limits
+        self._tokens = tokens
+        self._journal = journal
+        self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
+        self._inside: Counter[bytes] = Counter()  # images, by token
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted."""
+        return self._bridge.is_ready
+
+    @property
+    def served(self) -> Served:
+        """What is served now."""
+        return self._bridge.served
+
+    def require_model(self, name: str, version: str) -> None:
+        """Raises `RequestError` where another one is asked for; an empty version is any."""
+        served = self.served
+        if name != served.name or version not in ("", served.version):
+            problem = f"nothing is at {f'{name}/{version}':.80}; the model is {served.name}, version {served.version}"
+            raise RequestError(problem, 404)
+
+    def token_in(self, authorization: str) -> bytes:
+        """A known one; empty where none is asked for.
+
+        Raises:
+            RequestError: it has none.
+        """
+        given = authorization.removeprefix("Bearer ").encode("latin-1")
+        for token in self._tokens:
+            if hmac.compare_digest(given, token):
+                return token
+        if self._tokens:
+            raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
+        return b""
+
+    async def answers(
+        self, request: Request, token: bytes, trace: Mapping[str, str], version: str = ""
+    ) -> list[Answer]:
+        """Of each image, in order. It is cancelled where the client has left; then the router need not go on.
+
+        Args:
+            trace: that it is a part of (`trace_of`).
+            version: that alone may answer; empty: any.
+
+        Raises:
+            RequestError: it was not let in, or has no answer.
+        """
+        began_s, count, timeout_s = time.perf_counter(), len(request.images), self._limits.timeout_s
+        if request.timeout_ns is not None:
+            timeout_s = min(timeout_s, request.timeout_ns / 1e9)
+        self._metrics.arrived.inc(count)
+        self._require_room(count, token, timeout_s)
+        self._inside[token] += count
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = await self._bridge.submit(request.images, round(timeout_s * 1e9), request.service_class)
+        except FullError:
+            self._metrics.refused.labels("full").inc(count)
+            raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
+        except TimeoutError:
+            raise self._failure(_TIMEOUT, count, timeout_s, trace) from None
+        except FailedError as error:
+            raise self._failure(str(error), count, timeout_s, trace) from None
+        except asyncio.CancelledError:
+            if time.perf_counter() - began_s >= timeout_s:  # the client counts, too
+                self._failure(_TIMEOUT, count, timeout_s, trace)
+            else:
+                self._metrics.failed.labels("client_left").inc(count)
+            raise
+        finally:
+            self._inside[token] -= count
+        if version not in ("", answers[0].version):
+            raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
+        self._metrics.answered.inc(count)
+        took_s = time.perf_counter() - began_s
+        self._metrics.seconds.observe(took_s)
+        self._metrics.note_class(request.service_class, [answer.widths for answer in answers], took_s)
+        self._page.note(took_s)
+        if self._bridge.is_late(took_s):
+            self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)
+        return answers
+
+    def _require_room(self, count: int, token: bytes, timeout_s: float) -> None:
+        if not self._bridge.is_ready:
+            reason = "draining" if self._bridge.is_draining else "not_ready"
+            self._metrics.refused.labels(reason).inc(count)
+            raise RequestError(f"{reason}: nothing is accepted now", 503)
+        if self._bridge.inside * self._least_s > timeout_s:
+            self._metrics.refused.labels(_TIMEOUT).inc(count)
+            raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
+        if self._inside[token] + count > (most := self._tokens.get(token, sys.maxsize)):
+            self._metrics.refused.labels("token").inc(count)
+            problem = f"full: {self._inside[token]} images of this token are inside, allowed are {most}"
+            raise RequestError(problem, 429)
+
+    def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
+        self._metrics.failed.labels(reason).inc(count)
+        self._journal.note("request_failed", reason=reason, images=count, **trace)
+        if reason == _TIMEOUT:
+            return RequestError(f"no answer within {timeout_s:g} s", 504)
+        if reason == ROUTER_GONE:
+            return RequestError("the router has ended", 503)
+        return RequestError(f"given up after several tries: {reason}", 500)

@@ -1,0 +1,264 @@
+"""The Open Inference Protocol over gRPC, let in by the same `Admission` as requests over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+from grpc.aio import ServicerContext as Context
+from numpy.typing import NDArray
+
+from hw.door.admission import Admission, Limits, trace_of
+from hw.door.metrics import Metrics
+from hw.door.protocol import (
+    INPUT,
+    JSON_BYTES,
+    Answer,
+    Infer,
+    Input,
+    Output,
+    Request,
+    RequestError,
+    Served,
+    outputs_of,
+    request_of,
+)
+from hw.version import own_version
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_CODES: Final = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.INTERNAL_SERVER_ERROR: grpc.StatusCode.INTERNAL,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_SOON: Final = (("grpc-retry-pushback-ms", "1000"),)
+_CONTENTS: Final = {"FP32": "fp32_contents", "UINT8": "uint_contents", "INT64": "int64_contents"}
+_UNCOMPRESSED: Final = 1  # a bit for each algorithm: no client may send what grows when it is read
+_IDLE_MS: Final = 75_000
+
+Call = Callable[[Any, Context], Awaitable[Any]]
+
+
+def _read_messages() -> dict[str, type[Message]]:
+    """The classes of open_inference.proto, by name; in a pool of their own, for clients' packages have them, too."""
+    described = files("hw.door").joinpath("open_inference.binpb").read_bytes()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(described).file
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    classes = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return {name.rpartition(".")[2]: each for name, each in classes.items()}
+
+
+MESSAGES: Final[Mapping[str, Any]] = _read_messages()
+
+
+def read_call(message: Any, size_bytes: int, served: Served) -> Request:
+    """A `ModelInferRequest`; its answers are wanted as it brings its image, raw or not.
+
+    Args:
+        size_bytes: of the whole message.
+
+    Raises:
+        RequestError: it is no request for this model.
+    """
+    raw = message.raw_input_contents
+    if not raw and size_bytes > JSON_BYTES:
+        problem = f"{size_bytes} bytes without raw_input_contents, allowed are {JSON_BYTES}; send the image there"
+        raise RequestError(problem, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    head = Infer(
+        [Input(each.name, list(each.shape), each.datatype) for each in message.inputs],
+        message.id,
+        {name: _parameter(each) for name, each in message.parameters.items()} | {"binary_data_output": bool(raw)},
+        [Output(each.name) for each in message.outputs],
+    )
+    return request_of(head, lambda datatype, values: _values(message, datatype, values), served)
+
+
+def _parameter(given: Any) -> Any:
+    kind = given.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(given, kind)
+
+
+def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
+    """All values of its one tensor."""
+    raw, tensor = message.raw_input_contents, message.inputs[0]
+    if raw:
+        if len(raw) > 1 or len(raw[0]) != values * datatype.itemsize or tensor.HasField("contents"):
+            found = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
+            wanted = f"its shape makes one of {values * datatype.itemsize}, and `contents` must be left out"
+            raise RequestError(f"raw_input_contents: {found:.80}; {wanted}")
+        return np.frombuffer(raw[0], datatype)
+    name = _CONTENTS[tensor.datatype]
+    given = getattr(tensor.contents, name)
+    if len(given) != values:
+        raise RequestError(f"{INPUT}.contents.{name}: found {len(given)} values, its shape makes {values}")
+    if datatype.kind == "u" and max(given) > np.iinfo(datatype).max:
+        raise RequestError(f"{INPUT}.contents.{name}: allowed are 0 to {np.iinfo(datatype).max}")
+    return np.array(given, datatype)
+
+
+def write_reply(request: Request, answers: list[Answer], served: Served) -> Message:
+    """A `ModelInferResponse`."""
+    about = {"model_name": served.name, "model_version": answers[0].version, "id": request.identity}
+    reply = MESSAGES["ModelInferResponse"](**about)
+    columns = outputs_of(answers)
+    for name, is_raw in request.outputs.items():
+        datatype, values = columns[name]
+        output = reply.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        if is_raw:
+            reply.raw_output_contents.append(values.tobytes())
+        else:
+            getattr(output.contents, _CONTENTS[datatype]).extend(values.ravel().tolist())
+    return reply
+
+
+class Calls:
+    """What is answered to each call."""
+
+    def __init__(self, admission: Admission, metrics: Metrics, limits: Limits) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self._limits = limits
+
+    @property
+    def _served(self) -> Served:
+        return self._admission.served
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """As a server takes it."""
+        unary = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._metadata,
+            "ModelMetadata": self._model_metadata,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _refusing(call), MESSAGES[f"{name}Request"].FromString, MESSAGES[f"{name}Response"].SerializeToString
+            )
+            for name, call in unary.items()
+        }
+        # One message comes, as to the others; read as a stream, it is taken when its sender's token is known.
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(
+            _refusing(self._infer), None, MESSAGES["ModelInferResponse"].SerializeToString
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    async def _live(self, _: Message, __: Context) -> Message:
+        return MESSAGES["ServerLiveResponse"](live=True)
+
+    async def _ready(self, _: Message, __: Context) -> Message:
+        return MESSAGES["ServerReadyResponse"](ready=self._admission.is_ready)
+
+    async def _model_ready(self, asked: Any, _: Context) -> Message:
+        self._admission.require_model(asked.name, asked.version)
+        return MESSAGES["ModelReadyResponse"](ready=self._admission.is_ready)
+
+    async def _metadata(self, _: Message, context: Context) -> Message:
+        self._token_in(context)
+        return MESSAGES["ServerMetadataResponse"](name="slimsched", version=own_version())
+
+    async def _model_metadata(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        self._admission.require_model(asked.name, asked.version)
+        return MESSAGES["ModelMetadataResponse"](**self._served.metadata())
+
+    async def _infer(self, _: object, context: Context) -> Message:
+        code = grpc.StatusCode.OK
+        try:
+            token = self._token_in(context)
+            asked, size_bytes = await self._read(context)
+            self._admission.require_model(asked.model_name, asked.model_version)
+            request = read_call(asked, size_bytes, self._served)
+            request, trace = _in_time(request, context), trace_of(_metadata_of(context))
+            answers = await self._admission.answers(request, token, trace, asked.model_version)
+            return write_reply(request, answers, self._served)
+        except RequestError as error:
+            code = _CODES[HTTPStatus(error.status)]
+            raise
+        except asyncio.CancelledError:  # the client left, or gRPC has ended it a moment before `Admission`
+            code = grpc.StatusCode.CANCELLED if context.time_remaining() else grpc.StatusCode.DEADLINE_EXCEEDED
+            raise
+        finally:
+            self._metrics.requests.labels(code.name).inc()
+
+    async def _read(self, context: Context) -> tuple[Any, int]:
+        """Its one message, and the size of it; what is too large, gRPC refuses."""
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                body = await context.read()
+            return MESSAGES["ModelInferRequest"].FromString(body), len(body)
+        except TimeoutError:
+            problem = f"the message took more than {self._limits.body_s:g} s"
+            raise RequestError(problem, HTTPStatus.REQUEST_TIMEOUT) from None
+        except (DecodeError, TypeError):  # grpc.aio.EOF is no bytes
+            raise RequestError("the message is no ModelInferRequest") from None
+
+    def _token_in(self, context: Context) -> bytes:
+        return self._admission.token_in(_metadata_of(context).get("authorization", ""))
+
+
+def _metadata_of(context: Context) -> dict[str, str]:
+    return {name: str(value) for name, value in context.invocation_metadata() or ()}
+
+
+def _in_time(request: Request, context: Context) -> Request:
+    """By the call's deadline, too."""
+    if (left_s := context.time_remaining()) is None:
+        return request
+    left_ns = max(0, round(left_s * 1e9))
+    return replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
+
+
+def _refusing(call: Call) -> Call:
+    """With a status for what is refused."""
+
+    async def answer(asked: Any, context: Context) -> Any:
+        try:
+            return await call(asked, context)
+        except RequestError as error:
+            code = _CODES[HTTPStatus(error.status)]
+            may_retry = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            await context.abort(code, str(error), _SOON if may_retry else ())
+
+    return answer
+
+
+async def start_grpc(calls: Calls, address: str, certificate: Path | None, served: Served, limits: Limits) -> Any:
+    """A server that listens.
+
+    Args:
+        address: whose port this user has reserved (`hw.door.listening.listen`).
+    """
+    largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
+    options = (
+        ("grpc.max_receive_message_length", largest_bytes),
+        ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+    )
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+    server.add_generic_rpc_handlers((calls.handler(),))
+    if certificate is None:
+        server.add_insecure_port(address)
+    else:
+        shown = certificate.read_bytes()  # both are in it
+        server.add_secure_port(address, grpc.ssl_server_credentials([(shown, shown)]))
+    await server.start()
+    return server

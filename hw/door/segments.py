@@ -1,0 +1,324 @@
+"""The log of a server that goes on for days: segments on disk, each of which replays by itself.
+
+A segment is a file of frames, each a length and as many bytes of compressed msgpack. The first is its head, with a
+snapshot of the router's core; the others hold the core's steps since then; one without steps ends it. A full disk or a
+kill may cut off the last frame, and no other. A thread compresses and writes, so the router waits for no disk. Nothing
+that is read can execute code.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time  # noqa: TID251 - old segments go
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+import msgspec
+
+from kit.errors import InputError
+from policies.interfaces import RouterConfig
+from policies.records import LoggedStep
+from policies.router import RouterCore
+from policies.vocabulary import NS_PER_S, RouterCommand, RouterEvent
+
+SUFFIX: Final = ".segment"
+FRAME_BYTES: Final = 1 << 17  # before they are compressed
+FRAME_NS: Final = NS_PER_S  # so much is lost where the router's process is killed
+BACKLOG_BYTES: Final = 1 << 26  # that the disk may be behind by
+_LENGTH: Final = 4
+_SCHEMA: Final = "slimsched.segment/1"
+_ARRAY: Final = b"\xdd"  # msgpack's array of up to 2**32 items, whose number follows
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """How much is kept: of all segments, and of one."""
+
+    total_bytes: float
+    age_s: float
+
+    @property
+    def segment_bytes(self) -> float:
+        """A segment ends when it has so many."""
+        return min(64e6, self.total_bytes / 16)
+
+    @property
+    def segment_ns(self) -> int:
+        """A segment ends when it is so old."""
+        return round(min(900.0, self.age_s / 16) * NS_PER_S)
+
+
+class SegmentHead(msgspec.Struct, frozen=True):
+    """How a segment begins.
+
+    Attributes:
+        served: when the command began to serve (UTC, ISO 8601): segments of one command continue each other.
+        began: the same, of this segment, which is `from_ns` by the run's clock.
+        decides: the router that was obeyed in it.
+        router: the settings of the core.
+        snapshot: of the core; see `RouterCore.snapshot`.
+    """
+
+    schema: str
+    served: str
+    began: str
+    from_ns: int
+    decides: str
+    router: RouterConfig
+    snapshot: bytes
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    now_ns: int
+    event: RouterEvent
+    commands: Sequence[RouterCommand]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head_of = msgspec.msgpack.Decoder(SegmentHead).decode
+_steps_of = msgspec.msgpack.Decoder(list[_Step]).decode
+_END: Final = _ARRAY + bytes(4)  # no steps
+
+
+def _packed(frame: bytes) -> bytes:
+    body = zlib.compress(frame, 1)
+    return len(body).to_bytes(_LENGTH, "little") + body
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+class _File:
+    """A segment as a thread writes it.
+
+    Attributes:
+        bytes: that it has on disk.
+        behind: bytes that were handed over and are not compressed and written yet.
+        problem: why no more is written; empty while all is well.
+    """
+
+    def __init__(self, folder: Path, bounds: LogBounds) -> None:
+        self.bytes = 0
+        self.problem = ""
+        self._folder, self._bounds = folder, bounds
+        self._fd, self._path = -1, folder
+        self._handed = self._done = 0
+
+    @property
+    def behind(self) -> int:
+        return self._handed - self._done
+
+    def hand_over(self, frame: bytes) -> Callable[[], None]:
+        """What the thread is to do with a frame."""
+        self._handed += len(frame)
+        return lambda: self._put(frame)
+
+    def _put(self, frame: bytes) -> None:
+        if not self.problem:
+            try:
+                self._write(frame)
+            except OSError as error:
+                self.problem = error.strerror or str(error)
+            if self.problem or frame == _END:
+                self._close()
+        self._done += len(frame)
+
+    def _write(self, frame: bytes) -> None:
+        if self._fd < 0:
+            self._open()
+        packed = _packed(frame)
+        data = memoryview(packed)
+        while data:
+            data = data[os.write(self._fd, data) :]
+        self.bytes += len(packed)
+
+    def _open(self) -> None:
+        """Make room for it, and make it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        segments = segments_in(self._folder)
+        left_bytes, oldest_s = self._bounds.total_bytes - self._bounds.segment_bytes, time.time() - self._bounds.age_s
+        for segment in reversed(segments):
+            about = segment.stat()
+            left_bytes -= about.st_size
+            if left_bytes < 0 or about.st_mtime < oldest_s:
+                segment.unlink()
+        number = int(segments[-1].stem) + 1 if segments else 1
+        self._path = self._folder / f"{number:08d}{SUFFIX}"
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if not self.bytes:  # it has no head
+                self._path.unlink()
+
+
+class SegmentLog:
+    """Writes a core's steps down, and lets old ones go. Whatever goes wrong with the disk stops it, and nobody else.
+
+    Args:
+        folder: where segments lie.
+        decides: the router that is obeyed now; another one begins a segment.
+        say: takes a line for people when it stops, and when it goes on.
+    """
+
+    def __init__(self, folder: Path, bounds: LogBounds, decides: Callable[[], str], say: Callable[[str], None]) -> None:
+        self._folder, self._bounds, self._decides, self._say = folder, bounds, decides, say
+        self._served, self._decided = _now(), ""
+        self._core: RouterCore | None = None
+        self._file: _File | None = None  # none while it does not write
+        self._frame, self._steps = bytearray(), 0
+        self._now_ns = self._framed_ns = self._until_ns = 0
+        self._has_stopped = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="segments", daemon=True)
+        self._writer.start()
+
+    def _write(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def watch(self, core: RouterCore) -> None:
+        """The first segment begins with this core as it is."""
+        self._core = core
+        self._begin()
+
+    def append(self, now_ns: int, event: RouterEvent, commands: Sequence[RouterCommand]) -> None:
+        """A step of the core."""
+        self._now_ns = now_ns
+        if self._file is not None:
+            _encoder.encode_into(_Step(now_ns, event, commands), self._frame, -1)
+            self._steps += 1
+
+    def caught_up(self) -> None:
+        """The core has done all that was appended, and no more: here a segment may end."""
+        file, now_ns = self._file, self._now_ns
+        if file is not None:
+            if len(self._frame) >= FRAME_BYTES or now_ns >= self._framed_ns + FRAME_NS:
+                self._hand_over(file)
+            self._look_after(file)
+        is_full = file is not None and file.bytes >= self._bounds.segment_bytes
+        if is_full or now_ns >= self._until_ns or self._decides() != self._decided:
+            self._end()
+            self._begin()
+
+    def _look_after(self, file: _File) -> None:
+        problem = file.problem or ("the disk is too slow" if file.behind > BACKLOG_BYTES else "")
+        if problem:
+            self._file = None
+            if not self._has_stopped:
+                left_s = max(0, self._until_ns - self._now_ns) // NS_PER_S
+                self._say(f"{self._folder}: {problem}: nothing is logged; it is tried again in {left_s} s")
+            self._has_stopped = True
+        elif self._has_stopped and file.bytes:
+            self._has_stopped = False
+            self._say(f"{self._folder}: what is served is logged again")
+
+    def _hand_over(self, file: _File) -> None:
+        if self._steps:
+            self._jobs.put(file.hand_over(_ARRAY + self._steps.to_bytes(4, "big") + self._frame))
+        self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
+
+    def _begin(self) -> None:
+        assert self._core is not None, "watch a core first"
+        self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
+        self._until_ns = self._now_ns + self._bounds.segment_ns
+        self._file = _File(self._folder, self._bounds)
+        self._decided = self._decides()
+        config, snapshot = self._core.config, self._core.snapshot()
+        head = SegmentHead(_SCHEMA, self._served, _now(), self._now_ns, self._decided, config, snapshot)
+        self._jobs.put(self._file.hand_over(_encoder.encode(head)))
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._hand_over(self._file)
+            self._jobs.put(self._file.hand_over(_END))
+            self._file = None
+
+    def close(self) -> None:
+        """What was appended is written, if the disk takes it within some seconds."""
+        self._end()
+        self._jobs.put(None)
+        self._writer.join(10.0)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def segments_in(folder: Path) -> list[Path]:
+    """The oldest first."""
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+
+
+class Segment:
+    """One that is read.
+
+    Raises:
+        InputError: it has no head.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.head = _head_of(next(_frames(path), b""))
+        except (msgspec.DecodeError, zlib.error) as error:
+            raise self._damage(error) from None
+        if self.head.schema != _SCHEMA:
+            raise InputError(str(path), "schema", f"allowed is {_SCHEMA!r} (found {self.head.schema!r:.80})")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has an end; else it was cut off, or is being written."""
+        end = _packed(_END)
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - len(end)))
+            return file.read() == end
+
+    def follows(self, before: Segment) -> bool:
+        """Whether nothing is missing between the two, and the same router was obeyed."""
+        one, two = before.head, self.head
+        return before.is_whole and (one.served, one.decides) == (two.served, two.decides)
+
+    def core(self) -> RouterCore:
+        """As it was when the segment began; raises `InputError` where its snapshot is none."""
+        core = RouterCore(self.head.router)
+        try:
+            core.resume(self.head.snapshot)
+        except msgspec.DecodeError as error:
+            raise self._damage(error) from None
+        return core
+
+    def steps(self) -> Iterator[LoggedStep]:
+        """Of the router's core, in their order; raises `InputError` where they are no steps."""
+        frames = _frames(self.path)
+        next(frames)
+        try:
+            for frame in frames:
+                for step in _steps_of(frame):
+                    yield LoggedStep(step.now_ns, "router", step.event, tuple(step.commands))
+        except (msgspec.DecodeError, zlib.error) as error:
+            raise self._damage(error) from None
+
+    def _damage(self, error: Exception) -> InputError:
+        return InputError(str(self.path), "", f"is no segment of a log, or damaged: {error}; remove it")
+
+
+def _frames(path: Path) -> Iterator[bytes]:
+    """One that was cut off is left out."""
+    with path.open("rb") as file:
+        while len(length := file.read(_LENGTH)) == _LENGTH:
+            size = int.from_bytes(length, "little")
+            if len(body := file.read(size)) < size:
+                return
+            yield zlib.decompress(body)

@@ -1,0 +1,332 @@
+"""Clients that speak gRPC through the same door: the network's answers, bad clients, overload, the end."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hw.door import grpc_service
+from hw.door.grpc_service import MESSAGES, SERVICE, read_call
+from hw.door.protocol import JSON_BYTES, RequestError, Served
+from hw.networks.registry import ModelFile
+from hw.router.cluster import HardwareCluster
+from hw.router.server import HardwareServer
+from policies.faults import Supervision
+from policies.vocabulary import NS_PER_S
+from tests.hw.doors import IMAGES, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door
+from tests.hw.worlds import device, knobs
+
+pytestmark = pytest.mark.workers
+
+ONE = IMAGES[:1]
+
+
+@pytest.fixture(scope="module")
+def opened(path: Path) -> Iterator[Door]:
+    servers = [HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0) for i in range(2)]  # the same kernels
+    rules = Supervision(backoff_ns=NS_PER_S // 2)
+    with (
+        HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, supervision=rules) as running,
+        open_door(running) as door,
+    ):
+        yield door
+
+
+@pytest.fixture(scope="module")
+def channel(opened: Door) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(opened.grpc) as found:
+        yield found
+
+
+@pytest.fixture
+def door(opened: Door) -> Iterator[Door]:
+    """The same for every test, with what it has counted since the test began."""
+    opened.before = opened.metrics()
+    yield opened
+    opened.gate.open()
+
+
+def call(
+    channel: grpc.Channel, name: str, token: bytes | None = TOKEN, /, timeout: float = PATIENCE_S, **asked: Any
+) -> Any:
+    """Its answer; of `ModelInfer`, a request may be given as bytes."""
+    body = asked.pop("body", None) or MESSAGES[f"{name}Request"](**asked).SerializeToString()
+    stub = channel.unary_unary(f"/{SERVICE}/{name}", None, MESSAGES[f"{name}Response"].FromString)
+    return stub(body, timeout=timeout, metadata=() if token is None else bearing(token))
+
+
+def bearing(token: bytes) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token.decode()}"),)
+
+
+def asked(images: torch.Tensor, *, is_raw: bool = True, **more: Any) -> dict[str, Any]:
+    """A request for some images."""
+    tensor: dict[str, Any] = {"name": "image", "datatype": "FP32", "shape": list(images.shape)}
+    if is_raw:
+        more["raw_input_contents"] = [images.numpy().tobytes()]
+    else:
+        tensor["contents"] = {"fp32_contents": images.flatten().tolist()}
+    return {"model_name": "tiny", "inputs": [tensor], **more}
+
+
+def refusal(
+    channel: grpc.Channel, name: str = "ModelInfer", token: bytes | None = TOKEN, /, **wanted: Any
+) -> tuple[str, str, str | None]:
+    """Of a call that is refused: status, words, and when to come again."""
+    with pytest.raises(grpc.RpcError) as found:
+        call(channel, name, token, **wanted)
+    error: Any = found.value
+    return error.code().name, error.details(), dict(error.trailing_metadata()).get("grpc-retry-pushback-ms")
+
+
+# ----------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_answers_are_those_over_http_bit_for_bit(door: Door, channel: grpc.Channel, is_raw: bool) -> None:
+    """In the form of the question; of an image that runs alone, for a batch of others may round it otherwise."""
+    reply = call(channel, "ModelInfer", **asked(ONE, is_raw=is_raw, id="mine"))
+    outputs = {each["name"]: each for each in door.infer(ONE)[2]["outputs"]}
+    assert (reply.model_name, reply.model_version, reply.id) == ("tiny", "1", "mine")
+    assert [each.name for each in reply.outputs] == list(outputs)
+    assert len(reply.raw_output_contents) == (len(outputs) if is_raw else 0)
+    for place, output in enumerate(reply.outputs):
+        wanted = outputs[output.name]
+        kind, name = ("<i8", "int64_contents") if output.datatype == "INT64" else ("<f4", "fp32_contents")
+        assert (output.datatype, list(output.shape)) == (wanted["datatype"], wanted["shape"])
+        given = reply.raw_output_contents[place] if is_raw else np.array(getattr(output.contents, name), kind).tobytes()
+        assert given == np.array(wanted["data"], kind).tobytes()
+    assert door.counted("slimsched_requests_total", "OK") == 1
+
+
+def test_pixels_are_normalised_as_over_http(door: Door, channel: grpc.Channel) -> None:
+    """And one output alone comes, where it is wanted."""
+    pixels = np.random.default_rng(5).integers(0, 16, (3, 1, 8, 8), np.uint8)
+    tensor = {"name": "image", "datatype": "UINT8", "shape": [3, 1, 8, 8]}
+    wanted = door.infer(torch.from_numpy((pixels.astype(np.float32) - 2) / 4))[2]["outputs"][1]["data"]
+    for sent in (
+        {"inputs": [tensor], "raw_input_contents": [pixels.tobytes()]},
+        {"inputs": [{**tensor, "contents": {"uint_contents": pixels.ravel().tolist()}}]},
+    ):
+        reply = call(channel, "ModelInfer", model_name="tiny", outputs=[{"name": "scores"}], **sent)
+        (raw,) = reply.raw_output_contents or [np.array(reply.outputs[0].contents.fp32_contents, "<f4").tobytes()]
+        assert np.allclose(np.frombuffer(raw, "<f4"), wanted, atol=1e-4)
+
+
+def test_it_says_what_it_is(channel: grpc.Channel) -> None:
+    """Its health to anybody, the rest to who has a token."""
+    assert call(channel, "ServerLive", None).live
+    assert call(channel, "ServerReady", None).ready
+    assert call(channel, "ModelReady", None, name="tiny", version="1").ready
+    assert call(channel, "ServerMetadata").name == "slimsched"
+    about = call(channel, "ModelMetadata", name="tiny")
+    assert [(each.name, each.datatype, list(each.shape)) for each in about.outputs] == [
+        ("label", "INT64", [-1]),
+        ("scores", "FP32", [-1, 10]),
+        ("widths", "FP32", [-1, 3]),
+    ]
+    for name in ("ServerMetadata", "ModelMetadata", "ModelInfer"):
+        for token in (None, b"guessed"):
+            assert refusal(channel, name, token)[0] == "UNAUTHENTICATED"
+
+
+def test_the_classes_are_those_of_the_text() -> None:
+    """Each field of each message has the number that open_inference.proto says."""
+    folder = Path(grpc_service.__file__).parent
+    text = re.sub(r"//.*", "", (folder / "open_inference.proto").read_text(encoding="utf-8"))
+    fields = sorted((name, int(number)) for name, number in re.findall(r"(\w+) = (\d+);", text))
+
+    def described(message: Any) -> Iterator[tuple[str, int]]:
+        if not message.GetOptions().map_entry:
+            yield from ((field.name, field.number) for field in message.fields)
+            for nested in message.nested_types:
+                yield from described(nested)
+
+    assert sorted(pair for each in MESSAGES.values() for pair in described(each.DESCRIPTOR)) == fields
+    assert re.findall(r"^message (\w+)", text, re.MULTILINE) == list(MESSAGES)
+
+
+# ------------------------------------------------------------------------------------------------------- bad clients
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "image.shape: found [1, 1, 8, 9]": (asked(torch.zeros(1, 1, 8, 9)), "INVALID_ARGUMENT"),
+    "image.shape: found [25, 1, 8, 8], allowed is [1 to 24": (asked(torch.zeros(25, 1, 8, 8)), "INVALID_ARGUMENT"),
+    "holds values that are no finite numbers": (asked(ONE * torch.inf), "INVALID_ARGUMENT"),
+    "raw_input_contents: found 1 of 4 bytes; its shape makes one of 256": (
+        {**asked(ONE), "raw_input_contents": [bytes(4)]}, "INVALID_ARGUMENT",
+    ),
+    "raw_input_contents: found 2 of 256, 256 bytes": (
+        {**asked(ONE), "raw_input_contents": [bytes(256)] * 2}, "INVALID_ARGUMENT",
+    ),
+    "`contents` must be left out": (
+        {**asked(ONE, is_raw=False), "raw_input_contents": [bytes(256)]}, "INVALID_ARGUMENT",
+    ),
+    "image.contents.fp32_contents: found 0 values": ({**asked(ONE), "raw_input_contents": []}, "INVALID_ARGUMENT"),
+    "image.contents.uint_contents: allowed are 0 to 255": (
+        {"model_name": "tiny", "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 1, 8, 8],
+                                           "contents": {"uint_contents": [256] * 64}}]}, "INVALID_ARGUMENT",
+    ),
+    "parameters.timeout: found 'soon'": (
+        asked(ONE, parameters={"timeout": {"string_param": "soon"}}), "INVALID_ARGUMENT",
+    ),
+    "outputs: found 'x'": (asked(ONE, outputs=[{"name": "x"}]), "INVALID_ARGUMENT"),
+    "inputs: found []": ({"model_name": "tiny"}, "INVALID_ARGUMENT"),
+    "is no ModelInferRequest": ({"body": b"\xff"}, "INVALID_ARGUMENT"),
+    "nothing is at other/; the model is tiny": (asked(ONE) | {"model_name": "other"}, "NOT_FOUND"),
+    "nothing is at tiny/7": (asked(ONE, model_version="7"), "NOT_FOUND"),
+    "arger": (asked(ONE) | {"body": bytes(1 << 20)}, "RESOURCE_EXHAUSTED"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", WRONG)
+def test_bad_clients_hear_what_is_wrong_and_harm_nobody(door: Door, channel: grpc.Channel, problem: str) -> None:
+    wanted, status = WRONG[problem]
+    code, words, _ = refusal(channel, **wanted)
+    assert code == status
+    assert problem in words
+    assert len(call(channel, "ModelInfer", **asked(ONE)).outputs) == 3
+    door.until_inside(0)
+
+
+def test_what_grows_when_it_is_read_is_not_read(opened: Door) -> None:
+    """Nor a message that never comes."""
+    with grpc.insecure_channel(opened.grpc, compression=grpc.Compression.Gzip) as zipping:
+        assert refusal(zipping, **asked(torch.zeros(4, 1, 8, 8)))[0] in ("UNIMPLEMENTED", "INTERNAL")
+    waits = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        waits.wait(PATIENCE_S)
+        yield from ()
+
+    with grpc.insecure_channel(opened.grpc) as slow:
+        told = slow.stream_unary(f"/{SERVICE}/ModelInfer").future(nothing(), metadata=bearing(TOKEN)).exception()
+        waits.set()
+    assert (told.code().name, told.details()) == ("DEADLINE_EXCEEDED", "the message took more than 0.5 s")
+
+
+SERVED = Served("m", (3, 2, 2), 2, 4, (10.0, 20.0, 30.0), (2.0, 4.0, 8.0), most=8)
+
+
+@given(st.binary(max_size=300), st.sampled_from(["FP32", "UINT8", "x"]), st.lists(st.integers(-9, 9), max_size=5))
+def test_any_tensor_is_read_or_refused(raw: bytes, datatype: str, shape: list[int]) -> None:
+    tensor = {"name": "image", "datatype": datatype, "shape": shape}
+    for sent in ({"raw_input_contents": [raw]}, {}, {"raw_input_contents": [raw, raw]}):
+        with suppress(RequestError):
+            read = read_call(MESSAGES["ModelInferRequest"](inputs=[tensor], **sent), 1, SERVED)
+            assert read.images.shape[1] == 12
+
+
+def test_a_class_is_named_as_over_http() -> None:
+    served, tensor = replace(SERVED, request_classes=("gold", "silver")), asked(torch.zeros(1, 3, 2, 2))
+    for more, number in (({}, 0), ({"parameters": {"class": {"string_param": "silver"}}}, 1)):
+        assert read_call(MESSAGES["ModelInferRequest"](**tensor, **more), 1, served).service_class == number
+    wrong = MESSAGES["ModelInferRequest"](**tensor, parameters={"class": {"string_param": "lead"}})
+    with pytest.raises(RequestError, match=r"parameters\.class: found 'lead', allowed are gold, silver"):
+        read_call(wrong, 1, served)
+
+
+def test_large_images_come_raw() -> None:
+    """As those over HTTP come in binary."""
+    message = MESSAGES["ModelInferRequest"](inputs=[{"name": "image"}])
+    with pytest.raises(RequestError, match=f"without raw_input_contents, allowed are {JSON_BYTES}"):
+        read_call(message, JSON_BYTES + 1, SERVED)
+
+
+# ---------------------------------------------------------------------------------------------------------- overload
+
+
+def test_no_more_are_let_in_than_fit(door: Door, channel: grpc.Channel) -> None:
+    """Together with those over HTTP, and with when to come again."""
+    door.gate.close()
+    with ThreadPoolExecutor(2) as clients:
+        inside = clients.submit(door.infer, IMAGES[:20])
+        door.until_inside(20)
+        assert refusal(channel, **asked(IMAGES[:5])) == ("RESOURCE_EXHAUSTED", "full: 20 images are inside", "1000")
+        by_modest = clients.submit(call, channel, "ModelInfer", MODEST, **asked(IMAGES[:3]))
+        door.until_inside(23)
+        told = refusal(channel, "ModelInfer", MODEST, **asked(ONE))
+        assert told == ("RESOURCE_EXHAUSTED", "full: 3 images of this token are inside, allowed are 3", "1000")
+        door.gate.open()
+        assert inside.result()[0] == 200
+        assert len(by_modest.result().outputs) == 3
+    assert door.counted("slimsched_images_refused_total", "full") == 5
+    assert door.counted("slimsched_images_refused_total", "token") == 1
+    assert door.counted("slimsched_requests_total", "RESOURCE_EXHAUSTED") == 2
+
+
+def test_the_calls_deadline_is_the_requests(door: Door, channel: grpc.Channel) -> None:
+    """Or the parameter's, where that is sooner; what still waits is given up."""
+    door.gate.close()
+    passes = door.passes()
+    assert refusal(channel, timeout=0.1, **asked(IMAGES[:8]))[0] == "DEADLINE_EXCEEDED"
+    door.until(lambda: door.counted("slimsched_images_failed_total", "deadline") == 8)
+    sooner = asked(IMAGES[:8], parameters={"timeout": {"int64_param": 150_000}})
+    assert refusal(channel, **sooner)[:2] == ("DEADLINE_EXCEEDED", "no answer within 0.15 s")
+    assert door.counted("slimsched_requests_total", "DEADLINE_EXCEEDED") == 2
+    told = refusal(channel, timeout=0.05, **asked(ONE))
+    assert told[0] == "RESOURCE_EXHAUSTED", "what is inside takes longer"
+    door.gate.open()
+    door.until_inside(0)
+    assert door.passes() - passes < 16 * len(WIDTHS)
+    assert len(call(channel, "ModelInfer", **asked(IMAGES[:8])).outputs) == 3
+
+
+def test_who_has_left_costs_no_more_than_a_segment(door: Door, channel: grpc.Channel) -> None:
+    passes = door.passes()
+    door.gate.close()
+    body = MESSAGES["ModelInferRequest"](**asked(IMAGES[:8])).SerializeToString()
+    stub = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+    leaving = stub.future(body, metadata=bearing(TOKEN))
+    door.until_inside(8)
+    leaving.cancel()
+    door.until(lambda: door.counted("slimsched_images_failed_total", "client_left") == 8)
+    door.gate.open()
+    door.until_inside(0)
+    assert door.passes() - passes <= 8
+    (clients,) = door.traffic
+    assert not clients._request_in
+
+
+# ------------------------------------------------------------------------------------------------- deaths and the end
+
+
+def test_another_ingress_listens_at_the_same_port(door: Door, channel: grpc.Channel) -> None:
+    (clients,) = door.traffic
+    clients._ingress._process.kill()
+    door.until(lambda: door.ask("GET", "/v2/health/ready")[0] == 200)
+    door.until(lambda: _is_ready(channel))
+    assert len(call(channel, "ModelInfer", **asked(IMAGES)).outputs) == 3
+
+
+def _is_ready(channel: grpc.Channel) -> bool:
+    try:
+        return bool(call(channel, "ServerReady").ready)
+    except grpc.RpcError:
+        return False
+
+
+def test_at_the_end_all_that_were_accepted_are_answered(door: Door, channel: grpc.Channel) -> None:
+    """No other is accepted from then on, and nobody's answer is cut off."""
+    door.gate.close()
+    with ThreadPoolExecutor(SLOTS) as clients:
+        accepted = [clients.submit(call, channel, "ModelInfer", **asked(image[None])) for image in IMAGES]
+        door.until_inside(SLOTS)
+        door.stop.set()
+        door.until(door.decides_and_is_not_ready)
+        assert refusal(channel, **asked(ONE)) == ("UNAVAILABLE", "draining: nothing is accepted now", "1000")
+        door.gate.open()
+        assert [len(each.result().outputs) for each in accepted] == [3] * SLOTS
+    assert door.end.result(PATIENCE_S).in_flight == 0

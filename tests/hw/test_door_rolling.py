@@ -1,0 +1,118 @@
+"""A new model takes over while clients are served by real processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hw.networks.registry import ModelFile, save_model
+from hw.networks.slimresnet import SlimResNet
+from hw.router.cluster import HardwareCluster
+from hw.router.rolling import NewModel
+from hw.router.server import HardwareServer
+from policies.faults import Supervision
+from policies.vocabulary import NS_PER_S
+from tests.hw.doors import IMAGES, PATIENCE_S, WIDTHS, Door, open_door
+from tests.hw.worlds import TINY, device, knobs
+
+pytestmark = pytest.mark.workers
+
+FIRST, NEXT = "1", "next"
+
+
+@pytest.fixture(scope="module")
+def door(path: Path) -> Iterator[Door]:
+    servers = [HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0) for i in range(2)]
+    rules = Supervision(backoff_ns=NS_PER_S // 2)
+    with (
+        HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, supervision=rules) as running,
+        open_door(running) as opened,
+    ):
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[SlimResNet, Path]:
+    torch.manual_seed(77)
+    model, path = SlimResNet(TINY).eval(), tmp_path_factory.mktemp("new") / "next.safetensors"
+    save_model(path, model, "tiny", {})
+    return model, path
+
+
+class Client(threading.Thread):
+    """Asks for two images at a time, until it is stopped."""
+
+    def __init__(self, door: Door, place: int) -> None:
+        super().__init__()
+        self.door, self.place = door, place
+        self.stops = threading.Event()
+        self.heard: list[tuple[int, dict[str, Any]]] = []
+
+    def run(self) -> None:
+        while not self.stops.is_set():
+            status, _, answer = self.door.infer(IMAGES[self.place : self.place + 2])
+            self.heard.append((status, answer))
+
+
+def order(door: Door, path: Path, told: list[str], version: str = NEXT) -> NewModel:
+    def took_over() -> None:
+        door.ingress.serve_model(version, ())
+        told.append("took over")
+
+    return NewModel(door.cluster.starts_of(ModelFile(path)), door.gate, (), took_over, told.append)
+
+
+def test_what_cant_start_changes_nothing(door: Door, tmp_path: Path) -> None:
+    broken, told = tmp_path / "broken.safetensors", list[str]()
+    broken.write_bytes(b"no model")
+    pids = [slot.agent.pid for slot in door.cluster.slots]
+    door.orders.append(order(door, broken, told))
+    door.until(lambda: bool(told))
+    assert "broken.safetensors" in told[0]
+    assert [slot.agent.pid for slot in door.cluster.slots] == pids
+    assert door.infer(IMAGES)[2]["model_version"] == FIRST
+
+
+def test_a_new_model_takes_over_and_nobody_is_lost(
+    door: Door, model: SlimResNet, other: tuple[SlimResNet, Path]
+) -> None:
+    """Every answer is all of the model that it names, both were heard, and who restarts has the new one."""
+    wanted = {FIRST: model(IMAGES, WIDTHS).detach().numpy(), NEXT: other[0](IMAGES, WIDTHS).detach().numpy()}
+    assert np.abs(wanted[FIRST] - wanted[NEXT]).max(1).min() > 0.01
+    told = list[str]()
+    clients = [Client(door, 2 * place) for place in range(8)]
+    for client in clients:
+        client.start()
+    door.until(lambda: all(client.heard for client in clients))
+    door.orders.append(order(door, other[1], told))
+    door.until(lambda: bool(told))
+    after = [len(client.heard) for client in clients]
+    door.until(lambda: all(len(client.heard) > count + 1 for client, count in zip(clients, after, strict=True)))
+    killed = door.cluster.slots[0].agent
+    killed.kill()
+    door.until(lambda: door.cluster.slots[0].agent is not killed)
+    door.until(lambda: door.metrics()["slimsched_server_up", "server0"] == 1)
+    for client in clients:
+        client.stops.set()
+        client.join(PATIENCE_S)
+    assert told == ["took over"]
+    assert {status for client in clients for status, _ in client.heard} == {200}
+    for client in clients:
+        versions = [answer["model_version"] for _, answer in client.heard]
+        assert versions == sorted(versions, key=[FIRST, NEXT].index)
+        for version, (_, answer) in zip(versions, client.heard, strict=True):
+            scores = next(each for each in answer["outputs"] if each["name"] == "scores")
+            found = np.array(scores["data"]).reshape(scores["shape"])
+            assert np.allclose(found, wanted[version][client.place : client.place + 2], atol=1e-4)
+    assert {answer["model_version"] for client in clients for _, answer in client.heard} == {FIRST, NEXT}
+
+
+def test_a_version_that_is_gone_is_not_there(door: Door) -> None:
+    for version, status in ((FIRST, 404), (NEXT, 200)):
+        assert door.ask("GET", f"/v2/models/tiny/versions/{version}")[0] == status

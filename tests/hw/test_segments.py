@@ -1,0 +1,165 @@
+"""The log of a server that goes on for days: bounded, each segment by itself, and no business of those it serves."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from hw.door import segments
+from hw.door.segments import LogBounds, Segment, SegmentLog, segments_in
+from kit.errors import InputError
+from policies.records import LoggedStep
+from policies.replay import replay_through
+from policies.router import RouterCore
+from scenarios.runs.folder import SERVED, RunFolder
+from scenarios.runs.replays import replay_served
+from tests import worlds
+
+SPEC = worlds.cluster()
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[LoggedStep]:
+    """A router's, of a server that is never idle: more comes than it carries."""
+    _, record = worlds.simulate(SPEC, worlds.run(SPEC, worlds.poisson_s(1000, 2.0), 2.0, end="cut", keep_log=True))
+    found = [step for step in record.log if step.core == "router"]
+    assert len(found) > 3000
+    return found
+
+
+class Server:
+    """A core and its log."""
+
+    def __init__(self, folder: Path, total_bytes: float = 1e9, age_s: float = 1e6) -> None:
+        self.said: list[str] = []
+        self.core = RouterCore(SPEC.router)
+        self.log = SegmentLog(folder / SERVED, LogBounds(total_bytes, age_s), lambda: "jsq", self.said.append)
+        self.log.watch(self.core)
+
+    def serve(self, steps: Sequence[LoggedStep]) -> None:
+        """The disk keeps pace."""
+        for number, step in enumerate(steps):
+            event: Any = step.event
+            commands = self.core.handle(event, step.now_ns)
+            assert tuple(commands) == step.commands
+            self.log.append(step.now_ns, event, commands)
+            if number % 5 == 0:
+                self.log.caught_up()
+            if number % 50 == 0:
+                self.let_write()
+        self.log.caught_up()
+
+    def let_write(self) -> None:
+        done = Event()
+        self.log._jobs.put(done.set)
+        assert done.wait(60)
+
+
+def logged(folder: Path) -> list[Segment]:
+    return [Segment(path) for path in segments_in(folder / SERVED)]
+
+
+def test_every_segment_replays_by_itself_and_all_of_them_make_the_log(tmp_path: Path, steps: list[LoggedStep]) -> None:
+    """Wherever they were cut, on a server that is never idle."""
+    server = Server(tmp_path, age_s=16 * 0.1)
+    server.serve(steps)
+    server.log.close()
+    found = logged(tmp_path)
+    assert len(found) > 10
+    assert [step for segment in found for step in segment.steps()] == steps
+    assert min(len(segment.core()._requests) for segment in found[1:]) > 0
+    for segment in reversed(found):
+        assert replay_through({"router": segment.core()}, segment.steps()) is None
+        assert segment.is_whole
+        assert segment.head.decides == "jsq"
+    (run,) = replay_served(RunFolder(tmp_path)).values()
+    assert (run["problems"], sum(log["steps"] for log in run["logs"])) == ([], len(steps))
+    found[1].path.write_bytes(found[2].path.read_bytes())
+    (run,) = replay_served(RunFolder(tmp_path)).values()
+    assert run["problems"] == [
+        f"{SERVED}/{found[place].path.name}: it begins with another core than the segment before has left"
+        for place in (1, 2)
+    ]
+
+
+def test_old_segments_go_by_bytes_and_by_age(tmp_path: Path, steps: list[LoggedStep]) -> None:
+    """The newest are those that stay."""
+    server = Server(tmp_path, total_bytes=40_000)
+    server.serve(steps)
+    server.log.close()
+    found = segments_in(tmp_path / SERVED)
+    frame_bytes = max(path.stat().st_size for path in found)  # a segment ends with the frame that fills it
+    assert 20_000 < sum(path.stat().st_size for path in found) <= 40_000 + frame_bytes
+    assert int(found[0].stem) > 1
+    assert next(iter(Segment(found[-1]).steps())) in steps
+    os.utime(found[0], (0, 0))
+    Server(tmp_path, age_s=3600.0).log.close()
+    assert [path.name for path in segments_in(tmp_path / SERVED)][:-1] == [path.name for path in found[1:]]
+
+
+def test_a_full_disk_stops_the_log_and_nothing_else(
+    tmp_path: Path, steps: list[LoggedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line is said when it stops and one when it goes on; what was written until then replays."""
+    left, write = [9000], os.write
+
+    def full(fd: int, data: memoryview) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(fd, data[: left[0]])
+        left[0] -= written
+        return written
+
+    server, half = Server(tmp_path, age_s=16 * 0.4), len(steps) // 2
+    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
+    server.serve(steps[:half])
+    (line,) = server.said
+    assert line.startswith(f"{tmp_path / SERVED}: No space left on device: nothing is logged; it is tried again in ")
+    left[0] = 1 << 30
+    server.serve(steps[half:])
+    server.log.close()
+    assert server.said[1:] == [f"{tmp_path / SERVED}: what is served is logged again"]
+    (run,) = replay_served(RunFolder(tmp_path)).values()
+    assert run["problems"] == []
+    assert [log["of"].endswith("cut off at its end") for log in run["logs"][:2]] == [True, False]
+    assert 100 < run["logs"][0]["steps"] < half
+    assert sum(log["steps"] for log in run["logs"][1:]) > half / 2
+
+
+def test_a_disk_that_is_too_slow_stops_the_log(
+    tmp_path: Path, steps: list[LoggedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more waits for it in memory than is allowed."""
+    server, may_write = Server(tmp_path), Event()
+    monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
+    monkeypatch.setattr(segments, "BACKLOG_BYTES", 100_000)
+    monkeypatch.setattr(Server, "let_write", lambda self: None)
+    server.log._jobs.put(may_write.wait)  # type: ignore[arg-type]
+    server.serve(steps)
+    assert [": the disk is too slow: nothing is logged" in line for line in server.said] == [True]
+    may_write.set()
+    server.log.close()
+    (segment,) = logged(tmp_path)
+    assert replay_through({"router": segment.core()}, segment.steps()) is None
+    assert not segment.is_whole
+
+
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.3, 0.7])
+def test_a_damaged_segment_is_told(tmp_path: Path, steps: list[LoggedStep], place: float) -> None:
+    server = Server(tmp_path)
+    server.serve(steps)
+    server.log.close()
+    (path,) = segments_in(tmp_path / SERVED)
+    data = bytearray(path.read_bytes())
+    at = 6 + int(place * len(data))
+    data[at : at + 40] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"00000001\.segment: is no segment of a log, or damaged: .*; remove it"):
+        list(Segment(path).steps())

@@ -1,0 +1,276 @@
+"""Classes of requests: what follows from their definition, in simulation, in the bound and in the figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hw.host.clock import RunClock
+from hw.router.run_spec import HardwareRun
+from hw.router.traffic import PlannedTraffic
+from kit.chance import stream
+from kit.errors import InputError
+from policies.names import make_router
+from policies.router import RouterCore
+from policies.rules.specs import FixedRule
+from policies.vocabulary import RequestArrived, SendBlock
+from scenarios.files.reading import load_scenario
+from scenarios.gym import make_env
+from scenarios.learn.train import require_one_class
+from scenarios.metrics.ranking import Promise, RankedRouter
+from scenarios.metrics.result import Result
+from scenarios.metrics.slo import ClassPromise, Judged, Slo, SloDocument, attainment_of
+from scenarios.runs.bound import FluidModel
+from scenarios.runs.capacity import RateReading
+from scenarios.runs.simulate import simulate_metrics
+from scenarios.world.materials import default_folder, make_world
+from scenarios.world.world import World
+from sim.cluster import RunSpec, Simulation
+from sim.compiled.simulation import CompiledSimulation
+from slimsched.cli import main
+from tests import worlds
+from tests.parity.compare import difference
+from tests.parity.scenarios import Scenario
+
+SHIPPED = Path("scenarios/classes.yaml")
+
+
+def world(**changes: Any) -> World:
+    return of(SHIPPED, changes)
+
+
+def of(path: Path, changes: dict[str, Any]) -> World:
+    scenario = load_scenario(path, changes)
+    return make_world(scenario, default_folder(scenario))
+
+
+def classes(*floors: float | None, **more: Any) -> list[dict[str, Any]]:
+    """As many as there are floors, of equal shares."""
+    return [{"name": f"c{n}", "share": 1 / len(floors), "floor": floor, **more} for n, floor in enumerate(floors)]
+
+
+@lru_cache
+def served(seed: int = 2) -> Result:
+    given = world(duration_s=120.0, warmup_s=10.0)
+    return simulate_metrics(given, given.router("compass"), "compass", seed, engine="compiled")
+
+
+# --------------------------------------------------------------------------------------------------------- conservation
+
+
+def test_classes_add_up_to_the_whole() -> None:
+    found = served()
+    parts = found["classes"].values()
+    for key in found["images"]:
+        assert sum(each["images"][key] for each in parts) == found["images"][key]  # type: ignore[literal-required]
+    assert sum(each["throughput_img_s"] for each in parts) == pytest.approx(found["throughput_img_s"])
+    of_both = [each["throughput_img_s"] * (each["expected_accuracy"] or 0.0) for each in parts]
+    assert sum(of_both) / found["throughput_img_s"] == pytest.approx(found["expected_accuracy"], abs=1e-4)
+    assert max(each["latency_s"]["max"] or 0.0 for each in parts) == found["latency_s"]["max"]
+
+
+def test_each_class_is_about_as_accurate_as_it_is_promised() -> None:
+    """And not as the other one is: by its own images, whatever the mean of all is."""
+    gold, bronze = served()["classes"].values()
+    assert gold["expected_accuracy"] == pytest.approx(0.76, abs=0.003)
+    assert bronze["expected_accuracy"] == pytest.approx(0.74, abs=0.003)
+
+
+def test_shares_are_drawn_beside_the_arrivals() -> None:
+    """A scenario without classes has the same arrivals."""
+    given, plain = world(), world(classes=[])
+    run, other = given.run_spec(5), plain.run_spec(5)
+    assert np.array_equal(run.arrivals_ns, other.arrivals_ns)
+    assert other.classes is None
+    assert run.classes is not None
+    unequal = world(classes=[{"name": "a", "share": 0.1}, {"name": "b", "share": 0.3}, {"name": "c", "share": 0.6}])
+    drawn = unequal.class_of(5, 100_000)
+    assert drawn is not None
+    assert np.bincount(drawn) / 1e5 == pytest.approx([0.1, 0.3, 0.6], abs=0.01)
+
+
+# ------------------------------------------------------------------------------------------------------ classes alike
+
+
+def simulated(config: dict[str, Any], run: dict[str, Any], router: str = "jsq") -> tuple[Any, Any]:
+    """A busy run on both engines."""
+    profiles = [worlds.profile(name, speed=speed) for name, speed in (("a", 1.0), ("b", 0.5))]
+    spec = worlds.cluster(profiles, router=config)
+    its = worlds.run(spec, worlds.poisson_s(400, 0.5), 0.5, **run)
+    records = []
+    for engine in (Simulation, CompiledSimulation):
+        policy = make_router(router, Scenario("alike", spec, its).context())
+        records.append(engine(spec, its).run(policy, np.random.default_rng(3)))
+    assert difference(records[0], records[1], "record") is None
+    return records[0], its
+
+
+def without_heads(record: Any) -> Any:
+    return replace(record, blocks=tuple((each.decision, each.server, each.ended_ns) for each in record.blocks))
+
+
+def test_two_classes_alike_are_one_where_a_block_is_one_image() -> None:
+    """Which line a request waits in is all that they change; the oldest goes first, whosoever it is."""
+    names = {"groups": (1,), "classes": ("gold", "bronze")}
+    mixed = np.random.default_rng(1).integers(0, 2, len(worlds.poisson_s(400, 0.5)))
+    for router in ("jsq", "ladder:2,4", "shortest-delay"):
+        one, _ = simulated({"groups": (1,)}, {}, router)
+        two, _ = simulated(names, {"classes": mixed, "deadlines_ns": (None, None)}, router)
+        assert without_heads(one) == without_heads(two)
+        assert {each.head.service_class for each in two.blocks} == {0, 1}
+
+
+def test_a_single_class_is_none() -> None:
+    """Bit for bit, with its floor as the scenario's."""
+    plain = of(Path("scenarios/main-mmpp-10g.yaml"), {"duration_s": 20.0})
+    single = world(classes=[{"name": "all", "share": 1.0, "floor": 0.753}], duration_s=20.0)
+    records = []
+    for each in (plain, single):
+        run = each.run_spec(3, detail=False)
+        policy = each.router("compass")
+        records.append(CompiledSimulation(each.cluster, run).run(policy, stream(3, "router:compass")))
+    assert records[0] == records[1]
+
+
+def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
+    """A batch runs at one width, so nobody in it is less accurate than its block was to be."""
+    mixed = np.arange(len(worlds.poisson_s(400, 0.5))) % 2
+    names, run = {"classes": ("gold", "bronze")}, {"classes": mixed, "deadlines_ns": (None, None)}
+    spec = worlds.cluster([worlds.profile()], router=names)
+    its: RunSpec = worlds.run(spec, worlds.poisson_s(400, 0.5), 0.5, keep_log=True, **run)
+    simulation = Simulation(spec, its)
+    record = simulation.run(make_router("jsq", Scenario("x", spec, its).context()), np.random.default_rng(3))
+    assert isinstance(simulation.router, RouterCore)
+    blocks = [command.block for step in record.log for command in step.commands if isinstance(command, SendBlock)]
+    assert {len({int(mixed[request]) for request in block.requests}) for block in blocks} == {1}
+    assert max(each.size for each in record.batches) > max(len(block.requests) for block in blocks) / 2
+
+
+# ----------------------------------------------------------------------------------------------- the bound and capacity
+
+
+def test_the_bound_of_classes_alike_is_that_of_one() -> None:
+    alike = world(classes=classes(0.75, 0.75, 0.75))
+    one, three = FluidModel(alike), FluidModel(alike, classes=alike.scenario.classes)
+    assert three.capacity_img_s() == pytest.approx(one.capacity_img_s(0.75), rel=1e-6)
+    assert three.latency_s(0.75, 1000.0) == pytest.approx(one.latency_s(0.75, 1000.0), rel=1e-6)
+    assert three.energy_j(0.75, 1000.0) == pytest.approx(one.energy_j(0.75, 1000.0), rel=1e-6)
+
+
+def test_classes_carry_what_their_shares_cost() -> None:
+    """Where one device is full, times add up: the rate is the harmonic mean, by share, of those of each class alone."""
+    given = world()
+    model = FluidModel(given, classes=given.scenario.classes)
+    strict, loose = (FluidModel(given).capacity_img_s(floor) for floor in (0.76, 0.74))
+    assert model.capacity_img_s() == pytest.approx(1 / (0.5 / strict + 0.5 / loose), rel=0.005)
+    assert model.capacity_img_s() > 1.4 * strict
+
+
+def test_a_rate_is_carried_where_every_class_is_kept_what_it_is_promised() -> None:
+    slo = Slo(classes=(Slo(0.76, 0.05), Slo(None, 0.1)))
+    good, slow, poor = RateReading(True, 0.04, 0.77), RateReading(True, 0.09, 0.77), RateReading(True, 0.04, 0.7)
+    assert RateReading(True, classes=(good, slow)).keeps(slo)
+    assert not RateReading(False, classes=(good, slow)).keeps(slo)
+    assert not RateReading(True, classes=(slow, good)).keeps(slo)
+    assert not RateReading(True, classes=(poor, good)).keeps(slo)
+
+
+def test_who_breaks_a_class_floor_cannot_win() -> None:
+    """However accurate it is on the whole; a floor is kept to a tenth of a point."""
+    slo = SloDocument(floor=None, p99_limit_s=None, window_s=10.0, windows=3)
+    slo["classes"] = {name: ClassPromise(floor=floor, p99_limit_s=None) for name, floor in (("a", 0.76), ("b", None))}
+    promise = Promise.of(slo)
+    for accuracy, misses in ((0.76, False), (0.7591, False), (0.758, True)):
+        one = RankedRouter("x", 0.99, 0.01, {0: 0.01}, {"a": accuracy, "b": 0.1})
+        assert promise.missed_by(one) is misses
+
+
+def test_a_plan_of_arrivals_has_each_ones_class_and_deadline() -> None:
+    core = RouterCore(worlds.cluster([worlds.profile()], router={"classes": ("gold", "bronze")}).router)
+    run = HardwareRun(
+        np.array([5, 5, 9]), np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 100,
+        deadlines_ns=(None, 40), classes=np.array([1, 0, 1]),
+    )  # fmt: skip
+    traffic = PlannedTraffic(run, core, RunClock(lambda: 0))
+    arrived = [traffic.take(at_ns)[0] for at_ns in (6, 6, 9)]
+    assert arrived == [RequestArrived(0, 45, 1), RequestArrived(1, None, 0), RequestArrived(2, 49, 1)]
+
+
+def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -> None:
+    def judged_of(*kept: int, counts: tuple[int, ...] = (1, 1, 1, 1)) -> tuple[Judged, Judged, None]:
+        judged = Judged(np.array(kept, np.bool_), np.array(counts, np.bool_))
+        return judged, judged, None
+
+    found = attainment_of([judged_of(1, 1, 0, 1), judged_of(1, 0, 1, 0, counts=(1, 1, 1, 0)), (None, None, None)])
+    assert found == {"both": 0.5, "floor": 0.5, "p99_limit": None}
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"classes": classes(0.7, 0.8, name="same")}, "given twice"),
+        ({"classes": [{"name": "a", "share": 0.5}]}, "must make 1"),
+        ({"slo.floor": 0.7}, "slo.floor is given beside classes"),
+        ({"slo.schedule": [{"at_s": 5.0, "floor": 0.7}]}, "slo.schedule is given beside classes"),
+        ({"tuning.floor": 0.7}, "tuning.floor is given beside classes"),
+        ({"shed": True}, "shed needs a deadline_s"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        load_scenario(SHIPPED, changes)
+
+
+def test_a_class_may_have_the_only_deadline() -> None:
+    found = load_scenario(SHIPPED, {"shed": True, "classes.0.deadline_s": 0.1, "deadline_s": None})
+    assert found.deadlines_s == (0.1, None)
+
+
+def test_a_floor_that_no_tuple_has_names_its_class() -> None:
+    with pytest.raises(InputError, match=r"classes\.1\.floor: is 0\.9"):
+        world(classes=classes(0.7, 0.9))
+
+
+def test_a_fixed_rule_names_every_class() -> None:
+    context = world().context
+    full: tuple[float, ...] = (1.0,) * 4
+    for tuples in ({"gold": full}, {"gold": full, "bronze": full, "tin": full}):
+        with pytest.raises(InputError, match="the scenario's classes are gold, bronze"):
+            FixedRule(tuples=tuples).make(context)
+    with pytest.raises(ValueError, match="both given"):
+        FixedRule(tuple=full, tuples={"gold": full})
+
+
+def test_who_knows_no_classes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="are trained without classes"):
+        require_one_class(world())
+    with pytest.raises(InputError, match="shows no classes"):
+        make_env(SHIPPED)
+    assert main(["plan", str(SHIPPED)]) == 2
+    assert "a plan knows no classes" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def test_tables_have_a_line_for_each_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ["--set", "duration_s=3", "--set", "warmup_s=1"]
+    assert main(["simulate", str(SHIPPED), "--router", "compass", *short]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith(("gold", "bronze"))][:2] == [
+        ["gold", "76.00"],
+        ["bronze", "74.00"],
+    ]
+    out = ["--out", str(tmp_path / "run")]
+    assert main(["compare", str(SHIPPED), "-r", "sticky", "-r", "compass", "-s", "1", "-s", "2", *short, *out]) == 0
+    assert sum(line.split()[1:2] == ["gold"] for line in capsys.readouterr().out.splitlines()) >= 2
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "bronze" in (tmp_path / "run" / "report.html").read_text()
