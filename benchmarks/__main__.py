@@ -286,6 +286,35 @@ def _advised_slurm(*, out: Path = Path("runs/advised-slurm"), guard: float = 150
     print(json.dumps(advised_slurm.measure(out, guard, every), indent=1))
 
 
+@app.command(name="serving")
+def _serving(
+    *,
+    only: Names = ("added", "saturated", "overload", "memory", "faults", "fuzz"),
+    seconds: float = 10.0,
+    scenario: str = "quickstart",
+    folder: Path = Path("runs/quickstart"),
+    router: str = "tuned:compass",
+    rivals: Path = Path("runs/rivals"),
+    json: Path = Path("runs/serving.jsonl"),
+) -> None:
+    """What `slimsched serve` costs and withstands, as ratios in one run beside their goals.
+
+    Args:
+        only: these; there are `soak` (an hour: `--seconds 3600`) and `rivals`, too.
+        seconds: of each load; where there are fewer than ten, fewer images and fuzzed requests are sent.
+        scenario: whose network is served on this machine's devices.
+        folder: its run folder, with profiles and routers.
+        router: that decides as shipped.
+        rivals: their environment; benchmarks/serving/rivals.py says how to make it.
+        json: where rows are kept.
+    """
+    from benchmarks.serving.measuring import measure  # the extra `serve` is opened
+    from benchmarks.serving.stand import Stand
+
+    with terminated_as_interrupted():  # servers end, too
+        print(measure(only, Stand(scenario, folder, router, seconds), rivals, json))
+
+
 @app.command(name="paper-table")
 def _paper_table() -> None:
     """Print the paper's Tables I and II, completed to all 256 width tuples."""

@@ -51,6 +51,11 @@ async def _send(response: Response, scope: Message, send: Send, more: Mapping[st
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
 
 
+async def crowded(scope: Message, receive: Receive, send: Send) -> None:
+    """An application for those who come when too many have connections."""
+    await _send(_error(503, "full: too many connections are open", _CLOSE), scope, send, {})
+
+
 async def starting(scope: Message, receive: Receive, send: Send) -> None:
     """The ASGI application before anybody can be served."""
     is_live = scope["path"] == _LIVE
@@ -138,16 +143,19 @@ class App:
             await asyncio.wait((answers, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not answers.done():
                 raise _GoneError
-            body, length = write_answer(request, answers.result(), self._served)
+            found = answers.result()
+            body, length = write_answer(request, found, self._served)
         except RequestError as error:
             is_end = error.status == HTTPStatus.SERVICE_UNAVAILABLE
             return _error(error.status, str(error), *((_CLOSE,) if is_end else ()))
         finally:
             answers.cancel()
             leaving.cancel()
+        timing = ("server-timing", f"router;dur={max(answer.took_ns for answer in found) / 1e6:.3f}")
         if length is None:
-            return Response(200, body)
-        return Response(200, body, "application/octet-stream", (("inference-header-content-length", str(length)),))
+            return Response(200, body, headers=(timing,))
+        head = ("inference-header-content-length", str(length))
+        return Response(200, body, "application/octet-stream", (head, timing))
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         """The whole of it, within the limits."""

@@ -136,8 +136,8 @@ class Bridge:
             return
         for word in words:
             match word:
-                case Answered(slot, label, widths, scores):
-                    self._release(slot).answer(slot, Answer(label, widths, scores, self.served.version))
+                case Answered(slot, label, widths, scores, took_ns):
+                    self._release(slot).answer(slot, Answer(label, widths, scores, self.served.version, took_ns))
                 case Failed(slot, reason):
                     self._release(slot).fail(reason)
                 case Status():

@@ -32,6 +32,7 @@ class Clients:
         self.has_ended = False
         self.descriptors: Sequence[int] = (ingress.port.fileno(),)
         self._request_in: dict[int, int] = {}  # by slot
+        self._came_ns: dict[int, int] = {}  # likewise
         self._cancelled: list[int] = []
         self._slot_of = images.slot_of
         self._ingress = ingress
@@ -64,11 +65,12 @@ class Clients:
         if slot is None:  # its ingress is gone
             return
         del self._request_in[slot]
+        came_ns = self._came_ns.pop(slot)
         label, scores = self._said.pop(command.request, (UNKNOWN, b""))
         if isinstance(command, RequestFailed):
             self._ingress.port.post(Failed(slot, command.reason))
         else:
-            self._ingress.port.post(Answered(slot, label, command.widths, scores))
+            self._ingress.port.post(Answered(slot, label, command.widths, scores, self._clock.now_ns() - came_ns))
 
     def hear(self) -> None:
         """See `Traffic`; raises `WorkError` where the ingress dies again and again."""
@@ -84,6 +86,7 @@ class Clients:
                     until_ns = self._clock.of(deadline_ns)
                     for slot in slots:
                         self._slot_of[self._requests], self._request_in[slot] = slot, self._requests
+                        self._came_ns[slot] = came_ns
                         self._came.append((RequestArrived(self._requests, until_ns, service_class), came_ns))
                         self._requests += 1
                 case Cancel(slots):
@@ -112,7 +115,7 @@ class Clients:
         self._ingress.start_again()
         self.descriptors = (self._ingress.port.fileno(),)
         self._cancelled += self._slot_of
-        for kept in (self._slot_of, self._request_in, self._said):
+        for kept in (self._slot_of, self._request_in, self._came_ns, self._said):
             kept.clear()
         if self.horizon_ns != NEVER_NS:
             self._ingress.port.post(Drain())

@@ -17,20 +17,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hw.door.admission import Admission, Limits
-from hw.door.app import App, starting
+from hw.door.app import App, crowded, starting
 from hw.door.bridge import Bridge
 from hw.door.journal import Journal, Sparing
 from hw.door.listening import Listening
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
-from hw.door.protocol import Served
+from hw.door.protocol import Served, error_body
 from hw.door.slots import slots_of
 from hw.door.words import IngressPort, RouterPort, Serving, ToIngress, ToRouter
 from hw.transport.arena import Arena
@@ -70,11 +70,15 @@ class IngressSpec:
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's, whose request's head must come in time and be short."""
+    """A client's, whose request's head must come in time and be short.
+
+    What is wrong it hears as the protocol has it, and not as uvicorn does.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It begins with a head."""
         super().connection_made(transport)
+        self.limit_concurrency = None  # it would say so in its own words
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -104,7 +108,16 @@ class _Connection(HttpToolsProtocol):
         """The head is whole."""
         self._timer.cancel()
         self._is_head = False
+        if len(self.connections) > cast(int, self.config.limit_concurrency):
+            self.app = crowded
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        body = error_body(msg)
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -30,10 +30,12 @@ from kit.files import require_file
 
 _REQUESTS: Final = 16  # different ones
 _SLEEP_ERROR_S: Final = 2e-3
+_ASKING_S: Final = 60.0  # for the shape of an image
 _CERTIFICATE_BYTES: Final = 1 << 20
 _OK: Final = 200
 _PERCENTILES: Final = (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
 _GONE: Final = 0  # in place of HTTP's code: the connection ended before the answer
+_TIMING: Final = b"router;dur="
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Load:
         certificate: a file with the server's, where no authority has signed it.
         patience_s: for answers after the last request.
         connections: at most; a request that finds all of them busy waits, and its latency counts on.
+        keeps_bodies: whether answers are kept.
     """
 
     url: str
@@ -59,6 +62,37 @@ class Load:
     certificate: Path | None = None
     patience_s: float = 60.0
     connections: int = 1024
+    keeps_bodies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that has ended; times are seconds since the first one could be due.
+
+    Attributes:
+        name: of its class; empty where it names none.
+        code: HTTP's; 0 where the connection ended before the answer.
+        router_s: the router's part of it, where the server says so (`Server-Timing`).
+        body: of the answer, where it is kept.
+    """
+
+    name: str
+    due_s: float
+    sent_s: float
+    ended_s: float
+    code: int
+    router_s: float | None
+    body: bytes
+
+    @property
+    def latency_s(self) -> float:
+        """From when it was due."""
+        return self.ended_s - self.due_s
+
+    @property
+    def added_s(self) -> float | None:
+        """What connections and their process took, beside the router."""
+        return None if self.router_s is None else self.ended_s - self.sent_s - self.router_s
 
 
 @dataclass(slots=True)
@@ -66,20 +100,22 @@ class Outcome:
     """What became of the requests.
 
     Attributes:
-        codes: how many had each of HTTP's codes; 0 where the connection ended before the answer.
-        latencies_s: of the answered ones (200), from when they were due.
-        class_codes, class_latencies_s: the same by class.
-        lags_s: by how much each was sent too late.
-        unanswered: that had no answer in the end.
+        due: how many there were.
+        ended: in the order in which they did; the others had no answer in the end.
     """
 
-    sent: int = 0
-    codes: Counter[int] = field(default_factory=Counter)
-    latencies_s: list[float] = field(default_factory=list)
-    class_codes: dict[str, Counter[int]] = field(default_factory=dict)
-    class_latencies_s: dict[str, list[float]] = field(default_factory=dict)
-    lags_s: list[float] = field(default_factory=list)
-    unanswered: int = 0
+    due: int = 0
+    ended: list[Ended] = field(default_factory=list)
+
+    @property
+    def codes(self) -> Counter[int]:
+        """How many had each code."""
+        return Counter(each.code for each in self.ended)
+
+    @property
+    def answered(self) -> list[Ended]:
+        """Those with the code 200."""
+        return [each for each in self.ended if each.code == _OK]
 
 
 def generate(load: Load) -> Outcome:
@@ -89,10 +125,14 @@ def generate(load: Load) -> Outcome:
         InputError: the URL is none of a model, or the certificate is none.
         WorkError: nobody answers there.
     """
-    target = Target(load.url, load.token, load.certificate, load.patience_s)
+    target = Target(load.url, load.token, load.certificate)
     shape = _shape(target)
-    bodies = {name: _requests(load, target.at, shape, name) for name in load.classes or [""]}
-    return asyncio.run(_Generator(load, target.at, bodies, target.tls).carry_out())
+    return play(load, {name: _requests(load, target.at, shape, name) for name in load.classes or [""]}, target.tls)
+
+
+def play(load: Load, requests: Mapping[str, Sequence[bytes]], tls: ssl.SSLContext | None = None) -> Outcome:
+    """Send these requests by class, whole ones with their heads, again and again at the load's rate."""
+    return asyncio.run(_Generator(load, urlsplit(load.url), requests, tls).carry_out())
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext:
@@ -132,7 +172,7 @@ class Target:
         InputError: the URL is none of a model, or the certificate is none.
     """
 
-    def __init__(self, url: str, token: str, certificate: Path | None, patience_s: float) -> None:
+    def __init__(self, url: str, token: str, certificate: Path | None, patience_s: float = _ASKING_S) -> None:
         self.url = url
         self.at = _address(url)
         self.tls = _tls(certificate) if self.at.scheme == "https" else None
@@ -174,7 +214,7 @@ def _shape(target: Target) -> tuple[int, ...]:
 
 
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
-    """Some of a class with images of noise, as bytes; labels are wanted."""
+    """Some of a class with images of noise, as bytes; labels and widths are wanted."""
     rng = stream(load.seed, "load:images")
     found = []
     for _ in range(_REQUESTS):
@@ -183,7 +223,7 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
         head = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
-                "outputs": [{"name": "label", "parameters": {"binary_data": True}}],
+                "outputs": [{"name": each, "parameters": {"binary_data": True}} for each in ("label", "widths")],
                 **({"parameters": {"class": name}} if name else {}),
             }
         )
@@ -214,13 +254,17 @@ class _Connection(asyncio.Protocol):
         self._generator = generator
         self._parser = httptools.HttpResponseParser(self)
         self.due: _Due | None = None
+        self.sent_s = 0.0
+        self.router_s: float | None = None
+        self.body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, due: _Due, request: bytes) -> None:
         """Its next request."""
-        self.due = due
+        self.due, self.sent_s = due, time.perf_counter()
+        self.router_s, self.body = None, b""
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -228,6 +272,17 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:  # no HTTP: what it was to answer is lost
             self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of the answer's."""
+        if name.lower() == b"server-timing" and value.startswith(_TIMING):
+            with contextlib.suppress(ValueError):
+                self.router_s = float(value.removeprefix(_TIMING)) / 1e3
+
+    def on_body(self, body: bytes) -> None:
+        """A part of it."""
+        if self._generator.keeps_bodies:
+            self.body += body
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
@@ -249,38 +304,41 @@ async def _until(due_s: float) -> None:
 
 class _Generator:
     def __init__(
-        self, load: Load, at: SplitResult, requests: Mapping[str, list[bytes]], tls: ssl.SSLContext | None
+        self, load: Load, at: SplitResult, requests: Mapping[str, Sequence[bytes]], tls: ssl.SSLContext | None
     ) -> None:
+        self.keeps_bodies = load.keeps_bodies
         self._load = load
         self._at = at
         self._tls = tls
         self._requests = requests
         self._outcome = Outcome()
         self._idle: list[_Connection] = []
+        self._connections: set[_Connection] = set()
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
         self._waiting: deque[_Due] = deque()  # those that found no connection
         self._under_way = 0
         self._all_ended = asyncio.Event()
+        self._began_s = 0.0
 
     async def carry_out(self) -> Outcome:
         load = self._load
         rng = stream(load.seed, "load:arrivals")
         between_s = rng.exponential(load.images / load.rate_img_s, 1 + int(load.rate_img_s * load.duration_s * 2))
         names = self._names(len(between_s))
-        began_s = time.perf_counter()
+        began_s = self._began_s = time.perf_counter()
         for due in map(_Due, (began_s + between_s.cumsum()).tolist(), names):
             if due.at_s > began_s + load.duration_s:
                 break
             await _until(due.at_s)
             self._begin(due)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(load.patience_s):
                 while self._under_way:
                     self._all_ended.clear()
                     await self._all_ended.wait()
-        except TimeoutError:
-            self._outcome.unanswered = self._under_way
+        for connection in self._connections:
+            connection.transport.abort()
         return self._outcome
 
     def _names(self, count: int) -> list[str]:
@@ -291,7 +349,7 @@ class _Generator:
 
     def _begin(self, due: _Due) -> None:
         self._under_way += 1
-        self._outcome.sent += 1
+        self._outcome.due += 1
         if self._idle:
             self._send(self._idle.pop(), due)
             return
@@ -310,8 +368,9 @@ class _Generator:
         except OSError:
             self._open -= 1
             if self._waiting:
-                self._count(_GONE, self._waiting.popleft())
+                self._count(_GONE, self._waiting.popleft(), time.perf_counter())
             return
+        self._connections.add(connection)
         self._go_on(connection)
 
     def _go_on(self, connection: _Connection) -> None:
@@ -322,23 +381,20 @@ class _Generator:
             self._idle.append(connection)
 
     def _send(self, connection: _Connection, due: _Due) -> None:
-        self._outcome.lags_s.append(time.perf_counter() - due.at_s)
-        connection.send(due, self._requests[due.name][self._outcome.sent % _REQUESTS])
+        requests = self._requests[due.name]
+        connection.send(due, requests[self._outcome.due % len(requests)])
 
-    def _count(self, code: int, due: _Due) -> None:
-        outcome = self._outcome
-        outcome.codes[code] += 1
-        outcome.class_codes.setdefault(due.name, Counter())[code] += 1
-        if code == _OK:
-            outcome.latencies_s.append(time.perf_counter() - due.at_s)
-            outcome.class_latencies_s.setdefault(due.name, []).append(outcome.latencies_s[-1])
+    def _count(self, code: int, due: _Due, sent_s: float, router_s: float | None = None, body: bytes = b"") -> None:
+        ended_s, began_s = time.perf_counter(), self._began_s
+        times_s = due.at_s - began_s, sent_s - began_s, ended_s - began_s
+        self._outcome.ended.append(Ended(due.name, *times_s, code, router_s, body))
         self._under_way -= 1
         if not self._under_way:
             self._all_ended.set()
 
     def end(self, connection: _Connection, due: _Due, code: int) -> None:
         """A request is answered."""
-        self._count(code, due)
+        self._count(code, due, connection.sent_s, connection.router_s, connection.body)
         connection.due = None
         if not connection.transport.is_closing():
             self._go_on(connection)
@@ -346,45 +402,53 @@ class _Generator:
     def lose(self, connection: _Connection) -> None:
         """A connection has ended, perhaps before its answer."""
         self._open -= 1
+        self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
         if connection.due is not None:
-            self._count(_GONE, connection.due)
+            self._count(_GONE, connection.due, connection.sent_s)
 
 
 def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     """What was found, as `--json` writes it. Rates are of images, over the time of the arrivals."""
-    codes = outcome.codes
+    codes, answered = outcome.codes, outcome.answered
+    lags_s = [each.sent_s - each.due_s for each in outcome.ended]
+    router_s = [each.router_s for each in answered if each.router_s is not None]
+    added_s = [each.added_s for each in answered if each.added_s is not None]
     found: dict[str, Any] = {
         "schema": "slimsched.load/1",
         "url": load.url,
         "images": load.images,
         "duration_s": load.duration_s,
-        "offered_img_s": outcome.sent * load.images / load.duration_s,
+        "offered_img_s": outcome.due * load.images / load.duration_s,
         "goodput_img_s": codes[_OK] * load.images / load.duration_s,
-        "requests": outcome.sent,
+        "requests": outcome.due,
         "answered": codes[_OK],
         "refused": codes[HTTPStatus.TOO_MANY_REQUESTS],
         "late": codes[HTTPStatus.GATEWAY_TIMEOUT],
-        "unanswered": outcome.unanswered + codes[_GONE],
+        "unanswered": outcome.due - len(outcome.ended) + codes[_GONE],
         "codes": {str(code): count for code, count in sorted(codes.items()) if code != _GONE},
-        "latency_s": _latency_s(outcome.latencies_s),
-        "lag_p99_s": float(np.percentile(outcome.lags_s or [0.0], 99)),
+        "latency_s": spread([each.latency_s for each in answered]),
+        "router_s": spread(router_s),
+        "added_s": spread(added_s),
+        "lag_p99_s": float(np.percentile(lags_s or [0.0], 99)),
     }
     if load.classes:
+        of_class = {name: [each for each in outcome.ended if each.name == name] for name in load.classes}
         found["classes"] = {
             name: {
-                "requests": outcome.class_codes.get(name, Counter()).total(),
-                "answered": outcome.class_codes.get(name, Counter())[_OK],
-                "latency_s": _latency_s(outcome.class_latencies_s.get(name, [])),
+                "requests": len(ended),
+                "answered": sum(each.code == _OK for each in ended),
+                "latency_s": spread([each.latency_s for each in ended if each.code == _OK]),
             }
-            for name in load.classes
+            for name, ended in of_class.items()
         }
     return found
 
 
-def _latency_s(latencies_s: Sequence[float]) -> dict[str, float | None]:
-    if not latencies_s:
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean, percentiles and maximum; each None where there are no values."""
+    if not values:
         return dict.fromkeys(("mean", *(name for name, _ in _PERCENTILES)))
-    values = np.array(latencies_s)
-    return {"mean": float(values.mean()), **{name: float(np.percentile(values, at)) for name, at in _PERCENTILES}}
+    percentiles = {name: float(np.percentile(values, at)) for name, at in _PERCENTILES}
+    return {"mean": float(np.mean(values)), **percentiles}

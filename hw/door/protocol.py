@@ -138,6 +138,7 @@ class Answer:
     widths: tuple[float, ...]
     scores: bytes
     version: str
+    took_ns: int
 
 
 def read_request(body: bytes, header: str | None, served: Served) -> Request:

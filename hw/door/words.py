@@ -39,12 +39,14 @@ class Answered(Message, frozen=True):
         label: -1 where the device is emulated.
         widths: that it was served at.
         scores: its logits, float32; empty where the device is emulated.
+        took_ns: from its arrival to its end, as the router counts latencies.
     """
 
     slot: int
     label: int
     widths: tuple[float, ...]
     scores: bytes
+    took_ns: int
 
 
 class Failed(Message, frozen=True):

@@ -40,7 +40,7 @@ SLOTS = 24
 CARRIED_IMG_S = 100.0
 TOKEN = b"a token that nobody guesses"
 MODEST = b"a token that may have three images inside"
-LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0)
+LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0, connections=128)
 PATIENCE_S = 60.0
 JOURNAL = Journal(lambda _: None, as_json=False)
 IMAGES = torch.randn(SLOTS, 1, 8, 8, generator=torch.Generator().manual_seed(3))

@@ -172,7 +172,7 @@ def test_answers_come_as_they_were_wanted(wanted: tuple[bool | None, ...]) -> No
     ]
     request = read_request(body(outputs=outputs, id="me"), None, SERVED)
     scores = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
-    answers = [Answer(label, (0.5, 1.0), row.tobytes(), "v") for label, row in zip((3, 1), scores, strict=True)]
+    answers = [Answer(label, (0.5, 1.0), row.tobytes(), "v", 7) for label, row in zip((3, 1), scores, strict=True)]
     written, length = write_answer(request, answers, SERVED)
     head, tail = json.loads(written[:length]), written[length:] if length else b""
     assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "v")

@@ -205,6 +205,9 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     document = found.document
     assert document["requests"] == document["answered"] > 0
     assert document["latency_s"]["p50"] <= document["latency_s"]["p99"] <= document["latency_s"]["max"]
+    parts_s = [document[part]["mean"] for part in ("router_s", "added_s")]
+    assert min(parts_s) > 0
+    assert sum(parts_s) <= document["latency_s"]["mean"]
     seen = slimsched.top(served.url)
     assert seen.document["is_ready"]
     assert [(each["name"], each["is_up"]) for each in seen.document["servers"]] == [("fast", True), ("slow", True)]

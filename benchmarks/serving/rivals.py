@@ -1,0 +1,171 @@
+"""LitServe and Ray Serve with the same network on the same cores, from the same load generator.
+
+They are installed in an environment of their own, which sees this one's torch:
+
+    python -m venv RIVALS
+    python -c 'import torch; print(torch.__path__[0][:-5])' > RIVALS/lib/python3.11/site-packages/shared.pth
+    RIVALS/bin/pip install litserve 'ray[serve]'
+
+Every worker, theirs and ours, is an executor with a core of its own (`hw.device.DeviceSpec`). Ours run at full width,
+as theirs do: equal work; then as shipped. A rival is ended before ours are measured: LitServe computes while it idles.
+"""
+
+from __future__ import annotations
+
+import json
+import time  # noqa: TID251 - a rival starts
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.serving.rows import Row, row
+from benchmarks.serving.stand import FULL, Server, Stand, percentile, serve, started, throughput_img_s
+from hw.door.listening import listen
+from hw.door.load import Load, Outcome, generate, play
+from hw.telemetry import usable_cores
+from kit.chance import stream
+from kit.errors import InputError, WorkError
+
+NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve"}
+CONNECTIONS: Final = 256  # single images at a time, as many as our door has places for
+LIGHT: Final = 0.3  # of what the rival carries
+SATURATED: Final = 0.85  # of what comes: who carries less is
+BATCH: Final = 16  # as ours
+WAIT_S: Final = 5e-3  # for it to fill
+START_S: Final = 120.0
+ENVIRONMENTS: Final = {
+    "litserve": {},
+    "ray": {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one server; CPU time is of all its processes."""
+
+    carried_img_s: float
+    busy_cpu_s: float
+    rate_img_s: float
+    light_cpu_s: float
+    p50_s: float
+    p99_s: float
+
+
+def rivals(stand: Stand, environment: Path) -> list[Row]:
+    """Throughput with every connection waiting, CPU time a request there and at a light load, p50 at that load."""
+    if not (environment / "bin" / "python").is_file():
+        raise InputError("--rivals", "", f"{environment}: they are not there; benchmarks/serving/rivals.py says how")
+    theirs, ours = dict[str, Figures](), dict[tuple[str, str], Figures]()
+    with _ours(stand, FULL) as full, _ours(stand, "compass") as shipped:
+        for name in NAMES:
+            with _rival(name, stand, environment) as (server, requests):
+                theirs[name] = _measure(server, stand, requests, None)
+            for how, own in (("equal work", full), ("as shipped", shipped)):
+                ours[name, how] = _measure(own, stand, None, theirs[name].rate_img_s)
+    return [each for (name, how), found in ours.items() for each in _rows(f"{NAMES[name]}, {how}", found, theirs[name])]
+
+
+def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
+    busy, light = ours.busy_cpu_s / theirs.busy_cpu_s, ours.light_cpu_s / theirs.light_cpu_s
+    detail = {"ours": asdict(ours), "theirs": asdict(theirs)}
+    throughput = ours.carried_img_s / theirs.carried_img_s
+    return [
+        row("rivals", f"throughput / {name}", throughput, at_least=1.3, detail=detail),
+        row("rivals", f"CPU a request, saturated / {name}", busy, 0.5),
+        row("rivals", f"CPU a request, {LIGHT:g} of theirs / {name}", light, 0.5),
+        row("rivals", f"p50, {LIGHT:g} of theirs / {name}", ours.p50_s / theirs.p50_s, 1.0),
+    ]
+
+
+def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_img_s: float | None) -> Figures:
+    """Saturated, then at a light rate, by default `LIGHT` of what it carried.
+
+    Args:
+        requests: our own where none are given.
+    """
+    send = generate if requests is None else partial(play, requests={"": requests})
+    send(Load(server.url, 20.0, 2.0, 1, "", 1))  # its first passes
+    rate_img_s = 1.5 * stand.full_img_s
+    while True:
+        busy, busy_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
+        carried_img_s = throughput_img_s(busy, stand.seconds, 1)
+        if carried_img_s < SATURATED * rate_img_s:
+            break
+        rate_img_s *= 2.5
+    rate_img_s = light_img_s or LIGHT * carried_img_s
+    light, light_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
+    latencies_s = [each.latency_s for each in light.answered]
+    p50_s, p99_s = (percentile(latencies_s, at) for at in (50, 99))
+    return Figures(carried_img_s, busy_cpu_s, rate_img_s, light_cpu_s, p50_s, p99_s)
+
+
+def _cpu_of(
+    server: Server, send: Callable[[Load], Outcome], rate_img_s: float, seconds: float
+) -> tuple[Outcome, float]:
+    """What became of a load, and the CPU time an answer; all are waited for, so that no work is left uncounted."""
+    before_s = server.cpu_s()
+    load = Load(server.url, rate_img_s, seconds, 1, "", 1, connections=CONNECTIONS, patience_s=6 * seconds)
+    outcome = send(load)
+    return outcome, (server.cpu_s() - before_s) / max(1, len(outcome.answered))
+
+
+@contextmanager
+def _ours(stand: Stand, router: str) -> Iterator[Server]:
+    """On equal devices, each of a core, with the profile of the first: the quickstart's own second one is made slow."""
+    profile = str((stand.folder / "profiles" / "cpu0.yaml").resolve())
+    servers = [
+        {"name": f"cpu{core}", "device": {"kind": "cpu", "cores": [core]}, "profile": profile}
+        for core in usable_cores()
+    ]
+    with (
+        TemporaryDirectory() as folder,
+        serve(
+            stand.scenario,
+            "--router",
+            router,
+            "--set",
+            f"cluster.servers={json.dumps(servers)}",
+            "--out",
+            folder + "/run",
+        ) as server,
+    ):
+        yield server
+
+
+@contextmanager
+def _rival(name: str, stand: Stand, environment: Path) -> Iterator[tuple[Server, list[bytes]]]:
+    """One that answers, and requests for it: an image in binary, labels come as JSON."""
+    with listen("127.0.0.1", 0, is_safe=False) as free:
+        port = int(free.address.rpartition(":")[2])
+    model = stand.job.model_to_serve
+    assert model is not None, "a network runs"
+    spec = model.load()[0].spec
+    body = stream(1, "load:images").standard_normal(spec.input_shape, np.float32).tobytes()
+    head = "POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\n"
+    requests = [f"{head}content-length: {len(body)}\r\n\r\n".encode() + body]
+    with TemporaryDirectory() as folder:
+        command: list[Any] = [environment / "bin" / "python", "-m", f"benchmarks.serving.rival_{name}"]
+        command += ["--model", model.path.resolve(), "--port", port, "--workers", len(usable_cores())]
+        command += ["--batch", BATCH, "--wait-s", WAIT_S, "--taken", f"{folder}/taken"]
+        with started([*map(str, command)], **ENVIRONMENTS[name]) as process:
+            server = Server(process, f"http://127.0.0.1:{port}/predict")
+            _wait(server, requests, name)
+            yield server, requests
+            process.terminate()
+
+
+def _wait(server: Server, requests: list[bytes], name: str) -> None:
+    """Until it answers."""
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s and server.process.poll() is None:
+        outcome = play(Load(server.url, 5.0, 1.0, 1, "", 1, patience_s=2.0), {"": requests})
+        if outcome.answered:
+            return
+        time.sleep(1.0)
+    raise WorkError(f"{NAMES[name]} does not answer")

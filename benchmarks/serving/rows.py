@@ -1,0 +1,75 @@
+"""What was measured, beside its goal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.documents import write_text
+from scenarios.show.numbers import number
+from scenarios.show.table import Column, Table, to_text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    Attributes:
+        at_most, at_least: its goal; None for none.
+        detail: what it was made of, units last.
+        load_average: of the machine in the last minute; there are as many cores as `os.cpu_count()` says.
+    """
+
+    item: str
+    what: str
+    value: float
+    at_most: float | None
+    at_least: float | None
+    detail: Mapping[str, Any]
+    load_average: float
+
+    @property
+    def is_reached(self) -> bool | None:
+        """None without a goal."""
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return None if self.at_least is None else self.value >= self.at_least
+
+
+def row(
+    item: str,
+    what: str,
+    value: float,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> Row:
+    """One that has just been measured."""
+    return Row(item, what, float(value), at_most, at_least, detail or {}, os.getloadavg()[0])
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All of them."""
+    columns = [Column("item"), Column("what"), Column("value"), Column("goal"), Column("reached"), Column("load")]
+    words = {True: "yes", False: "no", None: ""}
+    cells = [
+        [each.item, each.what, number(each.value, 3), _goal(each), words[each.is_reached], number(each.load_average, 1)]
+        for each in rows
+    ]
+    return to_text([Table(columns, cells, "serving")], 160)
+
+
+def _goal(of: Row) -> str:
+    if of.at_most is not None:
+        return f"at most {of.at_most:g}"
+    return "" if of.at_least is None else f"at least {of.at_least:g}"
+
+
+def keep(path: Path, rows: Sequence[Row]) -> None:
+    """As JSON lines."""
+    lines = [json.dumps({**vars(each), "is_reached": each.is_reached}) + "\n" for each in rows]
+    write_text(path, "".join(lines))

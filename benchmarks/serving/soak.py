@@ -1,0 +1,144 @@
+"""A long time with faults, on emulated devices: is the floor kept wherever the bound says that it can be?"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time  # noqa: TID251 - servers are killed in real time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import numpy as np
+
+import slimsched
+from benchmarks.serving.rows import Row, row
+from benchmarks.serving.stand import Server, Stand, serve
+from hw.door.load import Load, Outcome, generate
+from kit.chance import stream
+from scenarios.files.spec import Scenario
+from scenarios.runs.bound import FluidModel
+from scenarios.world.materials import make_world
+
+EMULATED: Final = "paper-live"
+FLOOR: Final = 0.75
+SHARE: Final = 0.6  # of what all servers carry at the floor: too much for some that are left, not for others
+RESERVE: Final = 0.002  # that shipped scenarios leave: a mean over a window swings about what is kept in the long run
+WINDOW_S: Final = 60.0  # or a sixth of all the time
+FAULT_S: Final = 30.0  # from one fault to the next
+HANGS: Final = 0.3  # of the faults; the others kill
+LOOK_S: Final = 0.2
+IMAGES: Final = 4  # in a request
+
+
+@dataclass
+class Ups:
+    """Which servers were there, and since when: a look at the metrics some times a second.
+
+    Attributes:
+        seen: (time, names of those that were up), ascending.
+        fault_s: of the last fault; who is seen to be down from then on was away since.
+    """
+
+    seen: list[tuple[float, frozenset[str]]] = field(default_factory=list)
+    fault_s: float = 0.0
+
+    def look(self, server: Server) -> None:
+        """Now."""
+        up = frozenset(key[1] for key, value in server.metrics().items() if key[0] == "slimsched_server_up" and value)
+        now_s = time.monotonic()
+        if self.seen and (gone := self.seen[-1][1] - up):
+            self.seen = [(at_s, names - gone if at_s >= self.fault_s else names) for at_s, names in self.seen]
+        self.seen.append((now_s, up))
+
+    def carried(self, since_s: float, until_s: float, capacity_img_s: Mapping[frozenset[str], float]) -> float:
+        """Images that those who were there could carry meanwhile."""
+        times_s = [*(at_s for at_s, _ in self.seen), until_s]
+        spans = [
+            (max(0.0, min(end_s, until_s) - max(at_s, since_s)), names)
+            for (at_s, names), end_s in zip(self.seen, times_s[1:], strict=True)
+        ]
+        return sum(span_s * capacity_img_s[names] for span_s, names in spans)
+
+
+def soak(stand: Stand) -> list[Row]:
+    """Windows of a minute; in each the mean of what the accuracy table says of the widths of its answers."""
+    window_s = min(WINDOW_S, stand.seconds / 6)
+    scenario = slimsched.load(EMULATED, {"slo.floor": FLOOR})
+    world = make_world(scenario.keys, Path("none"))
+    prior, segments = world.accuracy.prior, world.cluster.router.segments
+    capacity_img_s = capacities_img_s(scenario.keys)
+    rate_img_s = SHARE * max(capacity_img_s.values())
+    ups, ended, windows = Ups(), threading.Event(), list[dict[str, float]]()
+    with (
+        TemporaryDirectory() as folder,
+        serve(EMULATED, "--router", "compass", "--set", f"slo.floor={FLOOR}", "--out", f"{folder}/run") as server,
+    ):
+        breaking = threading.Thread(target=_break, args=(server, ups, ended), daemon=True)
+        ups.look(server)
+        breaking.start()
+        until_s = time.monotonic() + stand.seconds
+        while time.monotonic() < until_s:
+            began_s = time.monotonic()
+            load = Load(server.url, rate_img_s, window_s, IMAGES, "", len(windows), keeps_bodies=True)
+            outcome = generate(load)
+            widths = _widths(outcome, segments)
+            windows.append({
+                "began_s": began_s,
+                "offered": outcome.due * IMAGES,
+                "answered": len(outcome.answered) * IMAGES,
+                "refused": outcome.codes[429] * IMAGES,
+                "failed": sum(count for code, count in outcome.codes.items() if code not in (200, 429)) * IMAGES,
+                "accuracy": float(np.mean([prior(each) for each in widths])) if widths else 0.0,
+            })  # fmt: skip
+        ended.set()
+        breaking.join()
+    for window in windows:
+        since_s = window["began_s"]
+        window["carried"] = ups.carried(since_s, since_s + window_s, capacity_img_s)
+    possible = [each for each in windows if each["offered"] <= each["carried"]]
+    kept = sum(each["accuracy"] >= FLOOR - RESERVE for each in possible)
+    failed = sum(each["failed"] for each in windows)
+    share = kept / len(possible) if possible else float("nan")
+    what = f"windows of {window_s:g} s with the floor kept / {len(possible)} possible of {len(windows)}"
+    detail = {"floor": FLOOR, "reserve": RESERVE, "rate_img_s": rate_img_s, "windows": windows}
+    return [
+        row("soak", what, share, at_least=0.99, detail=detail),
+        row("soak", "images that failed", failed, 0.0),
+    ]
+
+
+def capacities_img_s(scenario: Scenario) -> dict[frozenset[str], float]:
+    """Of every set of servers, what the bound says that it carries at the floor."""
+    servers = scenario.cluster.named_servers
+    found = {frozenset[str](): 0.0}
+    for some in chain.from_iterable(combinations(servers, count) for count in range(1, len(servers) + 1)):
+        cluster = scenario.cluster.model_copy(update={"servers": list(some)})
+        world = make_world(scenario.model_copy(update={"cluster": cluster}), Path("none"))
+        found[frozenset(server.name for server in some)] = FluidModel(world).capacity_img_s(FLOOR)
+    return found
+
+
+def _widths(outcome: Outcome, segments: int) -> list[tuple[float, ...]]:
+    """Of each image that was answered: they stand at the end of each body."""
+    size = 4 * segments * IMAGES
+    tails = b"".join(each.body[-size:] for each in outcome.answered)
+    return [tuple(each) for each in np.frombuffer(tails, "<f4").reshape(-1, segments).tolist()]
+
+
+def _break(server: Server, ups: Ups, ended: threading.Event) -> None:
+    """Kill or stop an agent every so often, and look who is up."""
+    rng = stream(3, "soak:faults")
+    next_s = time.monotonic() + FAULT_S / 2
+    while not ended.wait(LOOK_S):
+        ups.look(server)
+        if time.monotonic() >= next_s:
+            next_s += FAULT_S
+            agents = server.agents()
+            ups.fault_s = time.monotonic()
+            agents[int(rng.integers(len(agents)))].send_signal(
+                signal.SIGSTOP if rng.random() < HANGS else signal.SIGKILL
+            )

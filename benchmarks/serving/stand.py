@@ -1,0 +1,237 @@
+"""Servers that are measured, each a command of its own: what they are asked, and what their processes take."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+import slimsched
+from benchmarks.grid import ROOT
+from hw.door.load import Load, Outcome, generate
+from kit.errors import InputError, WorkError
+from scenarios.job.job import ScenarioJob
+from scenarios.job.serving import SLOTS
+from scenarios.world.build import estimated_capacity_img_s
+
+AT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/v2/models/[\w-]+")
+FULL: Final = "sticky"  # every segment at full width
+ENDING_S: Final = 60.0
+TRIES: Final = 4
+PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What is measured.
+
+    Attributes:
+        scenario: whose network runs on this machine's devices.
+        folder: a run folder with their profiles, and tuned routers.
+        router: that decides as shipped.
+        seconds: of a load.
+    """
+
+    scenario: str
+    folder: Path
+    router: str
+    seconds: float
+
+    @cached_property
+    def job(self) -> ScenarioJob:
+        """Raises `InputError` where the folder was not made yet."""
+        if not (self.folder / "profiles").is_dir():
+            problem = f"no profiles are there; `slimsched run {self.scenario} --out {self.folder}` makes them"
+            raise InputError(str(self.folder), "", problem)
+        return ScenarioJob(slimsched.load(self.scenario).keys, self.folder, say=lambda _: None, quiet=True)
+
+    @property
+    def inside(self) -> int:
+        """Images that its door has places for."""
+        config = self.job.world().cluster.router
+        return SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
+
+    @property
+    def most_img_s(self) -> float:
+        """More than the devices carry at any widths."""
+        world = self.job.world()
+        return 1.2 * estimated_capacity_img_s(world.cluster, world.costs, world.cluster.router.widths[0])
+
+    @property
+    def full_img_s(self) -> float:
+        """What they carry at full width, from their profiles alone."""
+        world = self.job.world()
+        return estimated_capacity_img_s(world.cluster, world.costs)
+
+    @contextmanager
+    def ours(self, router: str = "", *arguments: str) -> Iterator[Server]:
+        """The scenario, served."""
+        with serve(self.scenario, "--router", router or self.router, "--out", str(self.folder), *arguments) as server:
+            yield server
+
+
+@dataclass
+class Server:
+    """One that is ready.
+
+    Attributes:
+        url: of its model.
+        document: what it wrote when it ended.
+    """
+
+    process: subprocess.Popen[str]
+    url: str
+    said: list[str] = field(default_factory=list)
+    document: Mapping[str, Any] = field(default_factory=dict)
+    token: str = ""
+
+    @property
+    def path(self) -> str:
+        """Of its model."""
+        return urlsplit(self.url).path
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port = urlsplit(self.url).port
+        assert port is not None, "it was found there"
+        return port
+
+    def processes(self) -> list[psutil.Process]:
+        """All of it, the router's first."""
+        first = psutil.Process(self.process.pid)
+        return [first, *first.children(recursive=True)]
+
+    def cpu_s(self) -> float:
+        """CPU time of all its processes, and of those that they have waited for."""
+        times = [each.cpu_times() for each in self.processes()]
+        return float(sum(each.user + each.system for each in times) + times[0].children_user + times[0].children_system)
+
+    @property
+    def ingress(self) -> psutil.Process:
+        """The process that has the connections."""
+        return next(each for each in self.processes()[1:] if _listens(each, self.port))
+
+    def agents(self) -> list[psutil.Process]:
+        """The servers' processes: they are the ones that have torch, or play a device."""
+        others = [each for each in self.processes()[1:] if "resource_tracker" not in " ".join(each.cmdline())]
+        return [each for each in others if not _listens(each, self.port)]
+
+    def ask(self, path: str) -> bytes:
+        """The body that a GET gives."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request("GET", path, headers={"authorization": f"Bearer {self.token}"} if self.token else {})
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """By name and values of labels."""
+        families = text_string_to_metric_families(self.ask("/metrics").decode())
+        return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+    def end(self) -> int:
+        """SIGTERM; the exit code, and `document` is what it said."""
+        self.process.terminate()
+        try:
+            out, _ = self.process.communicate(timeout=ENDING_S)
+        except subprocess.TimeoutExpired:
+            raise WorkError(f"{self.url}: did not end within {ENDING_S:g} s") from None
+        self.document = json.loads(out) if out else {}
+        return self.process.returncode
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    return any(each.laddr.port == port for each in process.net_connections() if each.status == psutil.CONN_LISTEN)
+
+
+@contextmanager
+def serve(*arguments: str) -> Iterator[Server]:
+    """`slimsched serve`, ready; ended in the end."""
+    command = [sys.executable, "-m", "slimsched", "serve", *arguments, "--port", "0", "--json", "-"]
+    with started(command) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        for line in process.stderr:
+            said.append(line)
+            if line == "serve: ready\n":
+                break
+        found = AT.search("".join(said))
+        if process.poll() is not None or found is None:
+            raise WorkError(f"slimsched serve: {''.join(said)}")
+        threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True).start()
+        server = Server(process, found[0], said)
+        yield server
+        if process.poll() is None:
+            server.end()
+
+
+@contextmanager
+def started(command: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A command; none of its processes is left afterwards."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    process = subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        left = []
+        if process.poll() is None:
+            left = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+        for each in left:
+            if each.is_running():
+                each.kill()
+        process.wait()
+
+
+def load(server: Server, rate_img_s: float, seconds: float, images: int = 1, **changes: Any) -> Outcome:
+    """Poisson arrivals, after two seconds of the same that do not count."""
+    changes = {"seed": 1, "token": "", **changes}
+    generate(Load(server.url, rate_img_s, min(2.0, seconds), images, **changes))
+    return generate(Load(server.url, rate_img_s, seconds, images, **changes))
+
+
+def saturated_img_s(
+    server: Server, seconds: float, rate_img_s: float, connections: int = 16, images: int = 16
+) -> float:
+    """What is answered a second while every connection waits for an answer; the first fifth of the time is left out.
+
+    The time is doubled until twice as many are answered as wait at a time.
+
+    Raises:
+        WorkError: hardly anything is.
+    """
+    for _ in range(TRIES):
+        load = Load(server.url, rate_img_s, seconds, images, "", 1, connections=connections, patience_s=0.5)
+        found_img_s = throughput_img_s(generate(load), seconds, images)
+        if found_img_s * seconds > 2 * connections * images:
+            return found_img_s
+        seconds *= 2
+    raise WorkError(f"{server.url}: {found_img_s:.3g} images/s are answered, too few to tell what it carries")
+
+
+def throughput_img_s(outcome: Outcome, seconds: float, images: int) -> float:
+    """Of images that were answered in the last four fifths of that time."""
+    since_s = seconds / 5
+    return images * sum(since_s <= each.ended_s < seconds for each in outcome.answered) / (seconds - since_s)
+
+
+def percentile(values: Sequence[float], at: float) -> float:
+    """NaN where there are none."""
+    return float(np.percentile(values, at)) if len(values) else float("nan")
