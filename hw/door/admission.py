@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import re
 import sys
 import time  # noqa: TID251 - latencies
@@ -120,9 +121,10 @@ class Admission:
         Raises:
             RequestError: it was not let in, or has no answer.
         """
-        began_s, count, timeout_s = time.perf_counter(), len(request.images), self._limits.timeout_s
-        if request.timeout_ns is not None:
-            timeout_s = min(timeout_s, request.timeout_ns / 1e9)
+        began_s, count = time.perf_counter(), len(request.images)
+        wanted_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
+        of_class = self.served.deadlines_s[request.service_class] if self.served.deadlines_s else math.inf
+        timeout_s = min(self._limits.timeout_s, wanted_s, of_class)
         self._metrics.arrived.inc(count)
         self._require_room(count, token, timeout_s)
         self._inside[token] += count

@@ -44,6 +44,7 @@ class Served:
         version: of the model: the hash of its weights; 1 where devices are emulated.
         request_classes: that requests may name; empty where all are of one.
         top1: by width tuple, what the accuracy table says; by it each class's accuracy is counted.
+        deadlines_s: in which those of a class must be answered; empty where there are no classes, infinite for none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Served:
     version: str = "1"
     request_classes: tuple[str, ...] = ()
     top1: Mapping[tuple[float, ...], float] = field(default_factory=dict)
+    deadlines_s: tuple[float, ...] = ()
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from hw.door.admission import Limits
 from hw.door.clients import Clients
@@ -124,7 +126,10 @@ def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     """What clients are told of it."""
     name, model, config = job.scenario.name, job.model_to_serve, world.cluster.router
-    classes = config.classes, dict(zip(config.width_tuples(), config.top1, strict=False)) if config.classes else {}
+    classes: tuple[Any, ...] = ()
+    if config.classes:
+        deadlines_s = tuple(inf if each is None else each for each in job.scenario.deadlines_s)
+        classes = config.classes, dict(zip(config.width_tuples(), config.top1, strict=False)), deadlines_s
     if model is None:
         network = served_of(world)
         return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", *classes)
