@@ -38,7 +38,7 @@ def test_the_shortest_of_three_times_counts(service_class: int, timeout_ns: int 
         journal = Sparing(Journal(lambda _: None, as_json=False))
         page: Any = None
         admission = Admission(bridge, metrics, page, replace(Limits(), timeout_s=0.5), {}, 1e9, journal)
-        request = Request("", np.zeros((1, 1, 2, 2), np.float32), (), timeout_ns, service_class)
+        request = Request("", np.zeros((1, 1, 2, 2), np.float32), {}, timeout_ns, service_class)
         with pytest.raises(RequestError, match=f"no answer within {waited} s") as error:
             await admission.answers(request, b"", {})
         assert error.value.status == 504
