@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -225,6 +226,15 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     shadow = slimsched.shadow(tmp_path / "run", "jsq").document
     assert (shadow["obeyed"], shadow["arrivals"]) == ("jsq", images)
     assert shadow["alike"]["both"] == shadow["alike"]["decisions"] > 0
+
+
+def test_the_clients_to_copy_are_answered(served: Served) -> None:
+    """Triton's own is not installed."""
+    clients, values = ROOT / "examples" / "serving", ",".join(["0.5"] * 768)
+    by_curl = [clients / "ask.sh", served.url, values, "768"] if shutil.which("curl") else []
+    for command in filter(None, ([sys.executable, clients / "ask.py", served.url], by_curl)):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert re.search(r"label\W.*widths\W.*1\.0", done.stdout, re.DOTALL), (done.stdout, done.stderr)
 
 
 def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
