@@ -88,6 +88,7 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
+    from hw.door import spans
     from hw.door.journal import Journal
     from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
@@ -98,6 +99,10 @@ def serve(
         require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
         with _naming_the_extra("grpc"):
             for package in ("grpc", "google.protobuf"):
+                import_module(package)
+    if spans.is_wanted():
+        with _naming_the_extra("otel"):
+            for package in spans.PACKAGES:
                 import_module(package)
     require_within("--timeout", timeout_s, 1e-3, 3600)
     tokens = {} if token_file is None else read_tokens(Path(token_file))

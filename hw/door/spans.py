@@ -1,0 +1,41 @@
+"""A span a request, sent to the collector of OpenTelemetry that the environment names, by its own variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_ASKED_OFTEN: Final = "/v2/health/,/metrics"
+PACKAGES: Final = (
+    "opentelemetry.sdk",
+    "opentelemetry.instrumentation.asgi",
+    "opentelemetry.exporter.otlp.proto.http",
+)
+Application = Callable[..., Awaitable[None]]
+
+
+def is_wanted() -> bool:
+    """Whether a collector is named."""
+    return any(os.environ.get(name) for name in _ENDPOINTS)
+
+
+@contextmanager
+def tracing(app: Application) -> Iterator[Application]:
+    """The application whose requests have spans, each a part of the trace that its client says it is of."""
+    if not is_wanted():
+        yield app
+        return
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    name: dict[str, Any] = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "slimsched"}
+    provider = TracerProvider(resource=Resource.create(name))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    yield OpenTelemetryMiddleware(app, tracer_provider=provider, excluded_urls=_ASKED_OFTEN)
+    provider.shutdown()  # what is not sent yet is sent
