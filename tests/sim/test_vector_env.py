@@ -70,7 +70,7 @@ def patient(**faults: Any) -> tuple[ClusterSpec, Plan]:
     spec = worlds.cluster(router={"max_batching_delay_ns": 15_000_000, "shed_expired": True})
 
     def plan(seed: int) -> RunSpec:
-        late_ns = {"deadline_ns": 12_000_000}
+        late_ns = {"deadlines_ns": (12_000_000,)}
         return worlds.run(spec, worlds.poisson_s(400, 0.4, seed), 0.4, detail=False, seed=seed, **late_ns, **faults)
 
     return spec, plan
