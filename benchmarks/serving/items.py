@@ -78,7 +78,7 @@ def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], floa
             update = {"workload": PoissonWorkload(kind="poisson", rate_img_s=rate_img_s), "deadline_s": None}
             asked = replace(world, scenario=world.scenario.model_copy(update=update))
             wanted = RealRun(
-                router, asked.router(router, job.folder.path), 1, seconds, seconds / 5,
+                router, world.router(router, job.folder.path), 1, seconds, seconds / 5,
                 end="cut", image_limit=1024, emulate_links=False, keep_log=False,
             )  # fmt: skip
             result, _ = run_on_hardware(asked, cluster, dataset, wanted)
