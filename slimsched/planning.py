@@ -31,6 +31,7 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
+    from scenarios.metrics.slo import Slo
     from scenarios.runs.folder import RunFolder
     from scenarios.world.world import World
 
@@ -73,7 +74,6 @@ def plan(
         ```
     """
     from scenarios.files.router_names import display_name, require_distinct_names
-    from scenarios.metrics.slo import Slo
     from scenarios.runs import planning
     from scenarios.runs.folder import RunFolder
     from scenarios.terminal.progress import Progress
@@ -87,14 +87,7 @@ def plan(
     named = tuple(map(router_name, given.compare.routers))
     require_distinct_names(named)
     chosen_seeds = given.compare.seeds[:SEEDS]
-    slo = Slo.of(given)
-    if slo.floor is None:
-        from scenarios.learn.tune import knobs_of
-
-        slo = replace(slo, floor=knobs_of(world).floor)
-        observer().remark(
-            f"no floor is named (slo.floor): the untuned ladder's is taken, {100 * (slo.floor or 0):.1f} %"
-        )
+    slo = _slo_of(world)
     candidates, unmade = planning.candidates(world, slo, named, session.folder)
     engine = ready_engine(world, "auto", 2 * len(candidates) * len(chosen_seeds), chosen_seeds[0])
     tell_overload(world)
@@ -111,6 +104,19 @@ def plan(
     router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
     commands = () if found.choice is None else _commands(session, _words(scenario, changes, out), router)
     return replace(found, commands=commands)
+
+
+def _slo_of(world: World) -> Slo:
+    """The scenario's; with the untuned ladder's accuracy, where it names no floor."""
+    from scenarios.learn.tune import knobs_of
+    from scenarios.metrics.slo import Slo
+
+    slo = Slo.of(world.scenario)
+    if slo.floor is not None:
+        return slo
+    floor = knobs_of(world).floor
+    observer().remark(f"no floor is named (slo.floor): the untuned ladder's is taken, {100 * (floor or 0):.1f} %")
+    return replace(slo, floor=floor)
 
 
 def _spoilt(world: World) -> tuple[str, ...]:

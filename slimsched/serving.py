@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -15,6 +15,7 @@ from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, S
 from slimsched.results import CommandResult
 from slimsched.working import (
     Observer,
+    Session,
     announcing_compilation,
     begin,
     observer,
@@ -25,7 +26,10 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
+    from hw.door.admission import Limits
+    from hw.door.ingress import WaitingRoom
     from hw.door.journal import Journal
+    from hw.router.loop import RunProgress
 
 _PATIENCE_S: Final = 5.0
 _LARGEST_PORT: Final = 65535
@@ -88,23 +92,15 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
-    from hw.door import spans
     from hw.door.journal import Journal
     from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router
 
     require_within("--port", port, 0, _LARGEST_PORT)
-    if grpc_port is not None:
-        require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
-        with _naming_the_extra("grpc"):
-            for package in ("grpc", "google.protobuf"):
-                import_module(package)
-    if spans.is_wanted():
-        with _naming_the_extra("otel"):
-            for package in spans.PACKAGES:
-                import_module(package)
+    require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
     require_within("--timeout", timeout_s, 1e-3, 3600)
+    _require_extras(speaks_grpc=grpc_port is not None)
     tokens = {} if token_file is None else read_tokens(Path(token_file))
     shown = None if certificate is None else Path(certificate)
     if shown is not None:
@@ -114,27 +110,59 @@ def serve(
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
     journal = Journal(observer().remark, as_json=log_json)
-    with _naming_the_extra("serve"):
-        from hw.door.admission import Limits
-        from hw.door.ingress import WaitingRoom
+    from hw.door.admission import Limits
+    from hw.door.ingress import WaitingRoom
+
     with (
         observing(_Journalled(journal, observer())),
         listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
         contextlib.closing(WaitingRoom(listening, shown)) as room,
     ):
-        from scenarios.job import serving
-        from scenarios.job.validation import require_executors
+        end = _opened(session, named, room, Limits(timeout_s=timeout_s), tokens, shown, journal)
+    return _served(end)
 
-        job = session.job()
-        require_executors(job, "serve")
-        with job.folder.opened(session.path), announcing_compilation((named,)):
-            url = f"{'https' if shown else 'http'}://{listening.address}/v2/models/{job.scenario.name}"
-            by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
-            world = job.world()
-            journal.note("starting", f"serve: {url}{by_grpc} with {named}; it starts", url=url, router=named)
-            warn_of_routers(world, (named,), session.folder)
-            limits = Limits(timeout_s=timeout_s)
-            end = serving.serve(job, world, named, room, limits, tokens, shown, journal)
+
+def _opened(
+    session: Session,
+    router: str,
+    room: WaitingRoom,
+    limits: Limits,
+    tokens: Mapping[bytes, int],
+    certificate: Path | None,
+    journal: Journal,
+) -> RunProgress:
+    """In the scenario's run folder; see `scenarios.job.serving.serve`."""
+    from scenarios.job import serving
+    from scenarios.job.validation import require_executors
+
+    job, listening = session.job(), room.listening
+    require_executors(job, "serve")
+    with job.folder.opened(session.path), announcing_compilation((router,)):
+        url = f"{'https' if certificate else 'http'}://{listening.address}/v2/models/{job.scenario.name}"
+        by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
+        world = job.world()
+        journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", url=url, router=router)
+        warn_of_routers(world, (router,), session.folder)
+        return serving.serve(job, world, router, room, limits, tokens, certificate, journal)
+
+
+def _require_extras(*, speaks_grpc: bool) -> None:
+    """Raises `InputError` where a package is missing that is asked for, in the process or in its ingress."""
+    from hw.door import spans
+
+    wanted = {
+        "serve": ("hw.door.ingress",),
+        "grpc": ("grpc", "google.protobuf") if speaks_grpc else (),
+        "otel": spans.PACKAGES if spans.is_wanted() else (),
+    }
+    for extra, packages in wanted.items():
+        with _naming_the_extra(extra):
+            for package in packages:
+                import_module(package)
+
+
+def _served(end: RunProgress) -> CommandResult:
+    """What became of all images; raises `WorkError` where some had to be left."""
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed

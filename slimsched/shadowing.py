@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit.errors import InputError
 from kit.units import NS_PER_S
 from slimsched.arguments import Changes, Duration, File, NewFile, Router
 from slimsched.results import CommandResult
-from slimsched.working import begin, ready_engine, router_name, verb
+from slimsched.working import Session, begin, ready_engine, router_name, verb
+
+if TYPE_CHECKING:
+    from policies.interfaces import RoutingPolicy
+    from scenarios.runs.folder import RunFolder
+    from scenarios.runs.shadow import Figures
+    from scenarios.world.world import World
 
 
 @verb
@@ -37,33 +45,14 @@ def shadow(
         InputError: nothing was logged there, or there is no such router.
     """
     from kit.chance import stream
-    from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router, display_name
     from scenarios.runs.folder import RunFolder
-    from scenarios.runs.shadow import (
-        Asked,
-        Figures,
-        Recorded,
-        Shadow,
-        claims_of,
-        figures_of,
-        last_stretch,
-        world_of,
-        write_trace,
-    )
-    from scenarios.runs.simulate import run_simulation
+    from scenarios.runs.shadow import Asked, Recorded, Shadow, claims_of, last_stretch, world_of, write_trace
     from scenarios.show.shadow import format_shadow
 
     named, folder = router_name(router), RunFolder(Path(run))
     check_router(named, "--router")
-    stretch = last_stretch(folder, duration_s)
-    if folder.scenario is None:
-        raise InputError(str(folder.path), "", "names no scenario; name the run folder of a `slimsched serve`")
-    session = begin(folder.scenario, changes, folder.path)
-    require_router(named, session.scenario)
-    if session.scenario.classes:  # it would draw them anew, whatever clients asked for
-        problem = "a shadow knows no classes of requests; `slimsched compare` sets routers beside each other, by class"
-        raise InputError(session.scenario.name, "classes", problem)
+    stretch, session = last_stretch(folder, duration_s), _session_of(folder, named, changes)
     world, obeyed = session.world(), stretch.segments[-1].head.decides
     asked = Asked(world.router(named, session.folder), stream(session.scenario.seed, f"router:{display_name(named)}"))
     recorded = Recorded.of(stretch, asked)
@@ -73,14 +62,9 @@ def shadow(
         write_trace(Path(trace), recorded.arrivals_ns)
     length_s = (stretch.until_ns - stretch.from_ns) / NS_PER_S
     replayed = world_of(world, recorded.arrivals_ns, length_s)
-    engine = ready_engine(replayed, "auto", 2, session.scenario.seed)
-
-    def simulated(name: str) -> Figures:
-        policy = world.router(name, session.folder)
-        return figures_of(run_simulation(replayed, policy, display_name(name), session.scenario.seed, engine=engine)[0])
-
     measured = recorded.figures(world, replayed.scenario.warmup_s)
-    two = simulated(obeyed), simulated(named)
+    policies = [(display_name(name), world.router(name, session.folder)) for name in (obeyed, named)]
+    two = _simulated(replayed, policies)
     found = Shadow(
         schema="slimsched.shadow/1",
         obeyed=display_name(obeyed),
@@ -96,3 +80,27 @@ def shadow(
         claims=claims_of(measured, *two),
     )
     return CommandResult(dict(found), format_shadow(found))
+
+
+def _session_of(folder: RunFolder, router: str, changes: Changes | None) -> Session:
+    """Of the scenario that was served, if another router can be simulated on it."""
+    from scenarios.files.reading import require_router
+
+    if folder.scenario is None:
+        raise InputError(str(folder.path), "", "names no scenario; name the run folder of a `slimsched serve`")
+    session = begin(folder.scenario, changes, folder.path)
+    require_router(router, session.scenario)
+    if session.scenario.classes:  # it would draw them anew, whatever clients asked for
+        problem = "a shadow knows no classes of requests; `slimsched compare` sets routers beside each other, by class"
+        raise InputError(session.scenario.name, "classes", problem)
+    return session
+
+
+def _simulated(replayed: World, policies: Sequence[tuple[str, RoutingPolicy]]) -> list[Figures]:
+    """Of each router, on the recorded arrivals."""
+    from scenarios.runs.shadow import figures_of
+    from scenarios.runs.simulate import run_simulation
+
+    seed = replayed.scenario.seed
+    engine = ready_engine(replayed, "auto", len(policies), seed)
+    return [figures_of(run_simulation(replayed, policy, name, seed, engine=engine)[0]) for name, policy in policies]
