@@ -141,7 +141,8 @@ def _opened(
         url = f"{'https' if certificate else 'http'}://{listening.address}/v2/models/{job.scenario.name}"
         by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
         world = job.world()
-        journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", url=url, router=router)
+        where = {"url": url, **({"grpc": listening.grpc} if listening.grpc else {})}
+        journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", **where, router=router)
         warn_of_routers(world, (router,), session.folder)
         return serving.serve(job, world, router, room, limits, tokens, certificate, journal)
 

@@ -123,8 +123,8 @@ class Admission:
         """
         began_s, count = time.perf_counter(), len(request.images)
         wanted_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
-        of_class = self.served.deadlines_s[request.service_class] if self.served.deadlines_s else math.inf
-        timeout_s = min(self._limits.timeout_s, wanted_s, of_class)
+        its = self.served.request_classes[request.service_class]
+        timeout_s = min(self._limits.timeout_s, wanted_s, its.deadline_s)
         self._metrics.arrived.inc(count)
         self._require_room(count, token, timeout_s)
         self._inside[token] += count
@@ -147,13 +147,14 @@ class Admission:
         finally:
             self._inside[token] -= count
         if version not in ("", answers[0].version):
+            self._metrics.failed.labels("version").inc(count)
             raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
         self._metrics.answered.inc(count)
         took_s = time.perf_counter() - began_s
         self._metrics.seconds.observe(took_s)
-        self._metrics.note_class(request.service_class, [answer.widths for answer in answers], took_s)
+        self._metrics.note_class(request.service_class, answers, took_s)
         self._page.note(took_s)
-        if self._bridge.is_late(took_s):
+        if self._bridge.is_late(took_s, request.service_class):
             self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)
         return answers
 

@@ -83,9 +83,10 @@ class Bridge:
         """Whether requests are accepted."""
         return self.status is not None and self.status.is_ready and not self.is_draining
 
-    def is_late(self, latency_s: float) -> bool:
-        """Whether a request took longer than the p99 latency that is asked for."""
-        return self.status is not None and 0 < self.status.limit_ns < latency_s * NS_PER_S
+    def is_late(self, latency_s: float, service_class: int) -> bool:
+        """Whether a request took longer than the p99 latency that is asked for, of its class or of all."""
+        is_beyond_all = self.status is not None and 0 < self.status.limit_ns < latency_s * NS_PER_S
+        return is_beyond_all or latency_s > self.served.request_classes[service_class].p99_limit_s
 
     def submit(
         self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0
@@ -137,7 +138,9 @@ class Bridge:
         for word in words:
             match word:
                 case Answered(slot, label, widths, scores, took_ns):
-                    self._release(slot).answer(slot, Answer(label, widths, scores, self.served.version, took_ns))
+                    expected = self.served.top1.get(widths, 0.0)
+                    answer = Answer(label, widths, scores, self.served.version, took_ns, expected)
+                    self._release(slot).answer(slot, answer)
                 case Failed(slot, reason):
                     self._release(slot).fail(reason)
                 case Status():

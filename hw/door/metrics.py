@@ -17,7 +17,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hw.door.protocol import Served
+from hw.door.protocol import Answer, Served
 from hw.door.words import Status
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -99,7 +99,7 @@ class Metrics:
         held.set_function(inside)
         self._registry.register(_OfRouter(status))
         self._served = served
-        if served().request_classes:
+        if served().class_names:
             self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
             self._right = self._counter(
                 "class_images_expected_right", "Of these, as many as the accuracy table says at their widths.", "class"
@@ -113,13 +113,12 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
 
-    def note_class(self, service_class: int, widths: Sequence[tuple[float, ...]], took_s: float) -> None:
-        """A request of a class was answered, its images at these widths; without classes nothing is counted."""
-        served = self._served()
-        if names := served.request_classes:
-            name, top1 = names[service_class], served.top1
-            self._of_class.labels(name).inc(len(widths))
-            self._right.labels(name).inc(sum(top1.get(each, 0.0) for each in widths))
+    def note_class(self, service_class: int, answers: Sequence[Answer], took_s: float) -> None:
+        """A request of a class was answered; without classes nothing is counted."""
+        if names := self._served().class_names:
+            name = names[service_class]
+            self._of_class.labels(name).inc(len(answers))
+            self._right.labels(name).inc(sum(each.expected for each in answers))
             self._class_seconds.labels(name).observe(took_s)
 
     def text(self) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from math import prod
+from math import inf, prod
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +33,15 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestClass:
+    """What requests of one class are promised: an answer by a deadline, and a p99 latency; infinite for none."""
+
+    name: str = ""
+    deadline_s: float = inf
+    p99_limit_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """What is served.
 
@@ -42,9 +51,8 @@ class Served:
         mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty where there is none.
         most: images in a request.
         version: of the model: the hash of its weights; 1 where devices are emulated.
-        request_classes: that requests may name; empty where all are of one.
+        request_classes: that requests may name; one without a name where all are of it.
         top1: by width tuple, what the accuracy table says; by it each class's accuracy is counted.
-        deadlines_s: in which those of a class must be answered; empty where there are no classes, infinite for none.
     """
 
     name: str
@@ -55,9 +63,13 @@ class Served:
     deviation: tuple[float, ...]
     most: int
     version: str = "1"
-    request_classes: tuple[str, ...] = ()
+    request_classes: tuple[RequestClass, ...] = (RequestClass(),)
     top1: Mapping[tuple[float, ...], float] = field(default_factory=dict)
-    deadlines_s: tuple[float, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes; empty where all requests are of one."""
+        return tuple(each.name for each in self.request_classes if each.name)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -134,13 +146,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one image; see `hw.door.words.Answered`; `version`: of the model whose answer it is."""
+    """Of one image; see `hw.door.words.Answered`.
+
+    Attributes:
+        version: of the model whose answer it is.
+        expected: how likely it is right, by that model's accuracy table; 0 where there is none.
+    """
 
     label: int
     widths: tuple[float, ...]
     scores: bytes
     version: str
     took_ns: int
+    expected: float = 0.0
 
 
 def read_request(body: bytes, header: str | None, served: Served) -> Request:
@@ -258,7 +276,7 @@ def _timeout_ns(timeout_us: Any) -> int | None:
 
 def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
     """Who names no class is of the first; a name is no parameter of a model without classes."""
-    known = served.request_classes
+    known = served.class_names
     name = parameters.get("class") if known else None
     if name is None:
         return 0

@@ -91,7 +91,7 @@ class Tally:
                 self._journal.note("server_down", server=self._names[server], reason=reason)
             case ServerDraining(server, is_draining):
                 self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
-            case GoalSet(service_class=0):
+            case GoalSet() if not self._router.classes:  # each class has its own, which the ingress knows
                 self._goal = event
             case ModelChanged(top1):
                 self._top1 = self._by_tuple(top1)

@@ -322,6 +322,7 @@ class RouterLoop:
             self._tell_router(RequestsCancelled(cancelled), now_ns)
         if now_ns >= self._due_ns:
             self._ring(now_ns)
+            now_ns = self._clock.now_ns()  # what it told the core came later
         if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
             self._told_limit_ns = limit_ns
             self._tell_router(OwnLimit(limit_ns), now_ns)
@@ -592,6 +593,7 @@ class RouterLoop:
         self._hand_to_core(event, now_ns)
 
     def _hand_to_core(self, event: RouterEvent, now_ns: int) -> None:
+        assert now_ns >= self._told_ns, "the core's time goes back"
         self._told_ns = now_ns
         commands = self._router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)

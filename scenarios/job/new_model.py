@@ -57,7 +57,7 @@ class ModelOrders:
     """
 
     def __init__(self, job: ScenarioJob, world: World, journal: Journal) -> None:
-        self.world = world
+        self.world = self._first = world
         self._job, self._journal = job, journal
         self._serving = job.model_to_serve
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="new-model")
@@ -111,13 +111,23 @@ class ModelOrders:
         if best < floor:
             problem = f"is at best {best:.2%} accurate, asked for are {floor:.2%}; ask for less before (--floor)"
             raise InputError(str(path), "", problem)
-        kind = made_kind(router)  # made by the run with the first model's accuracies; it is taken as it is
-        name = str(self._job.made(kind)) if kind else router
-        policy = endless_policy(world, name, folder, now.cluster.router, takes_over=True)
-        kept = folder / CONTROL / f"{version}.safetensors"  # who restarts finds what was read now
-        shutil.copyfile(path, kept)
+        policy = endless_policy(world, self._as_it_is(router), folder, now.cluster.router, takes_over=True)
         assert self._serving is not None, "it was read beside it"
-        return Candidate(replace(self._serving, path=kept), version, world, policy)
+        file = replace(self._serving, path=folder / CONTROL / f"{version}.safetensors")
+        shutil.copyfile(path, file.path)  # who restarts finds what was read now
+        if file.load()[1]["hash"] != version:
+            raise InputError(str(path), "", "has changed while it was read; give it again")
+        return Candidate(file, version, world, policy)
+
+    def policy(self, router: str, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
+        """See `endless_policy`."""
+        name = router if self.world is self._first else self._as_it_is(router)
+        return endless_policy(self.world, name, self._job.folder.path, config, takes_over=takes_over)
+
+    def _as_it_is(self, router: str) -> str:
+        """What the run has made with the first model's accuracies, it is not asked to make anew."""
+        kind = made_kind(router)
+        return str(self._job.made(kind)) if kind else router
 
 
 def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
@@ -126,8 +136,8 @@ def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, 
     if isinstance(policy, PPORouter):
         return EndlessRouter(policy, nanoseconds(world.scenario.training.horizon_s))
     control = getattr(policy, "control", None)
-    if isinstance(control, GoalControl):
-        control.takes_over = takes_over
+    for each in control.all if isinstance(control, GoalControl) else ():
+        each.takes_over = takes_over
     return by_plan(policy, config)
 
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from hw.door.admission import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import Ingress, IngressSpec, WaitingRoom, ingress
 from hw.door.journal import Journal, notify
-from hw.door.protocol import Served
+from hw.door.protocol import RequestClass, Served
 from hw.door.segments import LogBounds, SegmentLog
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
@@ -37,7 +36,7 @@ from scenarios.files.router_names import display_name
 from scenarios.files.spec import GB, Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
-from scenarios.job.new_model import ModelOrders, endless_policy
+from scenarios.job.new_model import ModelOrders
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
 from scenarios.runs.folder import SERVED
@@ -126,18 +125,23 @@ def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     """What clients are told of it."""
     name, model, config = job.scenario.name, job.model_to_serve, world.cluster.router
-    classes: tuple[Any, ...] = ()
-    if config.classes:
-        deadlines_s = tuple(inf if each is None else each for each in job.scenario.deadlines_s)
-        classes = config.classes, dict(zip(config.width_tuples(), config.top1, strict=False)), deadlines_s
+    top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
+    classes = tuple(
+        RequestClass(
+            of.name if of else "",
+            inf if deadline_s is None else deadline_s,
+            inf if of is None or of.p99_limit_s is None else of.p99_limit_s,
+        )
+        for of, deadline_s in zip(job.scenario.classes or [None], job.scenario.deadlines_s, strict=True)
+    )
     if model is None:
         network = served_of(world)
-        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", *classes)
+        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", classes, top1)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
     dataset, spec = load_measured(job.scenario, evaluation), model.build().spec
     of_network, pixels = (spec.input_shape, spec.segments, spec.classes), (dataset.mean, dataset.deviation)
-    return Served(name, *of_network, *pixels, slots, evaluation.hash, *classes)
+    return Served(name, *of_network, *pixels, slots, evaluation.hash, classes, top1)
 
 
 class _Teller:
@@ -172,7 +176,7 @@ class _OperatorOrders:
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
         """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
-        return endless_policy(self._models.world, name, self._job.folder.path, self._config, takes_over=takes_over)
+        return self._models.policy(name, self._config, takes_over=takes_over)
 
     @property
     def goals(self) -> tuple[GoalSet, ...]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hw.door import grpc_service
 from hw.door.grpc_service import MESSAGES, SERVICE, read_call
-from hw.door.protocol import JSON_BYTES, RequestError, Served
+from hw.door.protocol import JSON_BYTES, RequestClass, RequestError, Served
 from hw.networks.registry import ModelFile
 from hw.router.cluster import HardwareCluster
 from hw.router.server import HardwareServer
@@ -230,7 +230,10 @@ def test_any_tensor_is_read_or_refused(raw: bytes, datatype: str, shape: list[in
 
 
 def test_a_class_is_named_as_over_http() -> None:
-    served, tensor = replace(SERVED, request_classes=("gold", "silver")), asked(torch.zeros(1, 3, 2, 2))
+    served, tensor = (
+        replace(SERVED, request_classes=(RequestClass("gold"), RequestClass("silver"))),
+        asked(torch.zeros(1, 3, 2, 2)),
+    )
     for more, number in (({}, 0), ({"parameters": {"class": {"string_param": "silver"}}}, 1)):
         assert read_call(MESSAGES["ModelInferRequest"](**tensor, **more), 1, served).service_class == number
     wrong = MESSAGES["ModelInferRequest"](**tensor, parameters={"class": {"string_param": "lead"}})

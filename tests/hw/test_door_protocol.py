@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hw.door.listening import SHORTEST_TOKEN, read_tokens
-from hw.door.protocol import JSON_BYTES, Answer, Request, RequestError, Served, read_request, write_answer
+from hw.door.protocol import JSON_BYTES, Answer, Request, RequestClass, RequestError, Served, read_request, write_answer
 from kit.errors import InputError
 
 SHAPE = (3, 2, 2)
@@ -121,7 +121,7 @@ def test_an_emulated_device_has_no_scores_and_no_pixels() -> None:
 
 def test_a_request_names_its_class() -> None:
     """Where there are some; who names none is of the first, and what is none of them is told with those that are."""
-    served = replace(SERVED, request_classes=("gold", "bronze"))
+    served = replace(SERVED, request_classes=(RequestClass("gold"), RequestClass("bronze")))
     for name, place in (("gold", 0), ("bronze", 1), (None, 0)):
         parameters = {} if name is None else {"class": name}
         assert read_request(body(parameters=parameters), None, served).service_class == place

@@ -75,6 +75,15 @@ def test_thousands_of_failures_are_ten_lines_a_second(monkeypatch: pytest.Monkey
     assert [json.loads(line).get("left_out") for line in lines[10:]] == [990, None]
 
 
+def test_goals_of_classes_are_nobodys_but_their_own() -> None:
+    """What all images reach is not held against the first class's floor."""
+    config = replace(router(2), classes=("gold", "bronze"))
+    tally = Tally(["a", "b"], config, Journal(lambda _: None, as_json=True), CollectionMeter())
+    tally.observe_router(GoalSet(0.76, 50, 0.0, 0), (), 0)
+    status = tally.status(RunProgress(0, 0, 0, 0, 0))
+    assert (status.floor, status.limit_ns) == (0.0, 0)
+
+
 def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> None:
     lines = list[str]()
     config = router(2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time  # noqa: TID251 - a silent collector
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -58,6 +60,20 @@ def test_a_request_is_a_span_of_its_clients_trace(collected: list[bytes]) -> Non
     assert bytes.fromhex(TRACE) in collected[0]
     assert b"slimsched" in collected[0]
     assert b"/v2/models/m/infer" in collected[0]
+
+
+def test_a_request_is_one_span(collected: list[bytes]) -> None:
+    """Not one more for each message of its body and its answer."""
+    ask("/v2/models/m/infer")
+    assert collected[0].count(bytes.fromhex(TRACE)) == 1
+
+
+def test_a_collector_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began_s = time.monotonic()
+        ask("/v2/models/m/infer")
+        assert time.monotonic() - began_s < 5  # its exporter waits for 10
 
 
 def test_what_is_asked_often_has_none(collected: list[bytes]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from hw.door.bridge import Bridge
 from hw.door.metrics import Metrics
-from hw.door.protocol import Served
+from hw.door.protocol import Answer, RequestClass, Served
 from hw.door.watch import Watch
-from hw.door.words import ServerState, Status
+from hw.door.words import Answered, ServerState, Serving, Status
 from kit.errors import WorkError
 
 SERVED = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
@@ -86,14 +91,27 @@ def test_another_ingress_counts_anew_and_nothing_is_below_zero() -> None:
 
 def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
     """After a new model, by its own."""
-    served = Served("tiny", (1, 8, 8), 1, 0, (), (), 16, "1", ("gold",), {(0.5,): 0.6, (1.0,): 0.8})
+    served = Served("tiny", (2,), 1, 0, (), (), 16, "1", (RequestClass("gold"),), {(0.5,): 0.6, (1.0,): 0.8})
+
+    async def ask() -> list[Answer]:
+        """Two images: one is answered before the new model serves, in the same words."""
+        words = [Answered(1, 7, (1.0,), b"", 5), Serving("2", (0.5, 0.9)), Answered(0, 7, (1.0,), b"", 5)]
+        end, _ = pair = socket.socketpair()
+        port: Any = SimpleNamespace(fileno=end.fileno, receive=lambda: words, post=lambda *_: None, flush=lambda: None)
+        bridge = Bridge(port, np.zeros((2, 2), np.float32), served, lambda: None)
+        asked = bridge.submit(np.zeros((2, 2), np.float32), 10**9)
+        bridge._hear()
+        answers = await asked
+        asyncio.get_running_loop().remove_reader(end.fileno())
+        for each in pair:
+            each.close()
+        return answers
+
+    answers = asyncio.run(ask())
+    assert sorted((each.version, each.expected) for each in answers) == [("1", 0.8), ("2", 0.9)]
     metrics = Metrics(lambda: served, lambda: 0, lambda: None)
-    metrics.note_class(0, [(0.5,), (1.0,)], 0.1)
-    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.4\n' in metrics.text()
-    served = served.by_model("2", (0.5, 1.0))
-    metrics.note_class(0, [(0.5,)], 0.1)
-    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.9\n' in metrics.text()
-    assert (served.version, served.request_classes) == ("2", ("gold",))
+    metrics.note_class(0, answers, 0.1)
+    assert b'slimsched_class_images_expected_right_total{class="gold"} 1.7' in metrics.text()
 
 
 def test_other_pages_are_no_metrics() -> None:

@@ -43,7 +43,8 @@ from kit.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
 from policies.vocabulary import RequestArrived
-from scenarios.job.new_model import ModelOrders
+from scenarios.files.shipped import SHIPPED_SCENARIOS
+from scenarios.job.new_model import ModelOrders, endless_policy
 from scenarios.job.serving import _OperatorOrders, _served, _stopping
 from scenarios.runs.folder import CONTROL, SERVED
 from scenarios.world.materials import load_world
@@ -172,6 +173,9 @@ def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
     for takes_over in (False, True):
         policy: Any = asked.policy("compass", takes_over=takes_over)
         assert getattr(policy, "_policy", policy).control.takes_over == takes_over
+    of_classes = load_world(SHIPPED_SCENARIOS / "classes.yaml", tmp_path / "other")
+    with_classes: Any = endless_policy(of_classes, "compass", tmp_path, of_classes.cluster.router, takes_over=True)
+    assert [each.takes_over for each in getattr(with_classes, "_policy", with_classes).control.all] == [True, True]
     spec = spec_of(2)
     learned = PPORouter(spec, tensors_of(network_of(spec)))
     other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
