@@ -1007,6 +1007,7 @@ class Scenario(StrictModel):
                 "slo.p99_limit_s": self.slo.p99_limit_s,
                 "slo.schedule": self.slo.schedule or None,
                 "tuning.floor": self.tuning.floor,
+                "tuning.objective": "energy" if self.tuning.objective == "energy" else None,
             }
             for key, value in elsewhere.items():
                 if value is not None:

@@ -95,7 +95,7 @@ def make_ppo(job: ScenarioJob, world: World, kind: str = PPO, says_score: bool =
 
     def work() -> Sequence[Path]:
         require_trainable(world)
-        require_one_class(world)
+        require_one_class(given)
         router, scalars = train_router(job, world, kind, fingerprint)
         score = score_router(world, lambda: _fresh(router, world), kind, given.seed)
         router.save(path, made_by={MADE_WITH: dict(world.made_with)})

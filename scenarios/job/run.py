@@ -23,6 +23,7 @@ from pathlib import Path
 
 from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
+from scenarios.files.made_routers import BY_GRADIENTS, made_kinds
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
@@ -33,6 +34,7 @@ from scenarios.job.profiles import make_profiles, make_serving
 from scenarios.job.router import make_routers
 from scenarios.job.sizes import devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
+from scenarios.learn.train import require_one_class
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.runs.engines import engine_of, require_memory
@@ -99,6 +101,8 @@ def require_what_is_known(job: ScenarioJob) -> None:
         InputError: something does not fit this machine, or together.
     """
     network = job.network
+    if set(made_kinds(job.routers_that_run)) & set(BY_GRADIENTS):
+        require_one_class(job.scenario)
     job.router_parts(job.routers_that_run)  # one of the user's own that is not there, or refused, shows now
     if job.scenario.model.is_runnable:
         require_devices(job.scenario)

@@ -278,15 +278,17 @@ def shortfall(scores: Sequence[RunScore], floor: float) -> float:
 
 
 def lacking(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
-    """Points of accuracy below the floor; of classes of requests what the one lacks that is furthest below its own."""
+    """Points of accuracy below the floor; of classes of requests what the one lacks that is furthest below its own,
+    of those in which somebody was completed."""
     if not knobs.class_floors:
         return shortfall(scores, knobs.floor)
     points = []
     for number, floor in enumerate(knobs.class_floors):
         images = sum(score.class_images[number] for score in scores)
         right = sum(score.class_images[number] * score.class_accuracies[number] for score in scores)
-        points.append((floor - right / max(images, 1)) / POINT)
-    return max(points)
+        if images:
+            points.append((floor - right / images) / POINT)
+    return max(points, default=0.0)
 
 
 def mean_accuracy(scores: Sequence[RunScore]) -> float:

@@ -26,6 +26,7 @@ from policies.ppo.spec import PolicySpec
 from policies.records import RunRecord
 from policies.rules.compass import CompassRule, Numbers, unit_of
 from policies.rules.controlled import ControlSpec
+from scenarios.files.spec import Scenario
 from scenarios.learn.search import FloorMultiplier
 from scenarios.learn.tune import knobs_of, match_level
 from scenarios.learn.tuned_files import world_of_now
@@ -79,11 +80,11 @@ def require_trainable(world: World) -> None:
         raise InputError(world.scenario.name, "", f"{problem}; {remedy}") from None
 
 
-def require_one_class(world: World) -> None:
+def require_one_class(scenario: Scenario) -> None:
     """Raises `InputError` where requests have classes: what learns by gradients is told of none."""
-    if world.scenario.classes:
+    if scenario.classes:
         problem = "ppo and ppo-paper are trained without classes of requests; take compass, or tuned:compass"
-        raise InputError(world.scenario.name, "classes", problem)
+        raise InputError(scenario.name, "classes", problem)
 
 
 def train_world(

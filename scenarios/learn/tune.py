@@ -368,7 +368,8 @@ def _tuples(evaluator: Evaluator) -> list[Finalist]:
     """Fixed tuples that are accurate enough, each with its best settings; of classes one for each, as cheap in turn."""
     finalists, classes = [], evaluator.context.config.classes
     floors = evaluator.knobs.class_floors or (evaluator.knobs.floor,)
-    for tuples in zip(*(able_tuples(evaluator, floor) for floor in floors), strict=False):
+    cheapest_first = [reversed(able_tuples(evaluator, floor)) for floor in floors]
+    for tuples in [*zip(*cheapest_first, strict=False)][::-1]:
         name = "; ".join(", ".join(f"{width:g}" for width in widths) for widths in tuples)
         rule = FixedRule(tuples=dict(zip(classes, tuples, strict=True))) if classes else FixedRule(tuple=tuples[0])
         of_what = f"settings of {tuples if classes else tuples[0]}"

@@ -204,10 +204,11 @@ def validated(
 
 
 def _class_accuracies(runs: Sequence[Result]) -> dict[str, float]:
-    """As `_of_classes` of some runs."""
+    """As `_of_classes`, of those runs in which somebody of the class was completed."""
     axis = MEASURES["expected_accuracy"]
-    names = runs[0].get("classes", {})
-    return {name: float(np.mean([axis.of(run["classes"][name]) or 0.0 for run in runs])) for name in names}
+    of_class = {name: [axis.of(run["classes"][name]) for run in runs] for name in runs[0].get("classes", {})}
+    known = {name: [each for each in values if each is not None] for name, values in of_class.items()}
+    return {name: float(np.mean(values)) if values else 0.0 for name, values in known.items()}
 
 
 def _accuracy(

@@ -86,7 +86,9 @@ def opened_journal(path: Path) -> Iterator[tuple[Journal, Write]]:
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            raise InputError(str(path), "", "another `jobs advise` writes to it; wait for its end") from None
+            raise InputError(
+                str(path), "", "another `jobs advise` writes to it; end that, or wait for its end"
+            ) from None
         file.seek(0)
         content = file.read()
         journal = read_journal(content.decode(errors="replace"), str(path))

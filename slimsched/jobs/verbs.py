@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import time  # noqa: TID251 - how long jobs wait in a running Slurm is told by a clock
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -65,7 +65,9 @@ Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
 PRECISION: Final = 0.02  # of the largest load, as a share of it
 _ENDING: Final = ".jobtrace.parquet"
+Document = dict[str, Any]
 _DAY_NS: Final = 86_400 * NS_PER_S
+_PATIENT: Final = 10  # passes that fail one after another
 _FEW: Final = 300  # jobs that are simulated sooner than a process begins
 _MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
@@ -442,7 +444,7 @@ def advise(
         policy: whose order is advised, by name or a file: one that stops no job and needs no true run times.
         age_guard_s: who has waited longer goes first; what the policy's file says by default, or else 24h.
         apply: write the SiteFactors of this order into Slurm; an operator may.
-        every_s: again so often, until it is interrupted; with --apply.
+        every_s: again so often, until it is interrupted; with --apply. The scenario is read once.
         journal: where each is written down before; beside the scenario by default, ending in .advice.jsonl.
         undo: put back what such a journal says was changed, and do nothing else.
 
@@ -460,6 +462,7 @@ def advise(
 
     if every_s is not None and not apply:
         raise InputError("--every", "", "repeats what --apply writes; give that, too")
+    require_within("--age-guard", age_guard_s, 1.0, LONGEST)
     slurm = Slurm()
     advice.require_multifactor(slurm.ask(*advice.CONFIG_COMMAND))
     if undo is not None:
@@ -477,7 +480,7 @@ def advise(
     known = advice.read_journal(read_text(place), str(place)) if place.is_file() else []
     with opened_journal(place) if apply else nullcontext((known, None)) as (lines, write):
 
-        def one_pass() -> dict[str, Any]:
+        def one_pass() -> Document:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
             document = advice.advice_document(case, named, jobs, lines, time.time(), processes)
@@ -488,22 +491,32 @@ def advise(
 
         document = one_pass()
         if every_s is not None:
-            _repeat(document, one_pass, every_s)
+            document = _repeated(document, one_pass, every_s)
     return CommandResult(document, advice_text(document))
 
 
-def _repeat(document: dict[str, Any], one_pass: Callable[[], dict[str, Any]], every_s: float) -> None:
-    """Pass after pass, each told in a line, until somebody interrupts it."""
+def _repeated(document: Document, one_pass: Callable[[], Document], every_s: float) -> Document:
+    """The last of many passes, each told in a line; SIGTERM or Ctrl-C ends them.
+
+    Raises:
+        InputError: what is wrong stays so for `_PATIENT` passes.
+    """
+    from scenarios.terminal.exits import terminated_as_interrupted
     from slimsched.jobs.texts import say
 
-    said = say("advice_pass", document)
-    while True:
-        observer().remark(said)
-        time.sleep(every_s)
-        try:
-            said = say("advice_pass", one_pass())
-        except InputError as error:  # the controller may be away for a moment
-            said = str(error)
+    failures, said = 0, say("advice_pass", document)
+    with suppress(KeyboardInterrupt), terminated_as_interrupted():
+        while True:
+            observer().remark(said)
+            time.sleep(every_s)
+            try:
+                document, failures = one_pass(), 0
+                said = say("advice_pass", document)
+            except InputError as error:  # the controller may be away for a moment
+                failures, said = failures + 1, str(error)
+                if failures == _PATIENT:
+                    raise
+    return document
 
 
 def _undone(journal: Path) -> CommandResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -276,13 +277,13 @@ class SlurmOfTexts(live.Slurm):
 
     def __init__(self) -> None:
         self.factors, self.patience, self.config, self.is_away = {2: 0, 3: 0, 4: 0}, 100, CONFIG, False
-        self.journal = Path("s.advice.jsonl")
+        self.journal, self.queue = Path("s.advice.jsonl"), QUEUE
 
     def ask(self, *words: str) -> str:
         if self.is_away:
             raise InputError("squeue", "", "the controller is away")
         rows = (f"{number}|{factor}|{1000 + factor}\n" for number, factor in self.factors.items())
-        return {"scontrol": self.config, "squeue": QUEUE, "sprio": "".join(rows)}[words[0]]
+        return {"scontrol": self.config, "squeue": self.queue, "sprio": "".join(rows)}[words[0]]
 
     def change(self, change: Change) -> bool:
         assert self.journal.read_text().endswith(change.line), "written down before it is made"
@@ -337,28 +338,63 @@ def test_it_is_killed_and_goes_on_and_undone(slurm: SlurmOfTexts, killed_after: 
 def test_pass_follows_pass_until_it_is_interrupted(
     slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between passes a job's SiteFactor is set by others; then the controller is away; then somebody interrupts."""
+    """Between passes a job comes to wait, then another's SiteFactor is set by others, then the controller is away.
+
+    What the first pass wrote is ours in the next: the new job goes between, and others are moved again.
+    """
     sleeps: list[float] = []
 
     def sleep(time_s: float) -> None:
         sleeps.append(time_s)
-        slurm.factors[3] = 77
-        slurm.is_away = len(sleeps) == 2
-        if len(sleeps) == 4:
+        if len(sleeps) == 1:
+            slurm.queue += QUEUE.splitlines()[2].replace("3|3|", "5|5|").replace("2:00", "1:00") + "\n"
+            slurm.factors[5] = 0
+        if len(sleeps) == 2:
+            slurm.factors[3] = 77
+        slurm.is_away = len(sleeps) == 3
+        if len(sleeps) == 5:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", sleep)
     assert main(["jobs", "advise", "s.yaml", "--every", "30s"]) == 2
     assert "--every: repeats what --apply writes; give that, too" in capsys.readouterr().err
-    assert main(["jobs", "advise", "s.yaml", "--apply", "--every", "30s"]) == 130
-    assert (sleeps, slurm.factors[2], slurm.factors[3]) == ([30.0] * 4, 2, 77)
-    told = [line for line in capsys.readouterr().err.splitlines() if "SiteFactors" in line or "away" in line]
-    assert [word for line in told for word in re.findall(r"(\d+) SiteFactors|(away)", line)] == [
-        ("2", ""),
-        ("0", ""),
-        ("", "away"),
-        ("0", ""),
-    ]
+    assert main(["jobs", "advise", "s.yaml", "--apply", "--every", "30s", "--json", "last.json"]) == 0
+    assert sleeps == [30.0] * 5
+    err = capsys.readouterr().err
+    told = [line for line in err.splitlines() if "SiteFactors" in line or "away" in line]
+    assert ["away" in line for line in told] == [False, False, False, True, False]
+    assert [int(re.findall(r"(\d+) SiteFactors", line)[0]) > 0 for line in told[:2]] == [True, True]
+    assert (slurm.factors[5] > slurm.factors[2] > slurm.factors[4], slurm.factors[3]) == (True, 77)
+    last = json.loads(Path("last.json").read_text())
+    assert last["left"]["SiteFactor set by others"] == 1
+
+
+def test_what_stays_wrong_ends_it(
+    slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+
+    def sleep(time_s: float) -> None:
+        sleeps.append(time_s)
+        slurm.is_away = True
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert main(["jobs", "advise", "s.yaml", "--apply", "--every", "30s", "--quiet"]) == 2
+    assert (len(sleeps), "the controller is away" in capsys.readouterr().err) == (10, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "in_file", "late"),
+    [((), None, 0), (("--age-guard", "30s"), None, 2), ((), "30s", 2), (("--age-guard", "1d"), "30s", 0)],
+)
+def test_whose_guard_of_age_holds(
+    slurm: SlurmOfTexts, flags: tuple[str, ...], in_file: str | None, late: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The flag's, or else the policy's own, or else a day: jobs 2, 3 and 4 have waited 100, 50 and 10 s."""
+    words = "schema: slimsched.jobpolicy/1\norder: saf\nqueueing: first-fit\nestimate: requested\n"
+    Path("mine.jobpolicy.yaml").write_text(words + (f"age_guard_s: {in_file}\n" if in_file else ""))
+    assert main(["jobs", "advise", "s.yaml", "--policy", "mine.jobpolicy.yaml", *flags, "--json", "-", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["late"] == late
 
 
 def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,6 +414,7 @@ def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.Captur
         (["--policy", "las"], "--policy: las stops jobs, is learned, or is Slurm's own; allowed are"),
         (["--policy", "multifactor"], "is Slurm's own; allowed are"),
         (["--policy", "no"], "'no' is no policy"),
+        (["--age-guard", "0s"], "--age-guard: 0: must be a number from 1"),
         (["--undo", "none.jsonl"], "--undo: none.jsonl: no such file; name the journal"),
         (["--undo", "s.yaml"], "s.yaml: is no journal of `slimsched jobs advise`"),
         (["--apply", "--journal", "notes"], "notes: is no journal of `slimsched jobs advise`"),

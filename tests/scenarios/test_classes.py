@@ -251,7 +251,7 @@ def test_a_fixed_rule_names_every_class() -> None:
 
 def test_who_knows_no_classes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="are trained without classes"):
-        require_one_class(world())
+        require_one_class(world().scenario)
     with pytest.raises(InputError, match="shows no classes"):
         make_env(SHIPPED)
     assert main(["plan", str(SHIPPED)]) == 2
