@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import slimsched
 from hw.host.clock import RunClock
 from hw.router.run_spec import HardwareRun
 from hw.router.traffic import PlannedTraffic
@@ -18,15 +21,17 @@ from kit.errors import InputError
 from policies.names import make_router
 from policies.router import RouterCore
 from policies.rules.specs import FixedRule
-from policies.vocabulary import RequestArrived, SendBlock
+from policies.vocabulary import RequestArrived, RunBatch, SendBlock
 from scenarios.files.reading import load_scenario
 from scenarios.gym import make_env
+from scenarios.learn import tune
+from scenarios.learn.evaluator import lacking
 from scenarios.learn.train import require_one_class
 from scenarios.metrics.ranking import Promise, RankedRouter
 from scenarios.metrics.result import Result
 from scenarios.metrics.slo import ClassPromise, Judged, Slo, SloDocument, attainment_of
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import RateReading
+from scenarios.runs.capacity import RateReading, Search, read
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.world import World
@@ -148,7 +153,13 @@ def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
     assert isinstance(simulation.router, RouterCore)
     blocks = [command.block for step in record.log for command in step.commands if isinstance(command, SendBlock)]
     assert {len({int(mixed[request]) for request in block.requests}) for block in blocks} == {1}
-    assert max(each.size for each in record.batches) > max(len(block.requests) for block in blocks) / 2
+    batches = [
+        command.requests
+        for step in record.log
+        for command in step.commands
+        if isinstance(command, RunBatch) and len(command.requests) > 1
+    ]
+    assert any(len({int(mixed[request]) for request in requests}) == 2 for requests in batches)
 
 
 # ----------------------------------------------------------------------------------------------- the bound and capacity
@@ -169,6 +180,68 @@ def test_classes_carry_what_their_shares_cost() -> None:
     strict, loose = (FluidModel(given).capacity_img_s(floor) for floor in (0.76, 0.74))
     assert model.capacity_img_s() == pytest.approx(1 / (0.5 / strict + 0.5 / loose), rel=0.005)
     assert model.capacity_img_s() > 1.4 * strict
+
+
+def test_unequal_shares_are_those_of_the_programme() -> None:
+    given = world(classes=[{"name": "a", "share": 0.2, "floor": 0.76}, {"name": "b", "share": 0.8, "floor": 0.74}])
+    strict, loose = (FluidModel(given).capacity_img_s(floor) for floor in (0.76, 0.74))
+    found = FluidModel(given, classes=given.scenario.classes).capacity_img_s()
+    assert found == pytest.approx(1 / (0.2 / strict + 0.8 / loose), rel=0.005)
+
+
+def test_no_router_is_below_its_bound(tmp_path: Path) -> None:
+    """Not even one that keeps no class's floor: it is held to the mean accuracy that it has itself."""
+    rule = {"schema": "slimsched.rule/1", "kind": "fixed", "tuple": [0.25] * 4, "placement": "jsq"}
+    (tmp_path / "narrow.rule.yaml").write_text(json.dumps(rule))
+    changes = {"duration_s": "6", "warmup_s": "1", "workload": {"kind": "poisson", "rate_img_s": 1500}}
+    found = slimsched.compare(SHIPPED, [tmp_path / "narrow.rule.yaml"], [1, 2], bound=True, changes=changes)
+    gaps = [point["gap_pct"] for cost in found.document["pareto"]["fronts"].values() for point in cost]
+    assert len(gaps) >= 2
+    assert min(gap for gap in gaps if gap is not None) >= 0
+
+
+def test_a_rate_is_read_class_by_class() -> None:
+    """By its own images: at its own tuple each class has just that one's accuracy."""
+    given = world()
+    prior, wide, narrow = given.context.prior, (1.0,) * 4, (0.25,) * 4
+    policy = FixedRule(tuples={"gold": wide, "bronze": narrow}).make(given.context)
+    found = read(given, policy, 0.2, 1, Search("fixed", (1,), 3.0, engine="compiled", slo=Slo.of(given.scenario)))
+    assert [each.accuracy for each in found.classes] == pytest.approx([prior(wide), prior(narrow)], abs=1e-6)
+    assert found.accuracy == pytest.approx((prior(wide) + prior(narrow)) / 2, abs=0.02)
+
+
+def test_deadlines_and_limits_are_of_each_class() -> None:
+    """One that nobody can break, and one that nobody can keep."""
+    promised = [
+        {"name": "calm", "share": 0.5, "deadline_s": 60.0, "p99_limit_s": 60.0},
+        {"name": "rash", "share": 0.5, "deadline_s": 1e-6, "p99_limit_s": 1e-6},
+    ]
+    given = world(classes=promised, duration_s=5.0, warmup_s=1.0)
+    found = simulate_metrics(given, given.router("jsq"), "jsq", 1, engine="compiled")
+    calm, rash = found["classes"].values()
+    assert (calm["in_time"], rash["in_time"]) == (1.0, 0.0)
+    assert [each["slo_attainment"]["p99_limit"] for each in (calm, rash, found)] == [1.0, 0.0, 0.0]
+
+
+def test_a_class_that_nobody_was_of_lacks_nothing() -> None:
+    knobs: Any = SimpleNamespace(class_floors=(0.7, 0.76))
+    score: Any = SimpleNamespace(class_images=(10, 0), class_accuracies=(0.69, 0.0))
+    assert lacking([score], knobs) == pytest.approx(1.0)
+
+
+def test_fixed_tuples_of_classes_are_cheap_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cheapest of each class go together, however many a floor leaves."""
+    a, b, c = ((width,) * 4 for width in (1.0, 0.75, 0.25))
+    able = {0.76: [a, b], 0.74: [a, b, c]}
+    monkeypatch.setattr(tune, "able_tuples", lambda _, floor: able[floor])
+    monkeypatch.setattr(tune, "best_settings", lambda *_: {})
+    knobs = SimpleNamespace(class_floors=(0.76, 0.74), floor=None)
+    evaluator: Any = SimpleNamespace(context=world().context, knobs=knobs)
+    specs: list[Any] = [each.spec for each in tune._tuples(evaluator)]
+    assert [spec.tuples for spec in specs] == [
+        {"gold": a, "bronze": b},
+        {"gold": b, "bronze": c},
+    ]
 
 
 def test_a_rate_is_carried_where_every_class_is_kept_what_it_is_promised() -> None:
@@ -221,6 +294,7 @@ def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -
         ({"slo.floor": 0.7}, "slo.floor is given beside classes"),
         ({"slo.schedule": [{"at_s": 5.0, "floor": 0.7}]}, "slo.schedule is given beside classes"),
         ({"tuning.floor": 0.7}, "tuning.floor is given beside classes"),
+        ({"tuning.objective": "energy"}, "tuning.objective is given beside classes"),
         ({"shed": True}, "shed needs a deadline_s"),
     ],
 )
@@ -249,13 +323,17 @@ def test_a_fixed_rule_names_every_class() -> None:
         FixedRule(tuple=full, tuples={"gold": full})
 
 
-def test_who_knows_no_classes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="are trained without classes"):
         require_one_class(world().scenario)
     with pytest.raises(InputError, match="shows no classes"):
         make_env(SHIPPED)
     assert main(["plan", str(SHIPPED)]) == 2
     assert "a plan knows no classes" in capsys.readouterr().err
+    ppo = ("--set", "compare.routers=[jsq, ppo]", "--out", str(tmp_path / "run"))
+    assert main(["run", str(SHIPPED), *ppo]) == 2
+    assert "are trained without classes" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "comparison.json").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
