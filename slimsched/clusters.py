@@ -97,7 +97,7 @@ def steer(
             a value is not allowed.
     """
     from policies.goal_control import MAX_WEIGHT
-    from scenarios.files.router_names import check_router
+    from scenarios.files.router_names import check_router, with_file
     from scenarios.runs import control
 
     require_within("--floor", floor, 0, 1)
@@ -105,7 +105,7 @@ def steer(
     named = None if router is None else router_name(router)
     if named is not None:
         check_router(named, "--router")
-        named = str(Path(named).resolve()) if Path(named).is_file() else named
+        named = with_file(named, lambda path: str(path.resolve()))
     weights = None if model is None else str(Path(model).resolve())
     wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named, model=weights)
     given = wish.model_dump(exclude_none=True)

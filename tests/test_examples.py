@@ -90,7 +90,7 @@ def test_the_server_is_a_unit_that_systemd_takes(tmp_path: Path) -> None:
 def test_the_dashboard_asks_for_what_is_counted() -> None:
     """Each name that a panel asks for, and each of ours but two; panels lie side by side."""
     board = json.loads((SERVING / "dashboard.json").read_text(encoding="utf-8"))
-    told = Status(True, 1, 1, 1, 1, 1.0, 0.5, 1, (ServerState("a", True, 1, 1),))
+    told = Status(True, 1, 1, 1, 1.0, 0.5, 1, (ServerState("a", True, 1, 1),))
     served = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
     metrics = Metrics(lambda: served, lambda: 0, lambda: told)
     metrics.requests.labels("200"), metrics.refused.labels("full"), metrics.failed.labels("deadline")

@@ -36,10 +36,10 @@ class Limits:
 
     Attributes:
         body_bytes: of a request.
-        held_bytes: of all requests that are being read.
+        held_bytes: of all requests that are being read, over HTTP and over gRPC each.
         body_s: in which its body must have come.
         timeout_s: in which it is answered, unless the client asks for less.
-        connections: that are open at a time.
+        connections: that are open at a time, at each port.
     """
 
     body_bytes: int = 1 << 24

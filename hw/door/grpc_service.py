@@ -129,12 +129,22 @@ def write_reply(request: Request, answers: list[Answer], served: Served) -> Mess
 
 
 class Calls:
-    """What is answered to each call."""
+    """What is answered to each call.
+
+    gRPC says how large a message is when it has read it. So no more are read at a time than may all be the largest:
+    together they hold no more than the limit. Others wait, and may send 64 KiB meanwhile.
+
+    Attributes:
+        largest_bytes: of a message.
+    """
 
     def __init__(self, admission: Admission, metrics: Metrics, limits: Limits) -> None:
         self._admission = admission
         self._metrics = metrics
         self._limits = limits
+        served = admission.served
+        self.largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
+        self._readers = asyncio.Semaphore(max(1, limits.held_bytes // self.largest_bytes))
 
     @property
     def _served(self) -> Served:
@@ -157,7 +167,7 @@ class Calls:
         }
         # One message comes, as to the others; read as a stream, it is taken when its sender's token is known.
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(
-            _refusing(self._infer), None, MESSAGES["ModelInferResponse"].SerializeToString
+            _refusing(self._infer, self._count), None, MESSAGES["ModelInferResponse"].SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -181,31 +191,28 @@ class Calls:
         return MESSAGES["ModelMetadataResponse"](**self._served.metadata())
 
     async def _infer(self, _: object, context: Context) -> Message:
-        code = grpc.StatusCode.OK
-        try:
-            token = self._token_in(context)
-            asked, size_bytes = await self._read(context)
-            self._admission.require_model(asked.model_name, asked.model_version)
-            request = read_call(asked, size_bytes, self._served)
-            request, trace = _in_time(request, context), trace_of(_metadata_of(context))
-            answers = await self._admission.answers(request, token, trace, asked.model_version)
-            return write_reply(request, answers, self._served)
-        except RequestError as error:
-            code = _CODES[HTTPStatus(error.status)]
-            raise
-        except asyncio.CancelledError:  # the client left, or gRPC has ended it a moment before `Admission`
-            code = grpc.StatusCode.CANCELLED if context.time_remaining() else grpc.StatusCode.DEADLINE_EXCEEDED
-            raise
-        finally:
-            self._metrics.requests.labels(code.name).inc()
+        token = self._token_in(context)
+        asked, size_bytes = await self._read(context)
+        self._admission.require_model(asked.model_name, asked.model_version)
+        request = read_call(asked, size_bytes, self._served)
+        request, trace = _in_time(request, context), trace_of(_metadata_of(context))
+        answers = await self._admission.answers(request, token, trace, asked.model_version)
+        return write_reply(request, answers, self._served)
+
+    def _count(self, code: grpc.StatusCode) -> None:
+        self._metrics.requests.labels(code.name).inc()
 
     async def _read(self, context: Context) -> tuple[Any, int]:
         """Its one message, and the size of it; what is too large, gRPC refuses."""
+        is_read = False
         try:
-            async with asyncio.timeout(self._limits.body_s):
+            async with asyncio.timeout(self._limits.body_s), self._readers:
+                is_read = True
                 body = await context.read()
             return MESSAGES["ModelInferRequest"].FromString(body), len(body)
         except TimeoutError:
+            if not is_read:
+                raise RequestError("full: others send at this moment", HTTPStatus.TOO_MANY_REQUESTS) from None
             problem = f"the message took more than {self._limits.body_s:g} s"
             raise RequestError(problem, HTTPStatus.REQUEST_TIMEOUT) from None
         except (DecodeError, TypeError):  # grpc.aio.EOF is no bytes
@@ -227,29 +234,39 @@ def _in_time(request: Request, context: Context) -> Request:
     return replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
 
 
-def _refusing(call: Call) -> Call:
-    """With a status for what is refused."""
+def _refusing(call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: None) -> Call:
+    """With a status for what is refused; `count` is told of every one."""
 
     async def answer(asked: Any, context: Context) -> Any:
+        code = grpc.StatusCode.UNKNOWN  # what gRPC says of an exception
         try:
-            return await call(asked, context)
+            reply = await call(asked, context)
+            code = grpc.StatusCode.OK
+            return reply
         except RequestError as error:
             code = _CODES[HTTPStatus(error.status)]
             may_retry = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
             await context.abort(code, str(error), _SOON if may_retry else ())
+        except asyncio.CancelledError:  # the client left, or gRPC has ended it a moment before `Admission`
+            is_over = context.time_remaining() == 0
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED
+            raise
+        finally:
+            count(code)
 
     return answer
 
 
-async def start_grpc(calls: Calls, address: str, certificate: Path | None, served: Served, limits: Limits) -> Any:
+async def start_grpc(calls: Calls, address: str, certificate: Path | None, limits: Limits) -> Any:
     """A server that listens.
 
     Args:
         address: whose port this user has reserved (`hw.door.listening.listen`).
     """
-    largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
     options = (
-        ("grpc.max_receive_message_length", largest_bytes),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_receive_message_length", calls.largest_bytes),
+        ("grpc.http2.bdp_probe", 0),  # else a call may send 4 MiB before it is read, and not 64 KiB
         ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
     )

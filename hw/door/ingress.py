@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import socket
 import sys
@@ -34,6 +33,7 @@ from hw.door.protocol import Served, error_body
 from hw.door.slots import slots_of
 from hw.door.spans import tracing
 from hw.door.words import IngressPort, RouterPort, Serving, ToIngress, ToRouter
+from hw.host.limits import allow_descriptors
 from hw.transport.arena import Arena
 from hw.transport.port import socket_pair
 from kit.errors import WorkError
@@ -180,9 +180,8 @@ def _wait(listening: socket.socket, end: socket.socket, certificate: Path | None
 
 
 def _main(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = spec.limits.connections + _DESCRIPTORS
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    ports = 1 if listening.grpc is None else 2
+    allow_descriptors(ports * spec.limits.connections + _DESCRIPTORS)
     uvloop.run(_serve(spec, listening, end, arena))
 
 
@@ -213,7 +212,7 @@ async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, me
     from hw.door.grpc_service import Calls, start_grpc  # an extra of its own
 
     calls = Calls(admission, metrics, spec.limits)
-    server = await start_grpc(calls, address, spec.certificate, spec.served, spec.limits)
+    server = await start_grpc(calls, address, spec.certificate, spec.limits)
     yield
     await server.stop(_ENDING_S)
 

@@ -99,9 +99,10 @@ def listen(host: str, port: int, grpc_port: int | None = None, *, is_safe: bool)
         if grpc_port is None:
             yield Listening(http)
             return
-        with _bound("--grpc-port", host, grpc_port, is_safe) as reserved:
-            # Now this user's processes alone can open a socket there, one after another.
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with _bound("--grpc-port", host, grpc_port, is_safe) as probe:  # nobody has it, not even a server of this user
+            grpc_port = probe.getsockname()[1]
+        # Who would share it must ask for SO_REUSEPORT, too, and be this user's: one ingress after another.
+        with _bound("--grpc-port", host, grpc_port, is_safe, socket.SO_REUSEPORT) as reserved:
             yield Listening(http, _text(reserved))
 
 
@@ -110,7 +111,7 @@ def _text(bound: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bound(flag: str, host: str, port: int, is_safe: bool) -> socket.socket:
+def _bound(flag: str, host: str, port: int, is_safe: bool, option: int = socket.SO_REUSEADDR) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as error:  # a name that is none
@@ -118,7 +119,7 @@ def _bound(flag: str, host: str, port: int, is_safe: bool) -> socket.socket:
         raise InputError("--host", "", f"{host!r:.80}: {problem}; 127.0.0.1 is this machine alone") from None
     _require_safe(str(address[0]), is_safe=is_safe)
     bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, option, 1)
     try:
         bound.bind(address[:2])
     except OSError as error:

@@ -17,12 +17,12 @@ from hw.door.bridge import Bridge
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served
 from hw.door.words import ServerState
+from kit.units import NS_PER_S
 
 _SECONDS: Final = 60
 _SOON: Final = 10
 _LATENCIES: Final = 20_000
 _HEIGHT: Final = 100.0
-_NS_PER_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class LivePage:
             is_ready=self._bridge.is_ready,
             inside=self._bridge.inside,
             slots=self._served.most,
-            router_share=max(0, now.router_ns - since.router_ns) / _NS_PER_S / passed_s,
+            router_share=max(0, now.router_ns - since.router_ns) / NS_PER_S / passed_s,
             spans=[_span(now, seconds, many) for many in (_SOON, _SECONDS)],
             most_img_s=most_img_s,
             points=" ".join(points),
@@ -113,7 +113,7 @@ def _servers(now: _Counts, since: _Counts, passed_s: float) -> list[dict[str, st
     rows: list[dict[str, str | bool | float]] = []
     for server in now.servers:
         was = before.get(server.name, server)
-        share = min(1.0, (server.busy_ns - was.busy_ns) / _NS_PER_S / passed_s)
+        share = min(1.0, (server.busy_ns - was.busy_ns) / NS_PER_S / passed_s)
         img_s = (server.images - was.images) / passed_s
         rows.append({"name": server.name, "is_up": server.is_up, "img_s": img_s, "share": share})
     return rows

@@ -19,10 +19,10 @@ from prometheus_client.registry import Collector
 
 from hw.door.protocol import Answer, Served
 from hw.door.words import Status
+from kit.units import NS_PER_S
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S: Final = tuple(round(base * 10.0**power, 4) for power in range(-3, 2) for base in (1, 2, 5))
-_NS_PER_S: Final = 1e9
 
 
 class _OfRouter(Collector):
@@ -39,20 +39,20 @@ class _OfRouter(Collector):
         yield GaugeMetricFamily("slimsched_ready", "Whether images are accepted.", value=status.is_ready)
         yield GaugeMetricFamily("slimsched_images_queued", "Images inside that no server has.", value=status.queued)
         yield CounterMetricFamily(
-            "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / _NS_PER_S
+            "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / NS_PER_S
         )
         yield CounterMetricFamily(
             "slimsched_router_collections", "Collections of garbage in the router.", value=status.collections
         )
         yield CounterMetricFamily(
-            "slimsched_router_collecting_seconds", "Time that they took.", value=status.collected_ns / _NS_PER_S
+            "slimsched_router_collecting_seconds", "Time that they took.", value=status.collected_ns / NS_PER_S
         )
         up = GaugeMetricFamily("slimsched_server_up", "Whether a server is up.", labels=["server"])
         busy = CounterMetricFamily("slimsched_server_busy_seconds", "Time that some pass ran.", labels=["server"])
         images = CounterMetricFamily("slimsched_server_images", "Images that passed a segment.", labels=["server"])
         for server in status.servers:
             up.add_metric([server.name], server.is_up)
-            busy.add_metric([server.name], server.busy_ns / _NS_PER_S)
+            busy.add_metric([server.name], server.busy_ns / NS_PER_S)
             images.add_metric([server.name], server.images)
         yield from (up, busy, images)
         yield from _of_goals(status)
@@ -68,7 +68,7 @@ def _of_goals(status: Status) -> Iterable[Metric]:
     )
     yield GaugeMetricFamily("slimsched_goal_accuracy", "The mean accuracy asked for; 0: none.", value=status.floor)
     yield GaugeMetricFamily(
-        "slimsched_goal_p99_seconds", "The p99 latency asked for; 0: none.", value=status.limit_ns / _NS_PER_S
+        "slimsched_goal_p99_seconds", "The p99 latency asked for; 0: none.", value=status.limit_ns / NS_PER_S
     )
 
 

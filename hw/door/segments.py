@@ -99,7 +99,6 @@ class _File:
 
     Attributes:
         bytes: that it has on disk.
-        behind: bytes that were handed over and are not compressed and written yet.
         problem: why no more is written; empty while all is well.
     """
 
@@ -108,26 +107,16 @@ class _File:
         self.problem = ""
         self._folder, self._bounds = folder, bounds
         self._fd, self._path = -1, folder
-        self._handed = self._done = 0
 
-    @property
-    def behind(self) -> int:
-        return self._handed - self._done
-
-    def hand_over(self, frame: bytes) -> Callable[[], None]:
-        """What the thread is to do with a frame."""
-        self._handed += len(frame)
-        return lambda: self._put(frame)
-
-    def _put(self, frame: bytes) -> None:
+    def put(self, frame: bytes) -> None:
+        """The next frame; the last one closes it."""
         if not self.problem:
             try:
                 self._write(frame)
             except OSError as error:
                 self.problem = error.strerror or str(error)
             if self.problem or frame == _END:
-                self._close()
-        self._done += len(frame)
+                self.close()
 
     def _write(self, frame: bytes) -> None:
         if self._fd < 0:
@@ -152,7 +141,8 @@ class _File:
         self._path = self._folder / f"{number:08d}{SUFFIX}"
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -177,6 +167,7 @@ class SegmentLog:
         self._frame, self._steps = bytearray(), 0
         self._now_ns = self._framed_ns = self._until_ns = 0
         self._has_stopped = False
+        self._handed = self._done = 0  # bytes of frames
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="segments", daemon=True)
         self._writer.start()
@@ -184,6 +175,21 @@ class SegmentLog:
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+    @property
+    def _behind(self) -> int:
+        """Bytes of all segments that were handed over, and are not compressed and written yet."""
+        return self._handed - self._done
+
+    def _queue(self, file: _File, frame: bytes) -> None:
+        """For the thread to write."""
+
+        def put() -> None:
+            file.put(frame)
+            self._done += len(frame)
+
+        self._handed += len(frame)
+        self._jobs.put(put)
 
     def watch(self, core: RouterCore) -> None:
         """The first segment begins with this core as it is."""
@@ -204,14 +210,17 @@ class SegmentLog:
             if len(self._frame) >= FRAME_BYTES or now_ns >= self._framed_ns + FRAME_NS:
                 self._hand_over(file)
             self._look_after(file)
+        elif self._behind:  # a disk that hangs is given nothing more
+            return
         is_full = file is not None and file.bytes >= self._bounds.segment_bytes
         if is_full or now_ns >= self._until_ns or self._decides() != self._decided:
             self._end()
             self._begin()
 
     def _look_after(self, file: _File) -> None:
-        problem = file.problem or ("the disk is too slow" if file.behind > BACKLOG_BYTES else "")
+        problem = file.problem or ("the disk is too slow" if self._behind > BACKLOG_BYTES else "")
         if problem:
+            self._jobs.put(file.close)
             self._file = None
             if not self._has_stopped:
                 left_s = max(0, self._until_ns - self._now_ns) // NS_PER_S
@@ -223,7 +232,7 @@ class SegmentLog:
 
     def _hand_over(self, file: _File) -> None:
         if self._steps:
-            self._jobs.put(file.hand_over(_ARRAY + self._steps.to_bytes(4, "big") + self._frame))
+            self._queue(file, _ARRAY + self._steps.to_bytes(4, "big") + self._frame)
         self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
 
     def _begin(self) -> None:
@@ -234,12 +243,12 @@ class SegmentLog:
         self._decided = self._decides()
         config, snapshot = self._core.config, self._core.snapshot()
         head = SegmentHead(_SCHEMA, self._served, _now(), self._now_ns, self._decided, config, snapshot)
-        self._jobs.put(self._file.hand_over(_encoder.encode(head)))
+        self._queue(self._file, _encoder.encode(head))
 
     def _end(self) -> None:
         if self._file is not None:
             self._hand_over(self._file)
-            self._jobs.put(self._file.hand_over(_END))
+            self._queue(self._file, _END)
             self._file = None
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class Tally:
     def status(self, progress: RunProgress) -> Status:
         """What the ingress is told."""
         return Status(
-            self.is_ready, progress.in_flight, progress.queued, progress.busy_ns, self._completed, self._accuracy_sum,
+            self.is_ready, progress.queued, progress.busy_ns, self._completed, self._accuracy_sum,
             self._goal.floor, self._goal.limit_ns, self.servers, self._garbage.count, self._garbage.total_ns,
         )  # fmt: skip
 

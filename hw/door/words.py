@@ -77,7 +77,7 @@ class Status(Message, frozen=True):
 
     Attributes:
         is_ready: whether every segment has a server that is up.
-        queued: images in flight that no server has.
+        queued: images inside that no server has.
         busy_ns: CPU time of its process.
         completed: images so far, and `accuracy_sum` what the accuracy table says of the widths of each.
         floor: the mean accuracy that is asked for; 0 for none.
@@ -86,7 +86,6 @@ class Status(Message, frozen=True):
     """
 
     is_ready: bool
-    in_flight: int
     queued: int
     busy_ns: int
     completed: int

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import itertools
 import os
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from hw.agent.emulated_outfit import EmulatedOutfit
 from hw.agent.outfit import AgentSpec, Outfit, SchedulerSpec
 from hw.agent.torch_outfit import TorchOutfit
 from hw.host.clock import NEVER_NS, RunClock
+from hw.host.limits import allow_descriptors
 from hw.host.waiting import Host
 from hw.networks.registry import ModelFile
 from hw.router.agents import AgentHandle, AgentSlot, Carrier, make_all_ready
@@ -53,7 +53,7 @@ from policies.records import RunRecord
 from policies.router import RouterCore
 from policies.vocabulary import NS_PER_S, GoalSet
 
-_DESCRIPTORS = 16  # of an agent, with some to spare
+_DESCRIPTORS = 16  # of an agent: its port, log, arena and process, with some to spare
 DRAIN_LIMIT_NS = 30 * NS_PER_S  # of one that serves: then who is still inside is told that the router has ended
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
@@ -114,7 +114,7 @@ class HardwareCluster:
                 raise InputError(where, "widths", f"server {server.name} has {widths}, the model {known}")
 
     def __enter__(self) -> HardwareCluster:
-        _allow_descriptors(len(self.servers))
+        allow_descriptors(_DESCRIPTORS * (len(self.servers) + 8))
         with contextlib.ExitStack() as stack:
             size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
@@ -299,15 +299,6 @@ class HardwareCluster:
         if router.groups[-1] > self.largest_block:
             problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"
             raise InputError("router", "groups", f"{problem}; start it with `largest_block` of that size")
-
-
-def _allow_descriptors(agents: int) -> None:
-    """An agent takes several: its port, log, arena and process. Often 1,024 are allowed, and more may be asked for."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _DESCRIPTORS * (agents + 8)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _pids(slots: Sequence[AgentSlot]) -> list[int]:

@@ -94,9 +94,9 @@ class Stretch:
     until_ns: int
 
     def steps(self) -> Iterator[LoggedStep]:
-        """Of all of it."""
+        """Of all of it, and of nothing that was served since."""
         for segment in self.segments:
-            yield from (step for step in segment.steps() if step.now_ns >= self.from_ns)
+            yield from (step for step in segment.steps() if self.from_ns <= step.now_ns <= self.until_ns)
 
 
 def last_stretch(folder: RunFolder, duration_s: float) -> Stretch:

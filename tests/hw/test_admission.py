@@ -22,7 +22,7 @@ from hw.door.words import Status
 
 CLASSES = (RequestClass("gold", 0.25, 0.0), RequestClass("bronze", 0.05), RequestClass("tin"))
 SERVED = Served("m", (1, 2, 2), 2, 0, (), (), 8, request_classes=CLASSES)
-STATUS = Status(True, 0, 0, 0, 0, 0.0, 0.0, 0, ())
+STATUS = Status(True, 0, 0, 0, 0.0, 0.0, 0, ())
 
 
 class Door:

@@ -299,6 +299,7 @@ def test_who_has_left_costs_no_more_than_a_segment(door: Door, channel: grpc.Cha
     door.gate.open()
     door.until_inside(0)
     assert door.passes() - passes <= 8
+    assert door.counted("slimsched_requests_total", "CANCELLED") == 1
     (clients,) = door.traffic
     assert not clients._request_in
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,6 +76,21 @@ def test_a_lone_gpu_has_a_cpu_beside_it(
     monkeypatch.setattr("hw.device.gpu_bytes", lambda index: 8 << 30)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert [(device.kind, device.cores, device.threads) for device in local_devices()] == cluster
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"),
+    [(100, 500, 300), (100, 200, 200), (100, -1, 300), (400, 500, 400), (-1, -1, -1)],
+)
+def test_as_many_descriptors_as_wanted_and_allowed(
+    soft: int, hard: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never fewer than there were; -1: any number."""
+    limit = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limit[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limit.append(wanted))
+    limits.allow_descriptors(300)
+    assert limit[-1] == (after, hard)
 
 
 def test_an_affinity_is_the_most(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:

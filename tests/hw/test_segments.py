@@ -151,6 +151,45 @@ def test_a_disk_that_is_too_slow_stops_the_log(
     assert not segment.is_whole
 
 
+def test_a_disk_that_hangs_is_given_no_more_until_it_has_written_all(
+    tmp_path: Path, steps: list[LoggedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many segments would be due meanwhile; then the log goes on, and no file stays open."""
+    may_write, write, behind = Event(), os.write, [0]
+
+    def hang(fd: int, data: memoryview) -> int:
+        assert may_write.wait(60)
+        return write(fd, data)
+
+    def follow(self: Server) -> None:
+        behind.append(self.log._behind)
+
+    half = len(steps) // 2
+    server, opened = Server(tmp_path, age_s=16 * 0.05), len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "write", hang)
+    monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
+    monkeypatch.setattr(segments, "BACKLOG_BYTES", 20_000)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(Server, "let_write", follow)
+        server.serve(steps[:half])
+    due = (steps[half].now_ns - steps[0].now_ns) / (0.05 * 1e9)
+    assert due > 10
+    assert [": the disk is too slow: nothing is logged" in line for line in server.said] == [True]
+    assert 20_000 < max(behind) < 20_000 + 2 * 4000
+    may_write.set()
+    server.let_write()
+    server.serve(steps[half:])
+    server.log.close()
+    assert server.said[1:] == [f"{tmp_path / SERVED}: what is served is logged again"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    found = logged(tmp_path)
+    whole = [segment.is_whole for segment in found]
+    assert whole == [place != whole.index(False) for place in range(len(whole))]
+    for segment in found:
+        assert replay_through({"router": segment.core()}, segment.steps()) is None
+    assert sum(len(list(segment.steps())) for segment in found) > half - 100
+
+
 @pytest.mark.parametrize("place", [0.0, 0.01, 0.3, 0.7])
 def test_a_damaged_segment_is_told(tmp_path: Path, steps: list[LoggedStep], place: float) -> None:
     server = Server(tmp_path)

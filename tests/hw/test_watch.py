@@ -19,9 +19,7 @@ from hw.door.words import Answered, ServerState, Serving, Status
 from kit.errors import WorkError
 
 SERVED = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
-FIRST = Status(
-    True, 4, 3, 0, 100, 90.0, 0.8, 50_000_000, (ServerState("a", True, 10, 0), ServerState("b", False, 0, 0))
-)
+FIRST = Status(True, 3, 0, 100, 90.0, 0.8, 50_000_000, (ServerState("a", True, 10, 0), ServerState("b", False, 0, 0)))
 
 
 class Server:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from kit.errors import InputError
+from policies.rules.specs import LadderRule
+from scenarios.files.router_names import write_rule
 from scenarios.runs.control import Steering, accept_wishes, drain
 from scenarios.runs.folder import CONTROL, RunFolder
 from slimsched.cli import main
@@ -66,7 +68,9 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
     assert list(tmp_path.iterdir()) == []
 
 
-def test_goals_and_routers_are_asked_for_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_goals_and_routers_are_asked_for_in_their_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each once; what is not given is not asked for."""
     folder, name = RunFolder(tmp_path), str(tmp_path)
     with accept_wishes(folder, SERVERS, may_be_steered=True) as wishes:
@@ -75,6 +79,10 @@ def test_goals_and_routers_are_asked_for_in_their_order(tmp_path: Path, capsys: 
         code, out, _ = _asked(capsys, "steer", name, "--router", "jsq", "--json", "-")
         assert (code, json.loads(out)) == (0, {"router": "jsq"})
         assert list(wishes.steering()) == [Steering(floor=0.76, p99_limit_s=0.03), Steering(router="jsq")]
+        write_rule(tmp_path / "mine.rule.yaml", LadderRule())
+        monkeypatch.chdir(tmp_path)  # the run is elsewhere
+        assert _asked(capsys, "steer", name, "--router", "a=mine.rule.yaml")[0] == 0
+        assert list(wishes.steering()) == [Steering(router=f"a={tmp_path / 'mine.rule.yaml'}")]
         assert _asked(capsys, "steer", name, "--energy-weight", "0")[0] == 0
         assert list(wishes.steering()) == [Steering(energy_weight=0.0)]
     with accept_wishes(folder, SERVERS, may_be_steered=True) as wishes:

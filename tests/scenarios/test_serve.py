@@ -42,7 +42,9 @@ from kit.chance import stream
 from kit.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
+from policies.rules.specs import LadderRule
 from policies.vocabulary import RequestArrived
+from scenarios.files.router_names import write_rule
 from scenarios.files.shipped import SHIPPED_SCENARIOS
 from scenarios.job.new_model import ModelOrders, endless_policy
 from scenarios.job.serving import _OperatorOrders, _served, _stopping
@@ -152,7 +154,7 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     save_model(model.path, tiny_model(), "tiny", {})
     evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits", hash="12ab")))
     evaluation.cluster = SimpleNamespace(router=RouterConfig(3, WIDTHS, ()))
-    keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"))
+    keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"), classes=(), deadlines_s=(None,))
     found = _served(SimpleNamespace(scenario=keys, model_to_serve=model), evaluation, 64)  # type: ignore[arg-type]
     assert (found.name, found.shape, found.segments, found.classes, found.most) == ("mine", (1, 8, 8), 3, 10, 64)
     assert found.version == "12ab"
@@ -230,6 +232,16 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     shadow = slimsched.shadow(tmp_path / "run", "jsq").document
     assert (shadow["obeyed"], shadow["arrivals"]) == ("jsq", images)
     assert shadow["alike"]["both"] == shadow["alike"]["decisions"] > 0
+
+
+def test_a_shadow_knows_the_routers_file_wherever_it_is_asked(tmp_path: Path, usual_interrupts: None) -> None:
+    write_rule(tmp_path / "mine.rule.yaml", LadderRule())
+    with serving([str(scenario(tmp_path, 1, 1)), "--router", "mine=mine.rule.yaml"], tmp_path) as served:
+        for _ in range(3):
+            assert infer(served.url)[0] == 200
+        assert served.end()[0] == 0
+    shadow = slimsched.shadow(tmp_path / "run", "jsq").document
+    assert (shadow["obeyed"], shadow["arrivals"]) == ("mine", 3)
 
 
 def test_the_clients_to_copy_are_answered(served: Served) -> None:

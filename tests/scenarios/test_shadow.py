@@ -84,6 +84,12 @@ def test_it_looks_back_so_far_and_never_beyond_another_router(tmp_path: Path) ->
     assert short.until_ns - short.from_ns == 1_500_000_000
     assert len(short.segments) <= 3
     assert min(step.now_ns for step in short.steps()) >= short.from_ns
+    path = short.segments[-1].path
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    before = last_stretch(RunFolder(run), 600.0)
+    path.write_bytes(whole)  # it is served while a shadow is reckoned
+    assert max(step.now_ns for step in before.steps()) == before.until_ns < short.until_ns
     with second.segments[-2].path.open("r+b") as file:
         file.truncate(second.segments[-2].path.stat().st_size - 1)
     assert last_stretch(RunFolder(run), 600.0).segments[0].path == second.segments[-1].path
