@@ -147,6 +147,14 @@ def test_devices_are_counted_as_their_sensors_are() -> None:
     assert done.stdout.split() == ["PCI_BUS_ID", "4"]
 
 
+def test_threads_of_a_pass_sleep_while_they_wait() -> None:
+    """OpenMP's own way is to spin, on cores that other lanes need."""
+    told = {**os.environ, "OMP_DISPLAY_ENV": "verbose"}
+    code = "import hw.devices.instances"
+    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
+    assert "GOMP_SPINCOUNT = '0'" in done.stderr
+
+
 @pytest.mark.parametrize(("told", "wanted"), [(600 << 20, 600 << 20), (None, 1100 << 20)])
 def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though another one opens the device meanwhile; where nobody tells by process it is what the device lost."""
