@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from hw.networks.slimmable import SegmentCost, SlimmableModel
+from hw.networks.servable import SegmentCost, Servable
 from sim.profile import ModelInfo
 
 Key = tuple[int, float, float]  # (segment, width, previous width)
@@ -48,7 +48,7 @@ class ModelCosts:
     instance_bytes: Mapping[tuple[int, float], int]
 
 
-def costs_of(model: SlimmableModel, name: str, model_hash: str) -> ModelCosts:
+def costs_of(model: Servable, name: str, model_hash: str) -> ModelCosts:
     """The costs of a network in float32."""
     spec = model.spec
     return ModelCosts(
@@ -62,7 +62,7 @@ def costs_of(model: SlimmableModel, name: str, model_hash: str) -> ModelCosts:
     )
 
 
-def _model_info(model: SlimmableModel, name: str, model_hash: str) -> ModelInfo:
+def _model_info(model: Servable, name: str, model_hash: str) -> ModelInfo:
     spec = model.spec
     rows = [
         tuple(ELEMENT_BYTES * prod(model.activation_shape(segment, width)) for width in spec.widths)
@@ -75,6 +75,8 @@ def _model_info(model: SlimmableModel, name: str, model_hash: str) -> ModelInfo:
         widths=spec.widths,
         input_bytes=ELEMENT_BYTES * prod(spec.input_shape),
         activation_bytes=tuple(rows),
+        labels=spec.labels,
+        fit=spec.fit,
     )
 
 

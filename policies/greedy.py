@@ -23,6 +23,7 @@ from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
     BlockArrived,
+    Fit,
     InstanceLoaded,
     InstanceUnloaded,
     LoadFailed,
@@ -62,6 +63,7 @@ class GreedyKnobs:
         head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
         skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's own.
+        fit: whether an instance serves narrower requests, or its own width alone (a family of networks).
         padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
         preload: (segment, width) instances to load when the server comes up, at the start of a run and after a death;
             they count for no key.
@@ -82,6 +84,7 @@ class GreedyKnobs:
     head_of_line: Literal["skip", "block"] = "skip"
     skip_limit_ns: int = 500_000_000
     served_width: Literal["requested", "instance"] = "requested"
+    fit: Fit = "nested"
     padded_sizes: tuple[int, ...] = ()
     preload: tuple[Spec, ...] = ()
     load_retries: int = 3
@@ -378,9 +381,12 @@ class GreedyScheduler:
         for instance in self._by_segment.get(key.segment, ()):
             if best is not None and instance.width > best.width:
                 break
-            if instance.state is InstanceState.FREE and instance.width >= key.width:
+            if instance.state is InstanceState.FREE and self._fits(instance, key):
                 best = instance if best is None or _goes_before(instance, best) else best
         return best
+
+    def _fits(self, instance: Instance, key: WorkKey) -> bool:
+        return instance.width == key.width or (instance.width > key.width and self.knobs.fit == "nested")
 
     def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
         """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""
@@ -437,13 +443,13 @@ class GreedyScheduler:
 
     def _has_instance_for(self, key: WorkKey) -> bool:
         return any(
-            instance.state is not InstanceState.UNLOADING and instance.width >= key.width
+            instance.state is not InstanceState.UNLOADING and self._fits(instance, key)
             for instance in self._by_segment.get(key.segment, ())
         )
 
     def _is_loading_for(self, key: WorkKey) -> bool:
         return any(
-            instance.state is InstanceState.LOADING and instance.width >= key.width
+            instance.state is InstanceState.LOADING and self._fits(instance, key)
             for instance in self._by_segment.get(key.segment, ())
         )
 

@@ -19,7 +19,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from kit import strict
 from kit.errors import InputError
 from kit.strict import StrictModel
-from policies.vocabulary import IMAGE, Provenance
+from policies.vocabulary import IMAGE, Fit, Provenance
 
 SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"
 JITTER_QUANTILES = 33
@@ -52,13 +52,15 @@ class DeviceInfo(StrictModel):
 
 
 class ModelInfo(StrictModel):
-    """The slimmable network that the profile is of.
+    """The network that the profile is of.
 
     Attributes:
         segments: S, how many segments it is cut into.
         widths: the width set W, ascending.
         input_bytes: one image as it travels from the router to a server.
         activation_bytes: (S, W) bytes of one image's activations after each segment at each width.
+        labels: what people call each width: of a family, its networks. Empty where a width is called by its number.
+        fit: whether an instance serves narrower requests, too.
     """
 
     name: str
@@ -67,15 +69,27 @@ class ModelInfo(StrictModel):
     widths: tuple[Positive, ...]
     input_bytes: Count
     activation_bytes: tuple[tuple[Count, ...], ...]
+    labels: tuple[str, ...] = ()
+    fit: Fit = "nested"
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelInfo:
+        if self.fit == "exact" and not self.labels:
+            raise ValueError("fit: exact is of a family, whose members have labels")
+        if self.labels and len(set(self.labels)) != len(self.widths):
+            raise ValueError(f"labels must name each of {len(self.widths)} widths once: {list(self.labels)}")
         if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[-1] > 1:
             raise ValueError(f"widths must ascend within (0, 1]: {list(self.widths)}")
         shape_ok = len(self.activation_bytes) == self.segments
         if not shape_ok or any(len(row) != len(self.widths) for row in self.activation_bytes):
             raise ValueError(f"activation_bytes must have {self.segments} rows of {len(self.widths)} numbers")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Of slimmable networks these two say nothing."""
+        written: dict[str, Any] = write(self)
+        return {key: value for key, value in written.items() if key not in ("labels", "fit") or self.labels}
 
     def previous_widths(self, segment: int) -> tuple[float, ...]:
         """What a request that stands before `segment` can come from: `IMAGE` at segment 1, any width after."""

@@ -63,15 +63,16 @@ def check_model(network: str, /) -> CommandResult:
     Raises:
         InputError: there is no such network.
     """
-    from hw.networks.conformance import RULES, broken_rules, unchecked_rules
+    from hw.networks.conformance import RULES, broken_rules, rules_of, unchecked_rules
     from hw.networks.registry import ModelFile
 
     named = ModelFile(Path(network)) if network.endswith(".safetensors") else network_of(network, "NETWORK")
     assert named is not None, "it is given"
     broken = broken_rules(named)
     unchecked = unchecked_rules(broken)
-    words = {**dict.fromkeys(RULES, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
-    lines = [f"{words[name]:<9}  {rule}" for name, (rule, *_) in RULES.items()]
+    rules = rules_of(named.build())
+    words = {**dict.fromkeys(rules, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
+    lines = [f"{words[name]:<9}  {RULES[name][0]}" for name in rules]
     lines += [f"{RULES[name][0]}: {each.problem}\n  remedy: {each.remedy}" for name, each in broken.items()]
     problems = {name: each.problem for name, each in broken.items()}
     document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": problems}

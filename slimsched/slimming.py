@@ -61,7 +61,8 @@ def slim_model(
     """
     from hw.device import require_torch_device
     from hw.networks.conversion import converted, fitted
-    from hw.networks.given import build_given, read_weights, take_weights
+    from hw.networks.given import read_weights, take_weights
+    from hw.networks.ordinary import build_given
     from hw.networks.registry import save_model
     from scenarios.terminal.progress import Progress
 
@@ -106,7 +107,7 @@ def _images(network: Network, images: str, size: int | None, out: Path) -> tuple
 
     from hw.networks.accuracy import MIN_IMAGES
     from hw.networks.datasets import is_image_folder, load_dataset
-    from hw.networks.given import build_given
+    from hw.networks.ordinary import build_given
     from hw.networks.pictures import equally_large
     from scenarios.terminal.progress import Progress
 

@@ -26,7 +26,8 @@ from hw.devices.activations import in_format
 from hw.devices.instances import Instances, open_device, serve
 from hw.networks.registry import Network
 from hw.networks.rows import Row, gather, rows_of
-from hw.networks.slimmable import SegmentInstance, SlimmableModel
+from hw.networks.servable import Instance
+from hw.networks.slimmable import SlimmableModel
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from policies.vocabulary import IMAGE
 from scenarios.executors.devices import chosen_devices
@@ -59,7 +60,7 @@ class OpenedNetwork:
     model: SlimmableModel
     device: DeviceSpec
     place: torch.device
-    instances: dict[tuple[int, float], SegmentInstance]
+    instances: dict[tuple[int, float], Instance]
 
     @classmethod
     def of(cls, model: SlimmableModel, device: DeviceSpec) -> OpenedNetwork:

@@ -17,7 +17,7 @@ from hw.devices.instances import Instances, Lane, give_back, labels_of, seconds_
 from hw.host.core_speed import Reference
 from hw.host.waiting import thread_waited_ns, waited_ns
 from hw.networks.rows import Row
-from hw.networks.slimmable import SegmentInstance
+from hw.networks.servable import Instance
 from hw.transport.messages import (
     Benchmark,
     BenchmarkDispatch,
@@ -51,7 +51,7 @@ class DeviceBench:
     def __init__(self, instances: Instances, store: Activations) -> None:
         self._instances = instances
         self._store = store
-        self._kept: dict[int, SegmentInstance] = {}
+        self._kept: dict[int, Instance] = {}
 
     def carry_out(self, message: Measurement) -> FromAgent:
         """Raises what went wrong."""
@@ -76,7 +76,7 @@ class DeviceBench:
 
     def _load(self, message: BenchmarkLoad) -> Timed:
         """In a lane, as it serves."""
-        runs: list[tuple[SegmentInstance, float, int]] = []
+        runs: list[tuple[Instance, float, int]] = []
 
         def job() -> None:
             before_bytes = _reserved_bytes(self._instances)
@@ -118,7 +118,7 @@ def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
     return gpu.reserved_bytes(instances.place)
 
 
-def _probe(instances: Instances, instance: SegmentInstance, batch: int) -> None:
+def _probe(instances: Instances, instance: Instance, batch: int) -> None:
     """The largest pass, after which all that an instance takes on a GPU is taken."""
     if not batch or instances.place.type != "cuda":
         return

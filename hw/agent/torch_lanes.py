@@ -17,7 +17,7 @@ from hw.devices.gpu import BROKEN_EXIT, empty_cache, is_broken, lacks_memory
 from hw.devices.instances import NO_LABEL, Instances, Lane, give_back, labels_of, serve
 from hw.host.core_speed import SpeedMeter
 from hw.networks.rows import Row, gather, rows_of
-from hw.networks.slimmable import SegmentInstance
+from hw.networks.servable import Instance
 from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
 from policies.vocabulary import NS_PER_S, RunBatch
@@ -60,7 +60,7 @@ class TorchLanes:
         self._device: DeviceSpec = maker.device
         self._lanes: dict[int, Lane] = {}
         self._leaving: dict[int, Lane] = {}  # whose instance is being freed
-        self._instances: dict[int, SegmentInstance] = {}
+        self._instances: dict[int, Instance] = {}
         self._impairment = Impairment()
         self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
         self._mover = self._new_mover() if store.moves_apart else None
@@ -190,9 +190,7 @@ class TorchLanes:
         failed = tuple(request for request in command.requests if request in outcome.failed)
         self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason, scores=scores))
 
-    def _attempt(
-        self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int], outcome: _Outcome
-    ) -> None:
+    def _attempt(self, instance: Instance, command: RunBatch, requests: Sequence[int], outcome: _Outcome) -> None:
         """Run these together; where that fails, each half by itself: memory may do for less, and whoever breaks a
         batch is found without costing the others more than some passes."""
         try:
@@ -220,7 +218,7 @@ class TorchLanes:
         if is_broken(error):
             self._leave(BROKEN_EXIT)
 
-    def _forward(self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int]) -> Tensor:
+    def _forward(self, instance: Instance, command: RunBatch, requests: Sequence[int]) -> Tensor:
         room_images = self._impairment.room_images
         if room_images is not None and len(requests) > room_images:
             raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")

@@ -22,7 +22,7 @@ from hw.devices.instances import Instances, open_device, serve
 from hw.host.apart import Tell, apart
 from hw.networks.registry import ModelFile
 from hw.networks.rows import rows_of
-from hw.networks.slimmable import SegmentInstance
+from hw.networks.servable import Instance
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import IMAGE
 
@@ -103,7 +103,7 @@ class _Runner:
     def __init__(self, maker: Instances) -> None:
         self._maker = maker
         spec = maker.model.spec
-        self._instances: list[SegmentInstance] = [maker.make(s, spec.widths[-1]) for s in range(1, spec.segments + 1)]
+        self._instances: list[Instance] = [maker.make(s, spec.widths[-1]) for s in range(1, spec.segments + 1)]
 
     def labels(self, images: Tensor) -> Tensor:
         """Of drawn images (n, C, H, W); (n,) on the CPU."""

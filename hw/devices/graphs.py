@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hw.devices.gpu import CAPTURING, finish
-from hw.networks.slimmable import SegmentInstance
+from hw.networks.servable import Instance
 
 Pass = Callable[[Tensor], Tensor]
 Key = tuple[float, float, tuple[int, ...]]
@@ -44,7 +44,7 @@ class Capture(Protocol):
         ...
 
 
-class GraphedInstance(SegmentInstance):
+class GraphedInstance:
     """An instance that replays what it has seen twice; what can't be captured is run as ever.
 
     Args:
@@ -52,8 +52,9 @@ class GraphedInstance(SegmentInstance):
         capture: for this instance alone.
     """
 
-    def __init__(self, instance: SegmentInstance, capture: Capture) -> None:
-        super().__init__(instance.model, instance.segment, instance.width, instance.weights)
+    def __init__(self, instance: Instance, capture: Capture) -> None:
+        self.segment, self.width = instance.segment, instance.width
+        self._instance = instance
         self._capture = capture
         self._seen: dict[Key, Replay | None] = {}  # None: run as ever
         self._once: set[Key] = set()
@@ -65,22 +66,28 @@ class GraphedInstance(SegmentInstance):
 
     @property
     def held_bytes(self) -> int:
-        """Weights, and what captured passes read and write."""
-        return super().held_bytes + sum(replay.held_bytes for replay in self._seen.values() if replay is not None)
+        """The instance's, and what captured passes read and write."""
+        return self._instance.held_bytes + sum(
+            replay.held_bytes for replay in self._seen.values() if replay is not None
+        )
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
-        """See `SegmentInstance.run`."""
+        """See `Instance`."""
         key = (width, previous_width, tuple(x.shape))
         if key not in self._once:
             self._once.add(key)
-            return super().run(x, width, previous_width)
+            return self._instance.run(x, width, previous_width)
         if key not in self._seen:
             self._seen[key] = self._captured(x, width, previous_width)
         replay = self._seen[key]
-        return super().run(x, width, previous_width) if replay is None else replay(x)
+        return self._instance.run(x, width, previous_width) if replay is None else replay(x)
+
+    def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> GraphedInstance:
+        """See `Instance`; nothing is captured there yet."""
+        return GraphedInstance(self._instance.to(device, dtype, memory_format), self._capture)
 
     def _captured(self, x: Tensor, width: float, previous_width: float) -> Replay | None:
-        eager = super().run
+        eager = self._instance.run
         try:
             return self._capture(lambda inputs: eager(inputs, width, previous_width), x)
         except Exception:  # an operation that no graph takes, or no memory for it; a broken device shows at once

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor
 
 from hw.device import MATHS, DeviceSpec
@@ -25,7 +24,7 @@ from hw.devices.graphs import Capture, CudaCapture, GraphedInstance
 from hw.devices.memory_budget import MemoryBudget
 from hw.host.apart import Tell, apart
 from hw.networks.rows import Row, gather, rows_of
-from hw.networks.slimmable import SegmentInstance, SlimmableModel
+from hw.networks.servable import Instance, Servable
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.telemetry.nvml import process_vram_bytes
 from kit.errors import WorkError
@@ -103,7 +102,7 @@ def _used_vram_bytes(device: DeviceSpec) -> int:
 
 
 def serve(
-    instance: SegmentInstance,
+    instance: Instance,
     rows: Sequence[Row],
     width: float,
     previous_width: float,
@@ -184,7 +183,7 @@ class Instances:
 
     def __init__(
         self,
-        model: SlimmableModel,
+        model: Servable,
         path: Path,
         device: DeviceSpec,
         place: torch.device,
@@ -198,12 +197,12 @@ class Instances:
         self._new_capture = new_capture
         self.budget = budget or MemoryBudget(device.vram_bytes)
 
-    def make(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
+    def make(self, segment: int, width: float, from_disk: bool = False) -> Instance:
         """An instance on the device; raises `MemoryError` beyond the budget."""
-        needed = self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
+        needed = self._bytes(segment, width)
         self.budget.take(needed)
         try:
-            source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
+            source = self.model.instance(segment, width, self._path if from_disk else None)
             instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
             if self.device.graphs:
                 instance = GraphedInstance(instance, self._new_capture(self.place))
@@ -213,7 +212,7 @@ class Instances:
             raise
         return instance
 
-    def load(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
+    def load(self, segment: int, width: float, from_disk: bool = False) -> Instance:
         """As `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""
         instance = self.make(segment, width, from_disk)
         try:
@@ -223,7 +222,7 @@ class Instances:
             raise
         return instance
 
-    def _warm_up(self, instance: SegmentInstance) -> None:
+    def _warm_up(self, instance: Instance) -> None:
         """Each of the device's sizes at each previous width; twice, where the second pass is captured."""
         device, sights = self.device, 1 + self.device.graphs
         for previous in self.model.spec.previous_widths(instance.segment) if device.warm_sizes else ():
@@ -237,26 +236,18 @@ class Instances:
                         raise
                     break  # serving halves what does not fit
 
-    def free(self, instance: SegmentInstance) -> None:
+    def free(self, instance: Instance) -> None:
         """Give the budget back; the tensors go with their last reference."""
-        self.budget.give_back(instance.weight_bytes)
+        self.budget.give_back(self._bytes(instance.segment, instance.width))
+
+    def _bytes(self, segment: int, width: float) -> int:
+        return self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
 
     def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
         """Activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
         shape = self.model.activation_shape(segment - 1, previous_width)
         block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
         return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
-
-    def _from_disk(self, segment: int, width: float) -> SegmentInstance:
-        shapes = self.model.instance_shapes(segment, width)
-        with safe_open(self._path, framework="pt") as file:
-            weights = {  # copies: a view of the mapped file would be read only when a batch needs it
-                name: file.get_slice(name)[tuple(slice(0, n) for n in shape)].clone(
-                    memory_format=torch.contiguous_format
-                )
-                for name, shape in shapes.items()
-            }
-        return SegmentInstance(self.model, segment, width, weights)
 
 
 def give_back(place: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Whether a network keeps the rules of `hw.networks.slimmable.SlimmableModel`: any network can be put through these.
+"""Whether a network keeps the rules of what can be served, and of `SlimmableModel` where it is one.
 
 `slimsched model check module:Class` does, training of a user's own network does before it begins, and the project's
 tests do for its own networks. Each rule is checked for every work key, on the CPU, with random weights.
@@ -6,10 +6,12 @@ tests do for its own networks. Each rule is checked for every work key, on the C
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from threading import Barrier, Thread
 from typing import NamedTuple
 
 import torch
@@ -17,12 +19,14 @@ from torch import Tensor, nn
 
 from hw.networks.counting import counted
 from hw.networks.registry import Buildable, Network, model_hash
-from hw.networks.slimmable import Key, SlimmableModel, slice_weights
+from hw.networks.servable import Instance, Key, Servable
+from hw.networks.slimmable import SegmentInstance, SlimmableModel, slice_weights
 from kit.errors import InputError
 from kit.plugins import FAILURES, failure
 from policies.vocabulary import IMAGE
 
 BATCH = 3
+AT_ONCE = 20  # passes of each of two instances: with one module for both, most of them go wrong
 RELATIVE = 1e-3  # of the largest number: other batch sizes and memory layouts take other kernels, which add otherwise
 
 
@@ -31,8 +35,14 @@ class Subject:
     """A network under examination, and activations to give it: for each key, what some input of it may look like."""
 
     network: Buildable
-    model: SlimmableModel
+    model: Servable
     inputs: dict[Key, Tensor]
+
+    @property
+    def slimmable(self) -> SlimmableModel:
+        """The network, where a rule is of slimmable ones."""
+        assert isinstance(self.model, SlimmableModel), "no other is asked"
+        return self.model
 
     @property
     def work_keys(self) -> list[Key]:
@@ -78,6 +88,8 @@ def _says_its_spec(subject: Subject) -> None:
     shapes = [{n: tuple(t.shape) for n, t in model.state_dict().items()} for model in (subject.model, again)]
     if shapes[0] != shapes[1]:
         raise _BrokenError("built twice, its weights have other names or shapes")
+    if not isinstance(subject.model, SlimmableModel):
+        return
     told = tuple(f"{name}." for name in _batch_norms(subject.model))
     for name, tensor in (*subject.model.named_parameters(), *subject.model.named_buffers()):
         if name.startswith(told):
@@ -87,7 +99,7 @@ def _says_its_spec(subject: Subject) -> None:
 
 
 def _slices_its_weights(subject: Subject) -> None:
-    model, state = subject.model, subject.model.state_dict()
+    model, state = subject.slimmable, subject.model.state_dict()
     for segment, width, previous in subject.work_keys:
         shapes = model.weight_shapes(segment, width, previous)
         widest = model.weight_shapes(segment, 1.0, model.spec.widest_input(segment))
@@ -146,7 +158,7 @@ def _are_one(output: Tensor, wanted: Tensor) -> bool:
     return output.shape == wanted.shape and bool((output - wanted).abs().max() <= RELATIVE * wanted.abs().max())
 
 
-def _has_no_batch_norm(model: SlimmableModel) -> None:
+def _has_no_batch_norm(model: Servable) -> None:
     """Told by its name, and first: by its buffers, and as no weight of ours, it breaks other rules as well."""
     if names := _batch_norms(model):
         several = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
@@ -154,7 +166,10 @@ def _has_no_batch_norm(model: SlimmableModel) -> None:
         raise _BrokenError(f"{several}: BatchNorm: {problem}", is_basic=True)
 
 
-def _batch_norms(model: SlimmableModel) -> list[str]:
+def _batch_norms(model: Servable) -> list[str]:
+    """Those that a slimmable network can't have."""
+    if not isinstance(model, SlimmableModel):
+        return []
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     return [name for name, part in model.named_modules() if isinstance(part, kinds)]
 
@@ -168,7 +183,7 @@ def _serves_from_instances(subject: Subject) -> None:
         instances = {width: model.instance(segment, width) for width in model.spec.widths}
         with _spoiled(model):
             for alone, instance in instances.items():
-                for key in (key for key in keys if key[1] <= alone):
+                for key in (key for key in keys if model.spec.serves(alone, key[1])):
                     output = instance.run(subject.inputs[key], key[1], key[2])
                     if not _are_one(output, wanted[key]):
                         raise _BrokenError(
@@ -193,7 +208,7 @@ def _serves_in_channels_last(subject: Subject) -> None:
 
 
 @contextmanager
-def _spoiled(model: SlimmableModel) -> Iterator[None]:
+def _spoiled(model: Servable) -> Iterator[None]:
     """The model's weights are overwritten inside the block, and come back."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
@@ -207,16 +222,62 @@ def _holds_its_own_memory(subject: Subject) -> None:
     for segment in range(1, model.spec.segments + 1):
         for width in model.spec.widths:
             instance = model.instance(segment, width)
-            if instance.weight_bytes != model.instance_bytes(segment, width):
-                size = f"{instance.weight_bytes} bytes, expected {model.instance_bytes(segment, width)}"
+            if instance.held_bytes != model.instance_bytes(segment, width):
+                size = f"{instance.held_bytes} bytes, expected {model.instance_bytes(segment, width)}"
                 raise _BrokenError(f"the instance of segment {segment} at width {width} holds {size}")
+            if not isinstance(instance, SegmentInstance):
+                continue
             stored = sum(tensor.untyped_storage().nbytes() for tensor in instance.weights.values())
-            if stored != instance.weight_bytes:
+            if stored != instance.held_bytes:
                 raise _BrokenError(f"the instance of segment {segment} at width {width} keeps {stored} bytes alive")
 
 
+def _serves_beside_others(subject: Subject) -> None:
+    """Two lanes at once, each with an instance of its own, as in an executor."""
+    model, spec = subject.model, subject.model.spec
+    for segment in range(1, spec.segments + 1):
+        keys = [(segment, width, spec.widest_input(segment)) for width in (spec.widths[0], spec.widths[-1])]
+        lanes = [(model.instance(*key[:2]), key, subject.inputs[key]) for key in keys]
+        wanted = [instance.run(x, *key[1:]) for instance, key, x in lanes]
+        wrong, start = list[Key](), Barrier(len(lanes))
+
+        def work(instance: Instance, key: Key, x: Tensor, alone: Tensor) -> None:
+            start.wait()  # noqa: B023 - of this segment's lanes, which end within it
+            with torch.inference_mode():
+                outputs = [_unless_it_fails(instance, x, key) for _ in range(AT_ONCE)]
+            if not all(output is not None and _are_one(output, alone) for output in outputs):
+                wrong.append(key)  # noqa: B023
+
+        threads = [Thread(target=work, args=(*lane, alone)) for lane, alone in zip(lanes, wanted, strict=True)]
+        with _switching_often():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if wrong:
+            raise _BrokenError(f"at {wrong[0]} it gives other numbers while another instance runs beside it")
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """So that passes of microseconds meet, too."""
+    kept = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(kept)
+
+
+def _unless_it_fails(instance: Instance, x: Tensor, key: Key) -> Tensor | None:
+    try:
+        return instance.run(x, *key[1:])
+    except FAILURES:
+        return None
+
+
 def _counts_its_cost(subject: Subject) -> None:
-    model = subject.model
+    model = subject.slimmable
     for key, x in subject.inputs.items():
         shapes = model.weight_shapes(*key)
         weights = slice_weights(model.state_dict(), shapes)
@@ -231,7 +292,7 @@ def _counts_its_cost(subject: Subject) -> None:
 
 
 def _costs_more_when_wider(subject: Subject) -> None:
-    model, spec = subject.model, subject.model.spec
+    model, spec = subject.slimmable, subject.model.spec
     for segment, width, previous in subject.work_keys:
         here = model.cost(segment, width, previous)
         for wider in (w for w in spec.widths if w > width):
@@ -249,7 +310,7 @@ def _uniform_macs(model: SlimmableModel, width: float) -> int:
 
 
 def _can_learn(subject: Subject) -> None:
-    model = subject.model
+    model = subject.slimmable
     images = torch.randn(BATCH, *model.spec.input_shape)
     model.zero_grad(set_to_none=True)
     with torch.inference_mode(False), torch.enable_grad():
@@ -303,6 +364,11 @@ RULES: dict[str, tuple[str, Check, str]] = {  # what it says, what looks whether
         _holds_its_own_memory,
         "leave `instance` and `instance_bytes` as SlimmableModel has them",
     ),
+    "concurrent": (
+        "instances that run at once give what each gives alone",
+        _serves_beside_others,
+        "keep nothing in self during a pass: torch.func.functional_call puts weights into a module that all share",
+    ),
     "cost": (
         "multiply-accumulates, parameters and activation bytes are what is counted",
         _counts_its_cost,
@@ -321,6 +387,12 @@ RULES: dict[str, tuple[str, Check, str]] = {  # what it says, what looks whether
     ),
 }
 _BASIC = ("spec", "slices", "shapes")  # where one of these is broken, the others mean nothing
+_OF_SLIMMABLE = ("slices", "cost", "order", "gradients")  # a family's members are what they are
+
+
+def rules_of(model: Servable) -> list[str]:
+    """The rules that such a network must keep."""
+    return [name for name in RULES if isinstance(model, SlimmableModel) or name not in _OF_SLIMMABLE]
 
 
 def broken_rules(network: Buildable) -> dict[str, Finding]:
@@ -330,7 +402,8 @@ def broken_rules(network: Buildable) -> dict[str, Finding]:
     with torch.no_grad():
         broken = _found("no neighbours", lambda: _has_no_batch_norm(model)) | _found("spec", lambda: _stir(model))
         subject = Subject(network, model, {})
-        for name, (_, check, _) in RULES.items():
+        for name in rules_of(model):
+            check = RULES[name][1]
             if name == "shapes":
                 broken |= _found("shapes", lambda: subject.inputs.update(_inputs(model)))
             if name not in (*broken, *unchecked_rules(broken)):
@@ -338,7 +411,7 @@ def broken_rules(network: Buildable) -> dict[str, Finding]:
     return broken
 
 
-def _stir(model: SlimmableModel) -> None:
+def _stir(model: Servable) -> None:
     """As it is served, not trained; and a fresh network may have zeros that hide mistakes."""
     model.eval()
     for parameter in model.parameters():
@@ -362,7 +435,7 @@ def _found(name: str, check: Callable[[], None]) -> dict[str, Finding]:
     return {}
 
 
-def _inputs(model: SlimmableModel) -> Iterator[tuple[Key, Tensor]]:
+def _inputs(model: Servable) -> Iterator[tuple[Key, Tensor]]:
     """Real activations: images through the segments before, each at the key's previous width."""
     before = {IMAGE: torch.randn(BATCH, *model.spec.input_shape)}
     for segment in range(1, model.spec.segments + 1):
@@ -375,8 +448,8 @@ def _inputs(model: SlimmableModel) -> Iterator[tuple[Key, Tensor]]:
         before = after
 
 
-def require_conformance(network: Network) -> None:
-    """Raise `InputError` with the first rule that a network breaks."""
-    for name, (problem, remedy, _) in broken_rules(network).items():
+def require_conformance(network: Network, made_of: Buildable | None = None) -> None:
+    """Raise `InputError` with the first rule that a network (or its file, `made_of`) breaks."""
+    for name, (problem, remedy, _) in broken_rules(made_of or network).items():
         rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem}): {remedy}"
         raise InputError(network.source, network.key, f"{rule}; `slimsched model check {network.name}` shows all")

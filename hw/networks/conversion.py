@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn
+from torch import nn
 
 from hw.networks.datasets import Dataset
 from hw.networks.evaluation import top1
+from hw.networks.ordinary import GivenNetwork, Rescale
 from hw.networks.slimmed import SlimmedNetwork
 from hw.networks.slimming import made_slimmable, recalibrate
-from hw.networks.tracing import Rescale, UnknownLayerError
+from hw.networks.tracing import UnknownLayerError
 from hw.networks.training import TrainingKnobs, recipe, train
 from kit.chance import stream
 from kit.errors import InputError, WorkError, in_a_line
@@ -38,20 +39,6 @@ MOST_LOST: Final = 0.03  # of accuracy at full width: beyond, the narrower ones 
 _TRIED: Final = 500  # images that a normalisation is told by
 _PROBED_STEPS: Final = 4
 _MAX_EPOCHS: Final = 30  # beyond, digit-pairs gain nothing
-
-
-class GivenNetwork(nn.Module):
-    """A network that takes a data set's images as they are normalised here."""
-
-    def __init__(self, rescale: nn.Module, network: nn.Module) -> None:
-        super().__init__()
-        self.rescale, self.network = rescale, network
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) images to (B, classes) logits."""
-        found: Tensor = self.network(self.rescale(x))
-        return found
 
 
 def fitted(module: nn.Module, dataset: Dataset, source: str) -> tuple[GivenNetwork, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torchvision.datasets import CIFAR100
 
-    from hw.networks.slimmable import ModelSpec
+    from hw.networks.servable import ModelSpec
 
 DATASETS = ("digits", "digit-pairs", "large-digit-pairs", "cifar100")
 PARTS = ("train", "test")

@@ -1,4 +1,4 @@
-"""What a slimmable network gets right: every test image at every width tuple, one bit each.
+"""What a network gets right: every test image at every width tuple, one bit each.
 
 Tuples that begin alike share the work of their common segments. It measures nothing but correctness.
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 from hw.networks.accuracy import MAX_BITS, Evaluation
 from hw.networks.datasets import Dataset
 from hw.networks.registry import model_hash
-from hw.networks.slimmable import SlimmableModel
+from hw.networks.servable import Servable
 from kit.errors import InputError
 from policies.vocabulary import IMAGE
 
 
 def evaluate(
-    model: SlimmableModel,
+    model: Servable,
     dataset: Dataset,
     on_progress: Callable[[int, int], None] | None = None,
     batch: int = 500,
@@ -58,7 +58,7 @@ def top1(answer: Callable[[Tensor], Tensor], dataset: Dataset, device: str = "cp
     return right / len(dataset.test_labels)
 
 
-def _predictions(model: SlimmableModel, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
+def _predictions(model: Servable, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
     """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
     labels: list[NDArray[np.int64]] = []
     for width in model.spec.widths:

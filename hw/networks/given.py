@@ -1,4 +1,4 @@
-"""A trained network of somebody else: built by its name, its weights read without running anything that is in them.
+"""The weights of a trained network of somebody else, read without running anything that is in them.
 
 Weights of `torch.save` are pickles, which can hold code. They are opened by torch's own reader of weights alone, in a
 process of its own with a limit to its memory, and go on as safetensors. What that reader refuses stays refused.
@@ -24,11 +24,9 @@ from torch import Tensor, nn
 
 from hw.host.apart import Tell, apart
 from hw.networks.datasets import Dataset
-from hw.networks.registry import MAX_BYTES, TORCHVISION, Network
-from hw.networks.slimmable import SlimmableModel
-from kit.errors import InputError, WorkError, in_a_line, nearest
+from hw.networks.registry import MAX_BYTES
+from kit.errors import InputError, WorkError, in_a_line
 from kit.files import require_file
-from kit.plugins import blaming, own_class
 
 SAFE_TORCH: Final = "2.6"  # CVE-2025-32434: before it a file could get round weights_only
 _SPARE_BYTES: Final = 1 << 30
@@ -40,42 +38,6 @@ _FOREIGN: Final[Mapping[bytes, str]] = {
     b"<": "is a web page: the download went wrong",
     b"version https://git-lfs": "is a pointer of git-lfs, not the file: `git lfs pull` fetches it",
 }
-
-
-# ------------------------------------------------------------------------------------------------------------- network
-
-
-def build_given(network: Network, classes: int) -> nn.Module:
-    """An ordinary network, its weights drawn anew.
-
-    Args:
-        network: `torchvision:resnet18`, or `module:Class`.
-        classes: that torchvision's shall know, where its options say nothing.
-
-    Raises:
-        InputError: there is no such network, or it can't be made.
-    """
-    kind, _, name = network.name.partition(":")
-    if kind == TORCHVISION:
-        from torchvision.models import get_model, list_models
-
-        if name not in list_models():
-            raise InputError(
-                network.source,
-                network.key,
-                f"torchvision has no {name!r}; {in_a_line(nearest(name, list_models()), 120)}",
-            )
-        with blaming(network.name, network.source, network.key):
-            found: nn.Module = get_model(name, **{"weights": None, "num_classes": classes, **network.options})
-            return found.eval()
-    given = own_class(network.name, network.source, network.key)
-    is_ordinary = isinstance(given, type) and issubclass(given, nn.Module) and not issubclass(given, SlimmableModel)
-    if not is_ordinary:
-        problem = "must be a class of torch.nn.Module that is not slimmable yet"
-        raise InputError(network.source, network.key, f"{network.name!r} {problem}; name another")
-    with blaming(network.name, network.source, network.key):
-        module: nn.Module = given(**network.options)
-    return module.eval()
 
 
 def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> None:

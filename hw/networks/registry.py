@@ -17,6 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from hw.networks.family import Family, FamilyStructure
+from hw.networks.ordinary import TORCHVISION
+from hw.networks.servable import Servable
 from hw.networks.settings import label_of, network_settings
 from hw.networks.slimmable import SlimmableModel
 from hw.networks.slimmed import SlimmedNetwork, Structure
@@ -26,8 +29,8 @@ from kit.files import atomic_path, require_file, same_header
 from kit.plugins import OWN_CLASS, blaming, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
-TORCHVISION: Final = "torchvision"  # before the colon: one of its networks
 MAX_BYTES: Final = 100_000_000_000
+_NAME_IT: Final = "name it as well (model.network in a scenario, --network): a file never chooses what code runs"
 
 
 class Buildable(Protocol):
@@ -38,8 +41,16 @@ class Buildable(Protocol):
         """Its name in one line."""
         ...
 
-    def build(self) -> SlimmableModel:
+    def build(self) -> Servable:
         """It; chance comes from torch's generator."""
+        ...
+
+
+class Trainable(Buildable, Protocol):
+    """One whose widths can be trained."""
+
+    def build(self) -> SlimmableModel:
+        """See `Buildable`."""
         ...
 
 
@@ -116,11 +127,11 @@ class ModelFile:
         """The network's name, as the header has it."""
         return load_tensors(self.path, SCHEMA)[1].get("network", "")
 
-    def build(self) -> SlimmableModel:
+    def build(self) -> Servable:
         """The network without the file's weights; raises `InputError` as `load` does."""
         return self._structure(load_tensors(self.path, SCHEMA)[1])
 
-    def load(self) -> tuple[SlimmableModel, dict[str, str]]:
+    def load(self) -> tuple[Servable, dict[str, str]]:
         """The model, on the CPU, and the file's metadata (`hash` among it).
 
         Raises:
@@ -139,19 +150,21 @@ class ModelFile:
             raise InputError(str(self.path), "hash", problem)
         return model.eval(), metadata
 
-    def _structure(self, metadata: Mapping[str, str]) -> SlimmableModel:
+    def _structure(self, metadata: Mapping[str, str]) -> Servable:
         """The network without its weights."""
-        config, structure, label = metadata.get("config"), metadata.get("structure"), metadata.get("network", "")
-        if config is None and structure is None:
+        label = metadata.get("network", "")
+        key = next((each for each in ("config", "structure", "family") if each in metadata), None)
+        if key is None:
             return self._own(label)
         try:
-            if config is None:
-                return self._slimmed(Structure.from_json(structure or ""), label)
-            own_config = SlimResNetConfig.from_json(config)
+            if key == "structure":
+                return self._slimmed(Structure.from_json(metadata[key]), label)
+            if key == "family":
+                return self._family(FamilyStructure.from_json(metadata[key]), label)
+            own_config = SlimResNetConfig.from_json(metadata[key])
         except (ValueError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
-            key = "structure" if config is None else "config"
             raise InputError(str(self.path), key, f"not a model configuration ({in_a_line(str(error))})") from None
         if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != own_config):
             raise self._other(label or "another slimmable ResNet")
@@ -163,13 +176,23 @@ class ModelFile:
             raise self._other(label)
         return SlimmedNetwork(structure)
 
+    def _family(self, structure: FamilyStructure, label: str) -> Family:
+        """Of torchvision's networks, and of the one class that the caller names."""
+        own = {each.network for each in structure.members if each.network.partition(":")[0] != TORCHVISION}
+        given = None if self.network is None else self.network.name
+        if given is not None and own != {given}:
+            raise self._other(label)
+        if own and given is None:
+            problem = f"holds weights of {', '.join(sorted(own))}"
+            raise InputError(str(self.path), "family", f"{problem}; {_NAME_IT}")
+        return Family(structure, str(self.path))
+
     def _own(self, label: str) -> SlimmableModel:
         """A user's class: under the name that the caller gives, never the file's alone."""
         if not label:
             raise InputError(str(self.path), "network", "the header does not say which network this is; train it again")
         if self.network is None:
-            remedy = "name it as well (model.network in a scenario, --network): a file never chooses what code runs"
-            raise InputError(str(self.path), "network", f"holds weights of {label!r}; {remedy}")
+            raise InputError(str(self.path), "network", f"holds weights of {label!r}; {_NAME_IT}")
         if self.network.label != label:
             raise self._other(label)
         return self.network.build()
@@ -181,7 +204,7 @@ class ModelFile:
         return InputError(str(self.path), "network", problem)
 
 
-def save_model(path: Path, model: SlimmableModel, network: str, metadata: Mapping[str, str]) -> None:
+def save_model(path: Path, model: Servable, network: str, metadata: Mapping[str, str]) -> None:
     """Write weights and what they are of: a network's `label`, or what a ResNet of no preset is to be called.
 
     `metadata` is kept beside them as text.
@@ -192,6 +215,8 @@ def save_model(path: Path, model: SlimmableModel, network: str, metadata: Mappin
         header["config"] = model.config.to_json()
     if type(model) is SlimmedNetwork:
         header["structure"] = model.structure.model_dump_json(exclude_defaults=True)
+    if type(model) is Family:
+        header["family"] = model.structure.model_dump_json(exclude_defaults=True)
     save_tensors(path, state, header)
 
 

@@ -13,96 +13,26 @@ Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous 
 
 from __future__ import annotations
 
-import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from safetensors import safe_open
+from torch import Tensor
 
 from hw.networks.counting import Counts, counted
-from policies.vocabulary import IMAGE
+from hw.networks.servable import Key as Key
+from hw.networks.servable import ModelSpec as ModelSpec
+from hw.networks.servable import SegmentCost as SegmentCost
+from hw.networks.servable import Servable
+from hw.networks.servable import Shape as Shape
 
 Weights = Mapping[str, Tensor]
-Shape = tuple[int, ...]
-Key = tuple[int, float, float]  # (segment, width, previous width)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """What the rest of the system must know of a network.
-
-    Attributes:
-        segments: S, run in their order 1..S.
-        widths: the width set W, ascending within (0, 1], the last one 1.
-        input_shape: (C, H, W) of one image.
-        classes: logits of one image after the last segment.
-    """
-
-    segments: int
-    widths: tuple[float, ...]
-    input_shape: Shape
-    classes: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(float(width) for width in self.widths))  # a list is as good
-        object.__setattr__(self, "input_shape", tuple(self.input_shape))
-        if min(self.segments, self.classes, *self.input_shape) < 1 or len(self.input_shape) != 3:
-            raise ValueError("segments, classes and the three sizes of input_shape (C, H, W) must be at least 1")
-        ascending = list(self.widths) == sorted(set(self.widths))
-        if not self.widths or not ascending or self.widths[0] <= 0 or self.widths[-1] != 1.0:
-            raise ValueError(f"widths must ascend from above 0 and end with 1.0: {list(self.widths)}")
-
-    def previous_widths(self, segment: int) -> tuple[float, ...]:
-        """What a request before `segment` can come from: `IMAGE` at segment 1, any width after."""
-        return (IMAGE,) if segment == 1 else self.widths
-
-    def widest_input(self, segment: int) -> float:
-        """The previous width with the most channels: what an instance must hold to serve any."""
-        return self.previous_widths(segment)[-1]
-
-    def work_keys(self) -> list[Key]:
-        """Every legal (segment, width, previous width), ascending."""
-        segments = range(1, self.segments + 1)
-        return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s)]
-
-    def tuples(self) -> list[tuple[float, ...]]:
-        """Every complete width tuple, ascending: W ** S of them."""
-        return list(itertools.product(self.widths, repeat=self.segments))
-
-    def require(self, segment: int, width: float, previous_width: float) -> None:
-        """Raise `ValueError` unless this is a legal key of the network."""
-        if not 1 <= segment <= self.segments:
-            raise ValueError(f"segment {segment} is not in 1..{self.segments}")
-        if width not in self.widths:
-            raise ValueError(f"width {width} is not one of {list(self.widths)}")
-        if previous_width not in self.previous_widths(segment):
-            allowed = list(self.previous_widths(segment))
-            raise ValueError(f"previous width {previous_width} before segment {segment} is not one of {allowed}")
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentCost:
-    """What a segment costs at a (width, previous width).
-
-    Attributes:
-        macs: multiply-accumulates of one image.
-        params: weights that take part.
-        activation_bytes: what one image leaves for the next segment (logits after the last), in float32.
-        moved_bytes: feature maps of one image that are read and written on the way, in float32.
-        kernels: operations that a forward pass launches.
-    """
-
-    macs: int
-    params: int
-    activation_bytes: int
-    moved_bytes: int
-    kernels: int
-
-
-class SlimmableModel(nn.Module, ABC):
+class SlimmableModel(Servable):
     """A segmented slimmable network; see the module's docstring.
 
     A constructor's arguments are JSON values (a scenario's `model.options`), and building it twice with the same ones
@@ -112,11 +42,6 @@ class SlimmableModel(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self._output_shapes: dict[tuple[int, float], Shape] = {}
-
-    @property
-    @abstractmethod
-    def spec(self) -> ModelSpec:
-        """Segments, widths, images and classes."""
 
     @abstractmethod
     def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
@@ -142,24 +67,10 @@ class SlimmableModel(nn.Module, ABC):
     # ------------------------------------------------------------------------------------------- what follows from it
 
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
-        """One segment at a width, on what the segment before left at its width: see `run_segment`.
-
-        Raises:
-            ValueError: the network has no such key.
-        """
+        """See `Servable`, and `run_segment`."""
         self.spec.require(segment, width, previous_width)
         shapes = self.weight_shapes(segment, width, previous_width)
         return self.run_segment(segment, slice_weights(self._state(), shapes), x)
-
-    def forward(self, x: Tensor, widths: tuple[float, ...]) -> Tensor:
-        """All segments at a width tuple: (B, C, H, W) images to (B, classes) logits."""
-        if len(widths) != self.spec.segments:
-            raise ValueError(f"{len(widths)} widths for {self.spec.segments} segments")
-        previous = IMAGE
-        for segment, width in enumerate(widths, start=1):
-            x = self.forward_segment(x, segment, width, previous)
-            previous = width
-        return x
 
     def instance_shapes(self, segment: int, width: float) -> dict[str, Shape]:
         """The weights of an instance: enough for any previous width; raises `ValueError` for an illegal width."""
@@ -168,17 +79,21 @@ class SlimmableModel(nn.Module, ABC):
         return self.weight_shapes(segment, width, previous)
 
     def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
-        """Bytes of the weights of an instance."""
+        """See `Servable`."""
         return element_bytes * sum(prod(shape) for shape in self.instance_shapes(segment, width).values())
 
-    def instance(self, segment: int, width: float) -> SegmentInstance:
+    def instance(self, segment: int, width: float, path: Path | None = None) -> SegmentInstance:
         """Contiguous copies of what one segment needs up to a width: see `SegmentInstance`."""
-        views = slice_weights(self._state(), self.instance_shapes(segment, width))
-        copies = {name: view.detach().clone(memory_format=torch.contiguous_format) for name, view in views.items()}
-        return SegmentInstance(self, segment, width, copies)
+        shapes = self.instance_shapes(segment, width)
+        if path is None:
+            views = slice_weights(self._state(), shapes)
+            return SegmentInstance(self, segment, width, {name: _copy(view) for name, view in views.items()})
+        with safe_open(path, framework="pt") as file:  # a view of the mapped file would be read when a batch needs it
+            weights = {name: _copy(file.get_slice(name)[_leading(shape)]) for name, shape in shapes.items()}
+        return SegmentInstance(self, segment, width, weights)
 
     def activation_shape(self, segment: int, width: float) -> Shape:
-        """What one image is after a segment at a width, without the batch; segment 0 is the image itself."""
+        """See `Servable`."""
         if segment == 0:
             return self.spec.input_shape
         if segment == self.spec.segments:
@@ -210,7 +125,15 @@ class SlimmableModel(nn.Module, ABC):
 
 def slice_weights(weights: Weights, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """Leading slices (views) of these shapes."""
-    return {name: weights[name][tuple(slice(0, length) for length in shape)] for name, shape in shapes.items()}
+    return {name: weights[name][_leading(shape)] for name, shape in shapes.items()}
+
+
+def _leading(shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(0, length) for length in shape)
+
+
+def _copy(weight: Tensor) -> Tensor:
+    return weight.detach().clone(memory_format=torch.contiguous_format)
 
 
 class SegmentInstance:
@@ -232,14 +155,9 @@ class SegmentInstance:
         self._views: dict[tuple[float, float], dict[str, Tensor]] = {}
 
     @property
-    def weight_bytes(self) -> int:
-        """Real bytes of the weights held."""
-        return sum(tensor.nbytes for tensor in self.weights.values())
-
-    @property
     def held_bytes(self) -> int:
         """Memory that is this instance's alone."""
-        return self.weight_bytes
+        return sum(tensor.nbytes for tensor in self.weights.values())
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """The same numbers as `forward_segment`; raises `ValueError` for a width above its own."""

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 from torchvision.ops import StochasticDepth, stochastic_depth
 
-from hw.networks.slimmable import Shape
+from hw.networks.ordinary import Rescale
+from hw.networks.servable import Shape
 from hw.networks.slimmed import Group, Kind, Layer, Structure
 from kit.errors import in_a_line
 
@@ -49,22 +50,6 @@ _CALLS: Final[dict[Any, Kind | type[nn.Module] | None]] = {
 
 class UnknownLayerError(ValueError):
     """The network has something that can't be made slimmable; the text says what."""
-
-
-class Rescale(nn.Module):
-    """Images normalised in one way, as another has them: x * weight + bias, for each channel."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) in and out."""
-        return x * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 class _Tracer(fx.Tracer):

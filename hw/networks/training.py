@@ -26,7 +26,7 @@ from hw.device import require_torch_device
 from hw.host.limits import core_count
 from hw.networks.datasets import Dataset, require_fit
 from hw.networks.evaluation import top1
-from hw.networks.registry import Buildable, load_tensors, model_hash, save_tensors
+from hw.networks.registry import Trainable, load_tensors, model_hash, save_tensors
 from hw.networks.slimmable import SlimmableModel
 from kit.chance import derived_seed, stream
 from kit.errors import InputError, WorkError
@@ -148,7 +148,7 @@ def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
 
 
 def train(
-    network: Buildable,
+    network: Trainable,
     dataset: Dataset,
     knobs: TrainingKnobs,
     on_epoch: Callable[[EpochReport], None] | None = None,
@@ -259,7 +259,7 @@ class _Training:
     """A network that learns, and all of its state: what a checkpoint keeps."""
 
     def __init__(
-        self, network: Buildable, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module | None = None
+        self, network: Trainable, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module | None = None
     ) -> None:
         require_torch_device(knobs.device)
         torch.manual_seed(derived_seed(knobs.seed, "model"))

@@ -16,7 +16,7 @@ from hw.device import DeviceSpec, gpu_bytes
 from hw.devices.instances import context_bytes
 from hw.host.limits import machine_bytes, usable_cores
 from hw.networks.registry import ModelFile
-from hw.networks.slimmable import SlimmableModel
+from hw.networks.servable import Servable
 from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
@@ -125,7 +125,7 @@ def require_possible(scenario: Scenario) -> None:
     _where_they_are(scenario, _require_memory, caps)
 
 
-def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
+def require_caps(scenario: Scenario, model: Servable) -> None:
     """A cap must hold at least an agent's context and the weights to preload: known before anything is calibrated.
 
     Of a device whose profile is named the profile's own numbers count. What is to be preloaded must be of the network.

@@ -81,7 +81,7 @@ def make_accuracy(job: ScenarioJob) -> None:
 
     network = job.network
     if network is not None and network.is_own:
-        require_conformance(network)
+        require_conformance(network, job.model)
     fingerprint = job.fingerprint(ACCURACY_SCHEMA, of_accuracy(job.scenario), job.model.path)
     if job.scenario.model.accuracy is None:
         job.stage("accuracy", fingerprint, work)

@@ -495,10 +495,16 @@ def _is_overdue(p: Parameters, server: Server, key: int, now: int) -> bool:
 
 
 @kernel
+def _end_of_fit(p: Parameters, server: Server, spec: int) -> int:
+    """What serves a request for `spec` is below this: wider ones, too, where instances nest."""
+    return spec + 1 if knobs_of(p, server).fits_exactly else (spec // p.widths + 1) * p.widths
+
+
+@kernel
 def _find_free_best_fit(c: Cluster, p: Parameters, server: Server, key: int) -> int:
     """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
     spec = _spec_of(p, key)
-    for wider in range(spec, (spec // p.widths + 1) * p.widths):
+    for wider in range(spec, _end_of_fit(p, server, spec)):
         instances = spec_at(p, server, wider)
         if instances.free == 0:
             continue
@@ -707,7 +713,7 @@ def _fits(p: Parameters, server: Server, spec: int) -> bool:
 @kernel
 def _has_instance_for(p: Parameters, server: Server, key: int) -> bool:
     spec = _spec_of(p, key)
-    for wider in range(spec, (spec // p.widths + 1) * p.widths):
+    for wider in range(spec, _end_of_fit(p, server, spec)):
         if spec_at(p, server, wider).alive > 0:
             return True
     return False
@@ -716,7 +722,7 @@ def _has_instance_for(p: Parameters, server: Server, key: int) -> bool:
 @kernel
 def _is_loading_for(p: Parameters, server: Server, key: int) -> bool:
     spec = _spec_of(p, key)
-    for wider in range(spec, (spec // p.widths + 1) * p.widths):
+    for wider in range(spec, _end_of_fit(p, server, spec)):
         if spec_at(p, server, wider).loading > 0:
             return True
     return False

@@ -374,7 +374,7 @@ class ServerKnobs(Record):
     batch_limit = vram_cap_bytes = INT
     utilization_block = REAL
     idle_unload_ns = scale_trigger = scale_cap = blocks_head_of_line = skip_limit_ns = INT
-    serves_as_instance = padded_at = padded_count = preload_at = preload_count = load_retries = INT
+    serves_as_instance = fits_exactly = padded_at = padded_count = preload_at = preload_count = load_retries = INT
     load_backoff_ns = context_bytes = INT
     medium = INT
     latency_s = bandwidth_bytes_s = loss = REAL

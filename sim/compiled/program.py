@@ -167,7 +167,7 @@ class Program:
         _copy(link, its)
         its.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
         its.blocks_head_of_line = knobs.head_of_line == "block"
-        its.serves_as_instance = knobs.served_width == "instance"
+        its.serves_as_instance, its.fits_exactly = knobs.served_width == "instance", knobs.fit == "exact"
         its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
         its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
         its.preload_count = len(knobs.preload)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from hw.host.limits import machine_bytes
 from hw.networks import given
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.given import _state_dict, _why, build_given, read_weights, take_weights
+from hw.networks.given import _state_dict, _why, read_weights, take_weights
+from hw.networks.ordinary import build_given
 from hw.networks.pictures import equally_large
 from hw.networks.registry import Network
 from kit.errors import InputError

@@ -75,7 +75,7 @@ def test_a_pass_is_captured_at_second_sight_and_computes_the_same(model: SlimRes
     kept += [(seed, _served(instance, 3, seed)) for seed in range(1, 4)]
     assert recorder.shapes == [(3, 1, 8, 8)]
     assert instance.captured == 1
-    assert instance.held_bytes == instance.weight_bytes + _images(3, 0).nbytes + kept[0][1].nbytes
+    assert instance.held_bytes == model.instance_bytes(1, 1.0) + _images(3, 0).nbytes + kept[0][1].nbytes
     for seed, found in kept:
         torch.testing.assert_close(found, model.forward_segment(_images(3, seed), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
 

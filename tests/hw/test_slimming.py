@@ -17,9 +17,10 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hw.networks import conversion
 from hw.networks.conformance import broken_rules
-from hw.networks.conversion import OWN, GivenNetwork, converted, fitted
+from hw.networks.conversion import OWN, converted, fitted
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import top1
+from hw.networks.ordinary import GivenNetwork
 from hw.networks.registry import ModelFile, Network, load_tensors, save_model, save_tensors
 from hw.networks.slimmed import SlimmedNetwork
 from hw.networks.slimming import made_slimmable, recalibrate

@@ -539,8 +539,8 @@ def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
     monkeypatch.setattr("hw.devices.instances.serve", broken)
     maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))
     instance = maker.load(1, 1.0)
-    assert maker.budget.used_bytes == instance.weight_bytes
+    assert maker.budget.used_bytes == instance.held_bytes
     problem[0] = "no kernel image is available"
     with pytest.raises(RuntimeError, match="no kernel image"):
         maker.load(1, 1.0)
-    assert maker.budget.used_bytes == instance.weight_bytes
+    assert maker.budget.used_bytes == instance.held_bytes

@@ -479,7 +479,15 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     """One in which, at times, Compass decides, or requests have classes; what is drawn last changes nothing else."""
     found = draw_scenario(draws, name)
     found = replace(found, policy_name="compass") if draws.chance(10) else found
-    return with_classes(draws, found) if draws.chance(30) else found
+    found = with_classes(draws, found) if draws.chance(30) else found
+    return as_a_family(found) if draws.chance(25) else found
+
+
+def as_a_family(scenario: Scenario) -> Scenario:
+    """One in which an instance serves its own width alone."""
+    cluster = scenario.cluster
+    servers = tuple(replace(server, knobs=replace(server.knobs, fit="exact")) for server in cluster.servers)
+    return replace(scenario, cluster=replace(cluster, servers=servers))
 
 
 def with_classes(draws: Draws, scenario: Scenario) -> Scenario:

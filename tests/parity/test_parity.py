@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +20,7 @@ from tests import worlds
 from tests.parity.compare import changed, compare, difference, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes
 from tests.parity.draws import HypothesisDraws, SeededDraws
-from tests.parity.scenarios import Scenario, draw_scenario
+from tests.parity.scenarios import Scenario, as_a_family, draw_scenario
 
 SEEDS = range(100)
 SCENES = {scene.name: scene for scene in scenes()}
@@ -39,6 +42,40 @@ def test_engines_agree_on_seeded_scenarios() -> None:
     drawn = (draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)
     found = {scenario.name: compare(scenario, CompiledSimulation) for scenario in drawn}
     assert {name: difference for name, difference in found.items() if difference is not None} == {}
+
+
+def test_engines_agree_on_families() -> None:
+    drawn = (as_a_family(draw_scenario(SeededDraws(seed), f"seed {seed}")) for seed in SEEDS[:40])
+    found = {scenario.name: compare(scenario, CompiledSimulation) for scenario in drawn}
+    assert {name: difference for name, difference in found.items() if difference is not None} == {}
+
+
+def _served(fit: Literal["nested", "exact"]) -> tuple[Counter[object], Counter[object]]:
+    """Images by server, segment and width: as the router decided, and as batches ran, each as its instance is."""
+    spec = worlds.cluster(
+        [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.4))],
+        router={"groups": (1, 2, 4, 8)},
+        greedy={"batch_limit": 8, "fit": fit, "served_width": "instance"},
+    )
+    record = list(play(reference, Scenario(fit, spec, worlds.run(spec, worlds.poisson_s(600, 0.3), 0.3), "random")))[
+        -1
+    ].record
+    assert record is not None
+    decided, ran = Counter[object](), Counter[object]()
+    for block in record.blocks:
+        decided[block.server, block.head.segment, block.width] += block.size
+    for batch in record.batches:
+        ran[batch.server, batch.segment, batch.width] += batch.size
+    return decided, ran
+
+
+def test_a_family_serves_each_request_by_the_member_it_was_sent_to() -> None:
+    """Nested instances take narrower requests, too, which is what best fit is for."""
+    decided, ran = _served("exact")
+    assert sum(ran.values()) > 300
+    assert ran == decided
+    decided, ran = _served("nested")
+    assert ran != decided
 
 
 @pytest.mark.parametrize("name", SCENES)

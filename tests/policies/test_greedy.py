@@ -106,6 +106,18 @@ def test_batches_hold_one_key_up_to_the_limit_in_order() -> None:
     assert third.previous_width == 0.5
 
 
+def test_a_member_of_a_family_serves_no_other_ones_requests() -> None:
+    """Nor does its load keep another's from being asked for, nor is it what another's failed load leaves behind."""
+    core = scheduler(fit="exact", load_retries=1)
+    loaded(core, 0, 1, 1.0)
+    (load,) = arrive(core, 1, 1, 0.5, 2)
+    assert (load.segment, load.width) == (1, 0.5)
+    (second,) = arrive(core, 2, 1, 0.25, 3)
+    assert (second.segment, second.width) == (1, 0.25)
+    commands = handle(core, LoadFailed(1, second.instance, "out_of_memory"), 3)
+    assert commands == [RejectRequests(1, (3,), "out_of_memory")]
+
+
 def test_best_fit_is_the_smallest_width_that_serves() -> None:
     """A free 0.5 is taken for 0.5 though 1.0 is free, too; and 1.0 serves when only it is free."""
     core = scheduler()

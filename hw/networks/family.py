@@ -1,0 +1,240 @@
+"""A family: ordinary networks that answer the same question, of which each request is served by one.
+
+Each member is a width of a network with one segment: the cheapest the narrowest, so that a width is a rank. An instance
+holds a member of its own. (One module that serves two lanes with weights of each gives wrong answers, and no error.)
+Members are served, never trained here: BatchNorm and dropout stay as they are in use.
+
+A structure is plain data: it names torchvision's networks, or a class that whoever opens the file must name as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self, TypeAlias
+
+import torch
+from pydantic import Field, ValidationError, model_validator
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from hw.networks.counting import counted
+from hw.networks.ordinary import GivenNetwork, Rescale, build_given
+from hw.networks.servable import ModelSpec, SegmentCost, Servable, Shape
+from hw.networks.settings import label_of
+from kit.strict import Plain, StrictModel
+from policies.vocabulary import IMAGE
+
+Form: TypeAlias = Literal["float32", "bfloat16"]
+DTYPES: Final[dict[Form, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_MEMBERS: Final = 62  # kinds of instance that a router is told of
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
+_Text = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Member(StrictModel):
+    """One network of a family.
+
+    Attributes:
+        label: what people call it.
+        network: `torchvision:NAME`, or `module:Class`.
+        options: what it is called with.
+        form: of its weights and activations, whatever its device's.
+    """
+
+    label: _Text
+    network: _Text
+    options: Plain = Field(default_factory=dict)
+    form: Form = "float32"
+
+    @property
+    def text(self) -> str:
+        """Name, options and form in one line."""
+        form = "" if self.form == "float32" else f" {self.form}"
+        return label_of(self.network, self.options) + form
+
+
+class FamilyStructure(StrictModel):
+    """All of a family but its weights; members from the cheapest to the dearest."""
+
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
+    input_shape: tuple[Count, Count, Count]
+    classes: Count
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises `ValueError` for what is none."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        if len({member.label for member in self.members}) < len(self.members):
+            raise ValueError("two members have one label")
+        return self
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the rest of the system knows of it."""
+        count = len(self.members)
+        return ModelSpec(
+            segments=1,
+            widths=tuple(round(rank / count, 3) for rank in range(1, count + 1)),
+            input_shape=self.input_shape,
+            classes=self.classes,
+            labels=tuple(member.label for member in self.members),
+            fit="exact",
+        )
+
+    @property
+    def label(self) -> str:
+        """In one line: two families are the same where these are."""
+        return f"family of {', '.join(member.text for member in self.members)}"
+
+
+class Family(Servable):
+    """See the module's docstring.
+
+    Args:
+        structure: what it is made of.
+        source, key: where it is named, for messages.
+
+    Raises:
+        InputError: a network can't be made.
+    """
+
+    def __init__(self, structure: FamilyStructure, source: str = "model", key: str = "family") -> None:
+        super().__init__()
+        self.structure = structure
+        channels = structure.input_shape[0]
+        self.members = nn.ModuleList(
+            MemberNetwork(
+                Rescale.nothing(channels), build_given(_Named(each, source, key), structure.classes), each.form
+            )
+            for each in structure.members
+        )
+        self.requires_grad_(requires_grad=False)
+        self._costs: dict[float, SegmentCost] = {}
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See `Servable`."""
+        return self.structure.spec
+
+    def train(self, mode: bool = True) -> Self:
+        """Members stay as they are in use, whatever is asked for."""
+        return super().train(mode=False)
+
+    def member(self, width: float) -> MemberNetwork:
+        """The one of this rank; raises `ValueError` for a width that is none."""
+        self.spec.require(1, width, IMAGE)
+        found = self.members[self.spec.widths.index(width)]
+        assert isinstance(found, MemberNetwork), "nothing else is among them"
+        return found
+
+    def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
+        """See `Servable`."""
+        self.spec.require(segment, width, previous_width)
+        logits: Tensor = self.member(width)(x)
+        return logits
+
+    def instance(self, segment: int, width: float, path: Path | None = None) -> MemberInstance:
+        """See `Servable`."""
+        self.spec.require(segment, width, IMAGE)
+        module = copy.deepcopy(self.member(width))
+        if path is not None:
+            prefix = f"members.{self.spec.widths.index(width)}."
+            with safe_open(path, framework="pt") as file:
+                module.load_state_dict({name: file.get_tensor(prefix + name) for name in module.state_dict()})
+        return MemberInstance(module, width)
+
+    def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
+        """See `Servable`."""
+        self.spec.require(segment, width, IMAGE)
+        return self.member(width).held_bytes(element_bytes)
+
+    def activation_shape(self, segment: int, width: float) -> Shape:
+        """See `Servable`."""
+        return (self.structure.classes,) if segment else self.structure.input_shape
+
+    def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
+        """See `Servable`; counted in a dry run."""
+        self.spec.require(segment, width, previous_width)
+        if width not in self._costs:
+            member = self.member(width)
+            module = copy.deepcopy(member).to("meta")
+            image = torch.empty((1, *self.structure.input_shape), device="meta")
+            weights = (*module.parameters(), *module.buffers())
+            counts, logits = counted(lambda: module(image), weights)
+            numbers = member.held_bytes() // 4
+            self._costs[width] = SegmentCost(
+                counts.macs, numbers, 4 * logits[0].numel(), counts.moved_bytes, counts.kernels
+            )
+        return self._costs[width]
+
+
+class MemberNetwork(GivenNetwork):
+    """A member, in its form; it takes the family's images, however it wants them normalised."""
+
+    def __init__(self, rescale: nn.Module, network: nn.Module, form: Form) -> None:
+        super().__init__(rescale, network)
+        self.form = form
+        self.network.to(DTYPES[form])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) images to (B, classes) logits."""
+        images = self.rescale(x)
+        found = self.network(images if self.form == "float32" else images.to(DTYPES[self.form]))
+        logits: Tensor = getattr(found, "logits", found)  # of transformers' networks
+        return logits.to(x.dtype)
+
+    def held_bytes(self, element_bytes: int = 4) -> int:
+        """Of all weights, where a number of float32 takes so many."""
+        tensors = self.state_dict().values()
+        return sum(each.numel() * (element_bytes if each.dtype == torch.float32 else each.itemsize) for each in tensors)
+
+
+class MemberInstance:
+    """A member in memory of its own; see `hw.networks.servable.Instance`."""
+
+    segment: Final = 1
+
+    def __init__(self, module: MemberNetwork, width: float) -> None:
+        self.module = module
+        self.width = width
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Instance`."""
+        return sum(tensor.nbytes for tensor in self.module.state_dict().values())
+
+    def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
+        """See `Instance`."""
+        if width != self.width:
+            raise ValueError(f"an instance of width {self.width} cannot serve width {width}")
+        logits: Tensor = self.module(x)
+        return logits
+
+    def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> MemberInstance:
+        """See `Instance`; a form of the member's own stays."""
+        module = copy.deepcopy(self.module).to(device, memory_format=memory_format)  # type: ignore[call-overload]
+        (module if module.form == "float32" else module.rescale).to(dtype)
+        return MemberInstance(module, self.width)
+
+
+class _Named:
+    """A member as `build_given` takes it."""
+
+    def __init__(self, member: Member, source: str, key: str) -> None:
+        self.name, self.options = member.network, member.options
+        self.source, self.key = source, key
+
+
+def ranked(members: Sequence[Member], input_shape: Shape, classes: int) -> FamilyStructure:
+    """Of members from the cheapest to the dearest."""
+    channels, height, width = input_shape
+    return FamilyStructure(members=tuple(members), input_shape=(channels, height, width), classes=classes)

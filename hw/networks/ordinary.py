@@ -1,0 +1,107 @@
+"""An ordinary network of somebody else's, such as torchvision's: made by its name, its weights drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hw.networks.servable import Servable
+from kit.errors import InputError, in_a_line, nearest
+from kit.plugins import blaming, own_class
+
+TORCHVISION: Final = "torchvision"  # before the colon: one of its networks
+
+
+class Named(Protocol):
+    """A network by its name: `torchvision:resnet18`, or `module:Class`; `source` and `key` say where it stands."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What it is called with."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where the name stands, for messages."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Under which key there."""
+        ...
+
+
+class Rescale(nn.Module):
+    """Images normalised in one way, as another has them: x * weight + bias, for each channel."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def nothing(cls, channels: int) -> Rescale:
+        """One that changes nothing."""
+        return cls(torch.ones(channels), torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) in and out."""
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class GivenNetwork(nn.Module):
+    """A network that takes a data set's images as they are normalised here; for use, not for training."""
+
+    def __init__(self, rescale: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.rescale, self.network = rescale, network
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) images to (B, classes) logits."""
+        found: Tensor = self.network(self.rescale(x))
+        return found
+
+
+def build_given(network: Named, classes: int) -> nn.Module:
+    """An ordinary network, its weights drawn anew.
+
+    Args:
+        network: `torchvision:resnet18`, or `module:Class`.
+        classes: that torchvision's shall know, where its options say nothing.
+
+    Raises:
+        InputError: there is no such network, or it can't be made.
+    """
+    kind, _, name = network.name.partition(":")
+    if kind == TORCHVISION:
+        from torchvision.models import get_model, list_models
+
+        if name not in list_models():
+            raise InputError(
+                network.source,
+                network.key,
+                f"torchvision has no {name!r}; {in_a_line(nearest(name, list_models()), 120)}",
+            )
+        with blaming(network.name, network.source, network.key):
+            found: nn.Module = get_model(name, **{"weights": None, "num_classes": classes, **network.options})
+            return found.eval()
+    given = own_class(network.name, network.source, network.key)
+    is_ordinary = isinstance(given, type) and issubclass(given, nn.Module) and not issubclass(given, Servable)
+    if not is_ordinary:
+        problem = "must be a class of torch.nn.Module that is not slimmable yet"
+        raise InputError(network.source, network.key, f"{network.name!r} {problem}; name another")
+    with blaming(network.name, network.source, network.key):
+        module: nn.Module = given(**network.options)
+    return module.eval()

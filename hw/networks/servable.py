@@ -1,0 +1,181 @@
+"""What can be served: a network cut into segments, each of which runs at one of several widths.
+
+A *slimmable network* (`hw.networks.slimmable`) nests its widths in one set of weights. A *family*
+(`hw.networks.family`) is of ordinary networks that answer the same question, of which each is a width; there is one
+segment then, and a width is a rank. All that evaluates, calibrates and serves asks for no more than what stands here.
+
+Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from policies.vocabulary import IMAGE, Fit
+
+Shape = tuple[int, ...]
+Key = tuple[int, float, float]  # (segment, width, previous width)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the rest of the system must know of a network.
+
+    Attributes:
+        segments: S, run in their order 1..S.
+        widths: the width set W, ascending within (0, 1], the last one 1.
+        input_shape: (C, H, W) of one image.
+        classes: logits of one image after the last segment.
+        labels: what people call each width: of a family, its networks. Empty where a width is called by its number.
+        fit: whether an instance serves narrower requests, or its own width alone.
+    """
+
+    segments: int
+    widths: tuple[float, ...]
+    input_shape: Shape
+    classes: int
+    labels: tuple[str, ...] = ()
+    fit: Fit = "nested"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(float(width) for width in self.widths))  # a list is as good
+        object.__setattr__(self, "input_shape", tuple(self.input_shape))
+        if min(self.segments, self.classes, *self.input_shape) < 1 or len(self.input_shape) != 3:
+            raise ValueError("segments, classes and the three sizes of input_shape (C, H, W) must be at least 1")
+        ascending = list(self.widths) == sorted(set(self.widths))
+        if not self.widths or not ascending or self.widths[0] <= 0 or self.widths[-1] != 1.0:
+            raise ValueError(f"widths must ascend from above 0 and end with 1.0: {list(self.widths)}")
+
+    def previous_widths(self, segment: int) -> tuple[float, ...]:
+        """What a request before `segment` can come from: `IMAGE` at segment 1, any width after."""
+        return (IMAGE,) if segment == 1 else self.widths
+
+    def widest_input(self, segment: int) -> float:
+        """The previous width with the most channels: what an instance must hold to serve any."""
+        return self.previous_widths(segment)[-1]
+
+    def serves(self, instance_width: float, width: float) -> bool:
+        """Whether an instance of one width serves a request for another."""
+        return width == instance_width or (width < instance_width and self.fit == "nested")
+
+    def work_keys(self) -> list[Key]:
+        """Every legal (segment, width, previous width), ascending."""
+        segments = range(1, self.segments + 1)
+        return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s)]
+
+    def tuples(self) -> list[tuple[float, ...]]:
+        """Every complete width tuple, ascending: W ** S of them."""
+        return list(itertools.product(self.widths, repeat=self.segments))
+
+    def require(self, segment: int, width: float, previous_width: float) -> None:
+        """Raise `ValueError` unless this is a legal key of the network."""
+        if not 1 <= segment <= self.segments:
+            raise ValueError(f"segment {segment} is not in 1..{self.segments}")
+        if width not in self.widths:
+            raise ValueError(f"width {width} is not one of {list(self.widths)}")
+        if previous_width not in self.previous_widths(segment):
+            allowed = list(self.previous_widths(segment))
+            raise ValueError(f"previous width {previous_width} before segment {segment} is not one of {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCost:
+    """What a segment costs at a (width, previous width).
+
+    Attributes:
+        macs: multiply-accumulates of one image.
+        params: weights that take part, in numbers of 4 bytes.
+        activation_bytes: what one image leaves for the next segment (logits after the last), in float32.
+        moved_bytes: feature maps of one image that are read and written on the way, in float32.
+        kernels: operations that a forward pass launches.
+    """
+
+    macs: int
+    params: int
+    activation_bytes: int
+    moved_bytes: int
+    kernels: int
+
+
+class Instance(Protocol):
+    """A segment at one width, with weights in memory of its own; what is in it is its network's business.
+
+    Safe to run from one thread at a time, beside other instances.
+    """
+
+    @property
+    def segment(self) -> int:
+        """Which segment it is of."""
+        ...
+
+    @property
+    def width(self) -> float:
+        """The widest that it serves."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is this instance's alone."""
+        ...
+
+    def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
+        """The same numbers as `Servable.forward_segment`; raises `ValueError` for a width that it does not serve."""
+        ...
+
+    def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> Instance:
+        """The same instance elsewhere, in another form; kernels follow `memory_format`."""
+        ...
+
+
+class Servable(nn.Module, ABC):
+    """A network that can be served; see the module's docstring."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> ModelSpec:
+        """Segments, widths, images and classes."""
+
+    @abstractmethod
+    def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
+        """One segment at a width, on what the segment before left at its width.
+
+        Raises:
+            ValueError: the network has no such key.
+        """
+
+    @abstractmethod
+    def instance(self, segment: int, width: float, path: Path | None = None) -> Instance:
+        """A copy of what one segment needs up to a width.
+
+        Args:
+            path: the network's file, to read the weights from; None takes this network's own.
+        """
+
+    @abstractmethod
+    def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
+        """Bytes of the weights of an instance, where a number of theirs has so many bytes."""
+
+    @abstractmethod
+    def activation_shape(self, segment: int, width: float) -> Shape:
+        """What one image is after a segment at a width, without the batch; segment 0 is the image itself."""
+
+    @abstractmethod
+    def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
+        """What a key costs."""
+
+    def forward(self, x: Tensor, widths: tuple[float, ...]) -> Tensor:
+        """All segments at a width tuple: (B, C, H, W) images to (B, classes) logits."""
+        if len(widths) != self.spec.segments:
+            raise ValueError(f"{len(widths)} widths for {self.spec.segments} segments")
+        previous = IMAGE
+        for segment, width in enumerate(widths, start=1):
+            x = self.forward_segment(x, segment, width, previous)
+            previous = width
+        return x
