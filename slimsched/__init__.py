@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scenarios.metrics.limits import Bound, Capacity
     from scenarios.metrics.plan import Plan
     from scenarios.terminal.progress import Step, observed_by
+    from slimsched.adding import add_models
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
     from slimsched.clusters import check_cluster, steer
@@ -72,6 +73,7 @@ __all__ = [
     "Training",
     "Validation",
     "WorkError",
+    "add_models",
     "bound",
     "calibrate",
     "capacity",

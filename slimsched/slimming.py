@@ -106,7 +106,7 @@ def _images(network: Network, images: str, size: int | None, out: Path) -> tuple
     import torch
 
     from hw.networks.accuracy import MIN_IMAGES
-    from hw.networks.datasets import is_image_folder, load_dataset
+    from hw.networks.datasets import is_image_folder, load_dataset, require_training_images
     from hw.networks.ordinary import build_given
     from hw.networks.pictures import equally_large
     from scenarios.terminal.progress import Progress
@@ -125,6 +125,7 @@ def _images(network: Network, images: str, size: int | None, out: Path) -> tuple
         images = str(target)
     try:
         data = load_dataset(images)
+        require_training_images(data)
     except InputError as error:
         raise InputError("--images", "", error.problem) from None
     if len(data.test_labels) < MIN_IMAGES:

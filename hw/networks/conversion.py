@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from hw.networks.datasets import Dataset
+from hw.networks.datasets import Dataset, Images
 from hw.networks.evaluation import top1
 from hw.networks.ordinary import GivenNetwork, Rescale
 from hw.networks.slimmed import SlimmedNetwork
@@ -36,41 +36,46 @@ NORMALISATIONS: Final = {  # mean and deviation of pixels from 0 to 1, by channe
     "pixels from 0 to 1": ((0.0,), (1.0,)),
 }
 MOST_LOST: Final = 0.03  # of accuracy at full width: beyond, the narrower ones are no fair trade
-_TRIED: Final = 500  # images that a normalisation is told by
 _PROBED_STEPS: Final = 4
 _MAX_EPOCHS: Final = 30  # beyond, digit-pairs gain nothing
 
 
-def fitted(module: nn.Module, dataset: Dataset, source: str) -> tuple[GivenNetwork, str]:
-    """The network with the normalisation by which it knows most of the training images, and that one's name.
+def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500) -> tuple[GivenNetwork, str]:
+    """The network with the normalisation by which it knows most of some images, and that one's name.
+
+    They are the training images, where there are some: a choice of four that is made on test images flatters little.
 
     Args:
         module: in eval mode.
         source: the network's name, for messages.
+        tried_on: so many images at most.
 
     Raises:
         InputError: it takes no such images, or knows no more of them than chance does.
     """
-    chosen = stream(0, "slimming:normalisation").permutation(len(dataset.train_labels))[:_TRIED]
-    sample = replace(dataset, test_images=dataset.train_images[chosen], test_labels=dataset.train_labels[chosen])
+    images, labels = dataset.train_images, dataset.train_labels
+    if not len(labels):
+        images, labels = dataset.test_images, dataset.test_labels
+    chosen = stream(0, "slimming:normalisation").permutation(len(labels))[:tried_on]
+    sample = replace(dataset, test_images=images[chosen], test_labels=labels[chosen])
     tried = {OWN: GivenNetwork(nn.Identity(), module)}
     for name, given in NORMALISATIONS.items():
-        if len(given[0]) in (1, dataset.train_images.shape[1]):
-            tried[name] = GivenNetwork(_rescale(dataset, *given), module)
+        if len(given[0]) in (1, images.shape[1]):
+            tried[name] = GivenNetwork(_rescale(dataset, images, *given), module)
     try:
         shares = {name: top1(network, sample, batch=100) for name, network in tried.items()}
     except Exception as error:
-        shape, problem = dataset.train_images.shape[1:], in_a_line(f"{type(error).__name__}: {error}")
+        shape, problem = images.shape[1:], in_a_line(f"{type(error).__name__}: {error}")
         raise InputError(source, "", f"can't take images of {shape} from {dataset.name} ({problem})") from None
     best = max(shares, key=lambda name: shares[name])
     _require_knowledge(tried[best], shares[best], sample, source)
     return tried[best], best
 
 
-def _rescale(dataset: Dataset, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
+def _rescale(dataset: Dataset, images: Images, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
     """From images normalised here to such."""
     own_mean, own_deviation = (torch.tensor(each, dtype=torch.float32) for each in (dataset.mean, dataset.deviation))
-    largest = float((torch.from_numpy(dataset.train_images).amax((0, 2, 3)) * own_deviation + own_mean).max())
+    largest = float((torch.from_numpy(images).amax((0, 2, 3)) * own_deviation + own_mean).max())
     wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
     weight = own_deviation / largest / wanted_deviation
     return Rescale(weight, (own_mean / largest - wanted_mean) / wanted_deviation)
@@ -80,7 +85,7 @@ def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source
     images, chance = len(sample.test_labels), 1 / sample.classes
     if share > chance + 3 * sqrt(chance * (1 - chance) / images):
         return
-    problem = f"gets {100 * share:.1f} % of {images} training images of {sample.name}, no more than chance"
+    problem = f"gets {100 * share:.1f} % of {images} images of {sample.name}, no more than chance"
     confusion: NDArray[np.int64] = np.zeros((sample.classes, sample.classes), np.int64)
     with torch.inference_mode():
         parts = torch.split(torch.from_numpy(sample.test_images), 100)

@@ -39,6 +39,8 @@ Labels = NDArray[np.int64]
 class Dataset:
     """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,).
 
+    A folder may have no training images: then the test images' own are taken.
+
     Attributes:
         mean, deviation: (C,) by which they were; empty where there are no real images.
     """
@@ -106,9 +108,15 @@ def dataset_label(name: str) -> str:
     return f"{folder.name}@{folder_hash(folder)[:16]}"
 
 
+def require_training_images(dataset: Dataset) -> None:
+    """Raise `InputError` where there are none."""
+    if not len(dataset.train_labels):
+        raise _wrong(f"{dataset.name} has no part to train on; images for that lie in train/CLASS/*.png")
+
+
 def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
     """Raise `InputError` unless a network takes these images and knows these classes."""
-    shape, classes = dataset.train_images.shape[1:], dataset.classes
+    shape, classes = dataset.test_images.shape[1:], dataset.classes
     if (shape, classes) != (spec.input_shape, spec.classes):
         problem = f"{dataset.name} has images of {shape} in {classes} classes, "
         problem += f"the model takes {spec.input_shape} in {spec.classes}; choose a model and a data set that fit"
@@ -182,8 +190,9 @@ def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
 
 
 def _normalised(name: str, train: Images, train_labels: Labels, test: Images, labels: Labels, classes: int) -> Dataset:
-    mean = train.mean(axis=(0, 2, 3), keepdims=True)
-    deviation = train.std(axis=(0, 2, 3), keepdims=True)
+    known = train if len(train) else test
+    mean = known.mean(axis=(0, 2, 3), keepdims=True)
+    deviation = known.std(axis=(0, 2, 3), keepdims=True)
     deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
     scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
     scale = [tuple(each.ravel().tolist()) for each in (mean, deviation)]
@@ -194,14 +203,16 @@ def _normalised(name: str, train: Images, train_labels: Labels, test: Images, la
 
 
 def require_image_folder(folder: Path) -> Path:
-    """The folder; raises `InputError` where there is none, or it has no part to train or to test on."""
+    """The folder; raises `InputError` where there is none, or it has no part to test on.
+
+    One without a part to train on is for networks that are trained already.
+    """
     if not folder.is_dir():
         allowed = "`module:Class`, or a folder with train/CLASS/*.png and test/CLASS/*.png"
         raise _wrong(f"{folder}: no such data set or folder; {nearest(folder.name, DATASETS)}, or {allowed}")
-    for part in PARTS:
-        if not (folder / part).is_dir():
-            problem = f"{folder} has no folder {part!r}; images lie in train/CLASS/*.png and test/CLASS/*.png"
-            raise _wrong(f"{problem}; of the classes alone `slimsched model slim --size PIXELS` makes both")
+    if not (folder / "test").is_dir():
+        problem = f"{folder} has no folder 'test'; images lie in train/CLASS/*.png and test/CLASS/*.png"
+        raise _wrong(f"{problem}; of the classes alone `slimsched model slim --size PIXELS` makes both")
     return folder
 
 
@@ -211,12 +222,12 @@ def _folder(folder: Path) -> Dataset:
 
     require_image_folder(folder)
     parts = []
-    for part in PARTS:
+    for part in [part for part in PARTS if part == "test" or (folder / part).is_dir()]:
         try:
             parts.append(ImageFolder(str(folder / part)))
         except (FileNotFoundError, OSError) as error:  # no classes, or one without images: it says which
             raise _wrong(f"{folder / part}: {in_a_line(str(error))}") from None
-    train, test = parts
+    train, test = parts[0], parts[-1]
     if train.classes != test.classes:
         differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))
         raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
@@ -224,7 +235,9 @@ def _folder(folder: Path) -> Dataset:
     mode = _mode([Path(path) for part in parts for path, _ in part.samples])
     images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in parts]
     labels = [np.asarray(part.targets, np.int64) for part in parts]
-    return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(train.classes))
+    if len(parts) < len(PARTS):
+        images, labels = [images[0][:0], *images], [labels[0][:0], *labels]
+    return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(test.classes))
 
 
 def _opened(path: Path) -> Image:

@@ -49,13 +49,28 @@ def evaluate(
 
 def top1(answer: Callable[[Tensor], Tensor], dataset: Dataset, device: str = "cpu", batch: int = 500) -> float:
     """Share of test images for which the largest of (B, classes) logits is that of the label."""
-    right = 0
+    return float(right(answer, dataset, device, batch).mean())
+
+
+def right(
+    answer: Callable[[Tensor], Tensor],
+    dataset: Dataset,
+    device: str = "cpu",
+    batch: int = 500,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> NDArray[np.bool_]:
+    """(images,) for which test images that is so; raises `ValueError` where there are not as many logits as classes."""
+    found, images = list[NDArray[np.bool_]](), len(dataset.test_labels)
     with torch.inference_mode():
-        for start in range(0, len(dataset.test_labels), batch):
-            images = torch.from_numpy(dataset.test_images[start : start + batch]).to(device)
+        for start in range(0, images, batch):
+            logits = answer(torch.from_numpy(dataset.test_images[start : start + batch]).to(device))
             labels = dataset.test_labels[start : start + batch]
-            right += int((answer(images).argmax(dim=1).cpu().numpy() == labels).sum())
-    return right / len(dataset.test_labels)
+            if logits.shape != (len(labels), dataset.classes):
+                raise ValueError(f"gives {tuple(logits.shape)} for {len(labels)} images of {dataset.classes} classes")
+            found.append(logits.argmax(dim=1).cpu().numpy() == labels)
+            if on_progress is not None:
+                on_progress(min(start + batch, images), images)
+    return np.concatenate(found)
 
 
 def _predictions(model: Servable, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:

@@ -70,8 +70,9 @@ class GivenNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images to (B, classes) logits."""
-        found: Tensor = self.network(self.rescale(x))
-        return found
+        found = self.network(self.rescale(x))
+        logits: Tensor = getattr(found, "logits", found)  # of transformers' networks
+        return logits
 
 
 def build_given(network: Named, classes: int) -> nn.Module:

@@ -8,6 +8,7 @@ from typing import Final
 
 from kit.errors import InputError
 
+USUAL: Final = 224  # pixels along each side, of which nearly all trained networks take pictures
 TEST_NAMES: Final = ("test", "val", "valid", "validation")
 TEST_SHARE: Final = 5  # where nothing says what is for the test: one picture in five of each class
 BORDER: Final = 256 / 224  # as torchvision's: resized to a little more, so that the middle can be cut out
@@ -32,14 +33,76 @@ def equally_large(
     Raises:
         InputError: there are no pictures, the target is there already, or more than 1 % can't be read.
     """
-    from PIL import Image
-    from torchvision.transforms.functional import center_crop, resize
-
     if target.exists():
         raise InputError(str(target), "", "is there already; name it as --images without --size, or remove it")
     found = list(_found(folder))
     if not found:
         raise InputError(str(folder), "", "has no pictures; they lie in train/CLASS/ and test/CLASS/, or in CLASS/")
+    return target, _write(folder, found, target, size, channels, on_progress)
+
+
+def test_sample(
+    folder: Path, target: Path, size: int | None, channels: int, most: int, on_progress: Callable[[int, int], None]
+) -> int:
+    """Write `test/CLASS/*.png` as `equally_large` does, of some test pictures, as many of each class as can be.
+
+    Args:
+        folder: with `test` (or `val`), with `train` beside it or not; or with the classes themselves.
+        size: None keeps that of the pictures where all have one; else it is `USUAL`.
+        most: pictures in all, about.
+
+    Returns:
+        How many can't be read.
+
+    Raises:
+        InputError: there are no pictures, or more than 1 % of them can't be read.
+    """
+    if not folder.is_dir():
+        raise InputError(str(folder), "", "no such folder")
+    tests = [name for name in TEST_NAMES if (folder / name).is_dir()]
+    place = folder / tests[0] if tests else folder
+    classes = {path: _pictures(path) for path in sorted(place.iterdir()) if path.is_dir()}
+    if not any(classes.values()):
+        raise InputError(str(place), "", "has no pictures; they lie in test/CLASS/, or in CLASS/")
+    if empty := [path.name for path, pictures in classes.items() if not pictures]:
+        raise InputError(str(place), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
+    each = max(1, -(-most // len(classes)))
+    found = [("test", path) for pictures in classes.values() for path in _spread(pictures, each)]
+    return _write(folder, found, target, size or _own_size([path for _, path in found]), channels, on_progress)
+
+
+def _spread(pictures: list[Path], most: int) -> list[Path]:
+    """From the first to the last, evenly: neighbours are often of one scene."""
+    count = min(most, len(pictures))
+    return [pictures[number * len(pictures) // count] for number in range(count)]
+
+
+def _own_size(pictures: list[Path]) -> int:
+    from PIL import Image
+
+    sizes = set()
+    for path in pictures:
+        try:
+            with Image.open(path) as opened:
+                sizes.add(opened.size)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            continue  # counted where it is read
+    width, height = sizes.pop() if len(sizes) == 1 else (USUAL, USUAL)
+    return width if width == height else USUAL
+
+
+def _write(
+    folder: Path,
+    found: list[tuple[str, Path]],
+    target: Path,
+    size: int,
+    channels: int,
+    on_progress: Callable[[int, int], None],
+) -> int:
+    """All of (part, picture), and count what can't be read."""
+    from PIL import Image
+    from torchvision.transforms.functional import center_crop, resize
+
     unreadable: list[Path] = []
     for count, (part, path) in enumerate(found, start=1):
         place = target / part / path.parent.name / f"{path.stem}-{count}.png"
@@ -57,7 +120,7 @@ def equally_large(
     if len(unreadable) > MOST_UNREADABLE * len(found):
         problem = f"{len(unreadable)} of {len(found)} pictures can't be read, first {unreadable[0]}"
         raise InputError(str(folder), "", f"{problem}; write them anew, or remove them")
-    return target, len(unreadable)
+    return len(unreadable)
 
 
 def _found(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hw.device import require_torch_device
 from hw.host.limits import core_count
-from hw.networks.datasets import Dataset, require_fit
+from hw.networks.datasets import Dataset, require_fit, require_training_images
 from hw.networks.evaluation import top1
 from hw.networks.registry import Trainable, load_tensors, model_hash, save_tensors
 from hw.networks.slimmable import SlimmableModel
@@ -265,6 +265,7 @@ class _Training:
         torch.manual_seed(derived_seed(knobs.seed, "model"))
         self.model = network.build()
         require_fit(self.model.spec, dataset)
+        require_training_images(dataset)
         _require_batch(dataset, knobs)
         self.model.to(knobs.device)
         self._format = _format_for(knobs.device)

@@ -14,6 +14,7 @@ from slimsched.launching import flags_of
 GIVEN = {
     "profile check": ["--model", "x"],
     "model check": ["x"],
+    "model add": ["--weights", "x", "--images", "x"],
     "model slim": ["--weights", "x", "--images", "x"],
     "jobs init": ["--nodes", "1x1"],
     "jobs whatif": ["--change", "a=1"],
