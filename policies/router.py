@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -221,9 +222,12 @@ class RouterCore:
     """The router without its policy: `handle` each event with its time and carry out the commands.
 
     Servers are down until their first `ServerUp`. Events of an earlier epoch of a server are stale and change nothing.
+
+    Args:
+        place, routers: of several routers in one run each numbers every `routers`th decision, from `place` + 1 on.
     """
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, place: int = 0, routers: int = 1) -> None:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
@@ -242,7 +246,8 @@ class RouterCore:
         ]
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
-        self._decision = 0
+        self._routers = routers
+        self._decision = place + 1 - routers
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
             RequestArrived: self._admit,
@@ -276,6 +281,16 @@ class RouterCore:
     def in_flight(self) -> int:
         """Requests that have arrived and are neither completed nor failed."""
         return len(self._requests)
+
+    @property
+    def burden(self) -> float:
+        """Requests in the global FIFO; infinitely many where no server is up."""
+        return self.fifo_length if any(server.up for server in self._servers) else inf
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Those in flight."""
+        return tuple(self._requests)
 
     def widths_of(self, request: int) -> tuple[float, ...]:
         """The widths that a request in flight has run at so far."""
@@ -421,7 +436,7 @@ class RouterCore:
         requests = self._fifo.peek(line, self.config.groups[-1])
         left_ns = self._hold_left_ns(line, requests, now_ns)
         self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
-        self._decision += 1
+        self._decision += self._routers
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
         tally = self._tallies[line.head.service_class]
         goal, others = tally.goal, self.completed - tally.completed

@@ -41,7 +41,7 @@ def make_routers(
     says_scores: bool = False,
     jobs: Jobs = MAX_THREADS,
 ) -> dict[str, Score]:
-    """Make the routers of these kinds; what each was scored, by kind.
+    """Make the routers of these kinds, for several routers in a cluster as for one; what each was scored, by kind.
 
     Args:
         says_scores: tell the score of what learned by gradients once it is trained, for whoever has other results to
@@ -52,6 +52,7 @@ def make_routers(
         InputError: the compiled engine, on which routers are trained, can't do what the scenario asks for.
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
+    world = world.undivided
     return {
         kind: make_ppo(job, world, kind, says_scores) if kind in BY_GRADIENTS else make_tuned(job, world, kind, jobs)
         for kind in kinds

@@ -15,7 +15,7 @@ from policies.faults import Supervision
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig, top1_of
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.vocabulary import IMAGE, WorkKey, nanoseconds
+from policies.vocabulary import nanoseconds
 from scenarios.files.spec import (
     GB,
     DeviceSection,
@@ -24,7 +24,7 @@ from scenarios.files.spec import (
     Scenario,
     ServerSection,
 )
-from scenarios.world.world import ASSUMED_DECISION_S, NetworkAccuracy, World
+from scenarios.world.world import ASSUMED_DECISION_S, NetworkAccuracy, World, server_rates_img_s
 from sim.cluster import ClusterSpec
 from sim.costs import ProfileCosts
 from sim.host import HostTable
@@ -81,7 +81,17 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
     )
     world = World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
     _require_reachable(scenario, world.held_top1)
+    _require_divisible(world)
     return world
+
+
+def _require_divisible(world: World) -> None:
+    """Raises `InputError` where there are more routers than parts that the servers can be divided into."""
+    division = world.division
+    if division is not None and division.count > len(division.groups):
+        problem = f"{division.count} routers, but the servers make {len(division.groups)} parts"
+        remedy = f"give at most {len(division.groups)} (servers of a device stay together; see routers.division)"
+        raise InputError(world.scenario.name, "routers.count", f"{problem}: {remedy}")
 
 
 def _require_reachable(scenario: Scenario, tuples: Mapping[tuple[float, ...], float]) -> None:
@@ -104,10 +114,9 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: f
     An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
     finds the largest rate that is really stable with a given router.
     """
-    width = cluster.router.widths[-1] if width is None else width
-    keys = [WorkKey(s, width, IMAGE if s == 1 else width) for s in range(1, cluster.router.segments + 1)]
+    rates_img_s = server_rates_img_s(cluster, costs, width)
     first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
-    return sum(1.0 / sum(costs.image_s(server, key) for key in keys) for server in first_on_device.values())
+    return sum(rates_img_s[server] for server in first_on_device.values())
 
 
 def device_section(device: DeviceSpec) -> DeviceSection:

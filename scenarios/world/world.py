@@ -14,16 +14,25 @@ from numpy.typing import NDArray
 from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
+from policies.division import Division
 from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
 from policies.rules.costs import held_top1
-from policies.vocabulary import GoalSet, Provenance, nanoseconds
+from policies.vocabulary import IMAGE, GoalSet, Provenance, WorkKey, nanoseconds
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import check_fault_server
 from scenarios.files.router_names import code_of, made_by
-from scenarios.files.spec import ChaosFault, MomentFault, PoisonedFault, Scenario, SpanFault
+from scenarios.files.spec import (
+    ChaosFault,
+    MomentFault,
+    PoisonedFault,
+    RouterKilledFault,
+    RoutersSection,
+    Scenario,
+    SpanFault,
+)
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
 from scenarios.world.made_with import of_router, require_same
@@ -32,8 +41,9 @@ from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, ser
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
-from sim.network import FREE, LINKS, Interconnect
-from sim.profile import Profile, emulated_slowdowns
+from sim.divided import DividedSimulation
+from sim.network import FREE, LINKS, PRESETS, Interconnect
+from sim.profile import Link, Profile, emulated_slowdowns
 
 if TYPE_CHECKING:
     from sim.compiled.simulation import CompiledSimulation
@@ -108,6 +118,27 @@ class World:
     def decision_parts(self, routers: Sequence[str]) -> list[Any]:
         """What of it runs with these routers (named as in tables) read; nothing where nothing is charged."""
         return sorted((name, self.decision_times_s[name]) for name in routers if name in self.decision_times_s)
+
+    @property
+    def undivided(self) -> World:
+        """The same world with one router: in it routers learn."""
+        return replace(self, scenario=self.scenario.model_copy(update={"routers": RoutersSection()}))
+
+    @property
+    def division(self) -> Division | None:
+        """How several routers divide the cluster; None where there is one."""
+        given = self.scenario.routers
+        if given.count == 1:
+            return None
+        killed = [fault for fault in self.scenario.faults if isinstance(fault, RouterKilledFault)]
+        return Division(
+            given.count,
+            groups_of(self.cluster, by_medium=given.division == "medium"),
+            server_rates_img_s(self.cluster, self.costs),
+            given.handover_at,
+            nanoseconds(given.told_every_s),
+            tuple((fault.router, nanoseconds(fault.at_s)) for fault in killed),
+        )
 
     @property
     def rate_img_s(self) -> float | None:
@@ -268,16 +299,30 @@ class World:
         )
         return Interconnect(attachments, derived_seed(seed, LINKS))
 
+    @property
+    def _router_link(self) -> Link:
+        """Between two routers."""
+        given = self.scenario.routers.link
+        if isinstance(given, str):
+            return PRESETS[given]
+        return Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
+
     def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
         """A simulation that is ready to start; on either engine it is the same one, bit for bit.
 
         Raises:
             UnsupportedScenario: the compiled engine can't do what the run asks for; the reference can.
         """
+        division = self.division
         if engine == "simpy":
+            if division is not None:
+                return DividedSimulation(self.cluster, run, division, self._router_link)
             return Simulation(self.cluster, run)
+        from sim.compiled.errors import UnsupportedScenario
         from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
 
+        if division is not None:
+            raise UnsupportedScenario("several routers")
         return CompiledSimulation(self.cluster, run)
 
     @cached_property
@@ -327,6 +372,31 @@ class World:
         return of_router(self.scenario, self.profiles, self.accuracy.prior.top1)
 
 
+# ----------------------------------------------------------------------------------------------------------- division
+
+
+def server_rates_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: float | None = None) -> tuple[float, ...]:
+    """What each server does with full batches at a width, by default full width; 0 for all but a device's first."""
+    width = cluster.router.widths[-1] if width is None else width
+    keys = [WorkKey(s, width, IMAGE if s == 1 else width) for s in range(1, cluster.router.segments + 1)]
+    devices = [server.device for server in cluster.servers]
+    return tuple(
+        1.0 / sum(costs.image_s(index, key) for key in keys) if devices.index(device) == index else 0.0
+        for index, device in enumerate(devices)
+    )
+
+
+def groups_of(cluster: ClusterSpec, *, by_medium: bool) -> tuple[tuple[int, ...], ...]:
+    """Servers that stay together: those of a device, and those whose links share a medium, where that counts."""
+    groups: list[tuple[set[object], tuple[int, ...]]] = []  # what they have in common, and who they are
+    for index, server in enumerate(cluster.servers):
+        marks: set[object] = {server.device, *([server.attachment.medium] if by_medium else [])}
+        joined = [group for group in groups if group[0] & marks]
+        groups = [group for group in groups if not group[0] & marks]
+        groups.append((marks.union(*(group[0] for group in joined)), (*sum((g[1] for g in joined), ()), index)))
+    return tuple(sorted(tuple(sorted(members)) for _, members in groups))
+
+
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
@@ -350,6 +420,8 @@ def faults_of(
             case PoisonedFault(share=share):
                 drawn = np.flatnonzero(poison.random(requests) < share)
                 faults.append(Poison(frozenset(drawn.tolist())))
+            case RouterKilledFault():
+                pass  # of `World.division`
             case ChaosFault():
                 faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
             case _:

@@ -56,7 +56,7 @@ from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_
 
 @kernel
 def _set_off(c: Cluster, p: Parameters) -> None:
-    """The first instant: servers come up, sensors are read, devices take their slowdown (`Simulation._set_off`)."""
+    """The first instant: servers come up, sensors are read, devices take their slowdown (`Simulation.set_off`)."""
     for index in range(p.servers):
         server = server_at(c, p, index)
         return_to_service(c, p, server, 0)
