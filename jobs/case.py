@@ -208,22 +208,26 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies
     return with_paths(scenario, lambda text: str(folder / text))
 
 
-def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None) -> JobsCase:
+def read_case(
+    scenario: JobsScenario, source: str, images_s: ImagesS | None = None, named_by: str = ""
+) -> JobsCase:
     """Reads what a scenario names, and checks it whole.
 
     Args:
         images_s: who reads profiles, for a scenario whose nodes have some.
+        named_by: the flag that named its policies; empty where its file does.
 
     Raises:
         InputError: a file that it names is none, or something does not fit together.
     """
     trace = _trace(scenario, source)
-    policies = tuple(named_policy(name, scenario, source) for name in scenario.policies)
+    where = (named_by, "") if named_by else (source, "policies")
+    policies = tuple(named_policy(name, scenario, *where) for name in scenario.policies)
     with _of_file(source):
         world = _world(scenario, trace, source, images_s)
         jobs, source_jobs = _jobs(scenario, trace)
         past = _past(trace, scenario.window.from_s) if scenario.history == "earlier" else ()
-    _require_requests(policies, jobs, source)
+    _require_requests(policies, jobs, *where)
     case = JobsCase(scenario, source, world, jobs, source_jobs, past, policies, images_s)
     for each in policies:
         case.run_of(each)
@@ -254,8 +258,11 @@ def _of_file(source: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ policies
 
 
-def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
+def named_policy(name: str, scenario: JobsScenario, source: str, key: str = "") -> NamedPolicy:
     """A policy by its name, or of a file, with the scenario's numbers.
+
+    Args:
+        source, key: what named it.
 
     Raises:
         InputError: there is none such.
@@ -269,7 +276,7 @@ def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
         try:
             policy = _with_numbers(policy_of(name), scenario.preemption, scenario.multifactor, scenario.cluster)
         except InputError as error:
-            raise InputError(source, "policies", error.problem) from None
+            raise InputError(source, key, error.problem) from None
         named = NamedPolicy(shown_name(policy), policy)
     interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
     return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
@@ -316,13 +323,13 @@ def _with_numbers(
     return replace(policy, knobs=knobs, multifactor=said)
 
 
-def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str) -> None:
+def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str, key: str) -> None:
     """Who asks for requested times needs them of all jobs."""
     without = np.isnan(jobs.requested_s)
     for each in policies:
         if each.policy.estimate == "requested" and without.any():
             problem = f"{each.name} needs requested times, and {without.sum():,} of {len(jobs):,} jobs have none"
-            raise InputError(source, "policies", f"{problem}; take the estimate `history` instead")
+            raise InputError(source, key, f"{problem}; take the estimate `history` instead")
 
 
 # --------------------------------------------------------------------------------------------------------------- world

@@ -698,7 +698,8 @@ def _case(
         _require_load(load)
         changes = {**(changes or {}), "load": load}
     named = require_unique("--policy", [*map(str, policies)])
-    case = read_case(read_scenario(Path(scenario), changes, named), str(scenario), profile_images_s)
+    read = read_scenario(Path(scenario), changes, named)
+    case = read_case(read, str(scenario), profile_images_s, "--policy" if named else "")
     require_a_fit(case)
     for doubt in warnings_of(case) if is_told else ():
         observer().remark(f"warning: {doubt}")

@@ -88,7 +88,7 @@ def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"policies": ["fito"]}, "did you mean 'fifo'"),
         ({"policies": ["sjf"]}, "sjf asks how long jobs run: take one of oracle, requested, history"),
         ({"policies": ["srtf-oracle-easy"]}, "reservations"),
-        ({"policies": ["fifo-easy-requested"]}, "4 of 4 jobs have none; take the estimate `history`"),
+        ({"policies": ["fifo-easy-requested"]}, "policies: fifo-easy-requested needs requested times, and 4 of 4 jobs have none; take the estimate `history`"),
         ({"policies": ["fifo"], "baseline": "saf"}, "'saf' is none of the policies"),
         ({"policies": ["no.jobpolicy.yaml"]}, "no.jobpolicy.yaml: no such file"),
         ({"policies": ["bad.jobpolicy.yaml"]}, "bad.jobpolicy.yaml: queueing: 'strickt' is no queueing: did you mean"),
@@ -200,9 +200,10 @@ def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) ->
     assert named.name == "laid-oracle"
     assert named.policy == replace(learned.spec.policy, placement="programme")
     assert run_policy(case, named).is_done.all()
-    (tmp_path / "laid.jobpolicy.yaml").write_text(f"{laid}order: sjf\n")
-    with pytest.raises(InputError, match="a learned policy brings its own order; leave it out"):
-        case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"])
+    for key, value in (("order", "sjf"), ("age_guard_s", "1h")):
+        (tmp_path / "laid.jobpolicy.yaml").write_text(f"{laid}{key}: {value}\n")
+        with pytest.raises(InputError, match=f"a learned policy brings its own {key}; leave it out"):
+            case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"])
     (tmp_path / "mine.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match="not a safetensors file"):
         case_of(tmp_path, trace, policies=["mine.safetensors"])

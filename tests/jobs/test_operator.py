@@ -396,7 +396,7 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif", "--policy", "las"], "slimsched jobs compare"),
         (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
         (["whatif", "--change", "nodes=5"], "the first group's nodes are cluster.nodes.0.count"),
-        (["compare", "--policy", "backfill"], "'backfill' is Slurm's word; here it is fifo-requested-conservative"),
+        (["compare", "--policy", "backfill"], "--policy: 'backfill' is Slurm's word; here it is fifo-requested-conservative"),
         (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
         (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
         (["compare", "--set", "load=71"], "load: input should be less than or equal to 10"),
