@@ -43,6 +43,8 @@ ANOTHER_FORM: Final = re.compile(  # what `sacct` writes without `--parsable2`, 
 _NO_LIMIT_S: Final = 365 * 86400  # what Slurm notes of a job without a limit
 NOT_ELIGIBLE: Final = "jobs that were held, or depended on others, wait from their Submit on, as if they could begin"
 FILLED: Final = "name no GPU: their nodes times --gpus-per-node"
+MORE: Final = "were given more GPUs than they asked for (--exclusive): all that they held count"
+SPREAD: Final = "lay on more nodes than their GPUs need (-N and the like): simulated on as few as they can"
 CLOCK_CHANGED: Final = (
     "End - Start differs from ElapsedRaw by an hour (clocks were changed: use `TZ=UTC sacct`, or --timezone)"
 )
@@ -82,7 +84,7 @@ def _attempts(rows: Rows, options: Options) -> Rows:
         name: times(given[own], options.timezone, zero_is_nothing=True) for name, own in _TIMES.items() if own in given
     }
     start_s, end_s = cells[START].values, cells[END].values
-    gpus, types, is_filled = _gpus(rows, options)
+    gpus, types, noted_gpus = _gpus(rows, options)
     ids, part = _het(rows, id_name)
     run_s, noted = _elapsed(rows, end_s - start_s)
     limit = durations(rows.of("TimelimitRaw" if "TimelimitRaw" in given else "Timelimit"), 60)
@@ -106,7 +108,7 @@ def _attempts(rows: Rows, options: Options) -> Rows:
         "steps of jobs (`sacct -X` leaves them out)": truths(compute.match_substring(ids, ".")),
         ENDED_FIRST: (run_s < 0) | ((end_s < start_s) & ~noted[CLOCK_CHANGED]),
     }
-    return Rows(rows.lines, columns, _TIMES, True, refused, {**noted, FILLED: is_filled})
+    return Rows(rows.lines, columns, _TIMES, True, refused, {**noted, **noted_gpus})
 
 
 def _het(rows: Rows, id_name: str) -> tuple[Any, NDArray[np.int16] | int]:
@@ -128,19 +130,22 @@ def _elapsed(rows: Rows, between_s: Numbers) -> tuple[Numbers, dict[str, Mask]]:
     return np.where(is_odd, between_s, elapsed_s), {CLOCK_CHANGED: is_changed, _ODD_ELAPSED: is_odd}
 
 
-def _gpus(rows: Rows, options: Options) -> tuple[Numbers, Any, Mask]:
-    """GPUs of each job, the types that it asked for, and where `--gpus-per-node` supplied them.
+def _gpus(rows: Rows, options: Options) -> tuple[Numbers, Any, dict[str, Mask]]:
+    """GPUs of each job, the types that it asked for, and what is to be said of them.
 
     What it was given counts; where that names none, what it asked for. Any type that it did not ask for by name is
-    allowed.
+    allowed. How many GPUs a node has is told by the job that had most of one.
     """
-    gpus = np.zeros(len(rows.lines))
+    gpus, asked = np.zeros(len(rows.lines)), rows.of("ReqTRES" if "ReqTRES" in rows.columns else "ReqGRES")
     for name in _GPUS_OF:
         if name in rows.columns and not (gpus > 0).all():
             gpus = np.where(gpus > 0, gpus, mapped(rows.of(name), count_of))
-    types = named(rows.of("ReqTRES" if "ReqTRES" in rows.columns else "ReqGRES"), types_of)
+    nodes, asked_gpus = numbers(rows.of("NNodes")).values, mapped(asked, count_of)
     is_filled = (gpus == 0) & (options.gpus_per_node is not None)
-    return np.where(is_filled, numbers(rows.of("NNodes")).values * (options.gpus_per_node or 0), gpus), types, is_filled
+    of_a_node = np.ceil(np.divide(gpus, nodes, out=np.ones_like(gpus), where=nodes > 0).max(initial=1.0))
+    more, spread = (asked_gpus > 0) & (gpus > asked_gpus), (gpus > 0) & (nodes > np.ceil(gpus / of_a_node))
+    filled = np.where(is_filled, nodes * (options.gpus_per_node or 0), gpus)
+    return filled, named(asked, types_of), {FILLED: is_filled, MORE: more, SPREAD: spread}
 
 
 def count_of(tres: str) -> float:

@@ -19,6 +19,7 @@ from scipy.stats import spearmanr
 from jobs.comparing import log_error, run_policy
 from jobs.figures import by_job
 from jobs.logs.importing import import_log
+from jobs.logs.slurm import MORE, SPREAD
 from jobs.policies.cluster import NodeGroup
 from jobs.site import site_of
 from jobs.slurm_conf import SlurmConf
@@ -134,9 +135,12 @@ def test_a_changed_rule_is_foretold(tmp_path: Path) -> None:
 
 
 def test_what_is_no_plain_job(tmp_path: Path) -> None:
-    """Arrays, holds, dependencies, requeues, cancelled and heterogeneous jobs, typed GPUs."""
+    """Arrays, holds, dependencies, requeues, cancelled and heterogeneous jobs, typed GPUs; `--exclusive` and `-N`."""
     trace = trace_of_log("mess", tmp_path)
     assert len(trace) == 25
+    noted = import_log(tmp_path / "mess.log", tmp_path / "t.parquet").tally.noted
+    assert (noted[MORE].rows, noted[SPREAD].rows) == (1, 2)
+    assert trace.gpus[trace.job_id == "23"] == 8  # of one GPU, `--exclusive`
     assert trace.attempts.max() == 2
     assert set(trace.status) >= {"completed", "failed", "cancelled", "timeout"}
     assert trace.asked_types == {"a100", "v100"}
