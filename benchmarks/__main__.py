@@ -15,7 +15,6 @@ from benchmarks.grid import GridRow, Row, kept_rows, make_rows
 from benchmarks.study import (
     advised_slurm,
     headroom,
-    jobs_results,
     learned,
     live,
     pages,
@@ -244,34 +243,6 @@ def _live(*, scenarios: Path = SCENARIOS / "live", runs: Path = Path("runs"), do
         docs: where live.md goes, and into data/ what is kept of the runs.
     """
     print(live.make_page(sorted(scenarios.glob("*.yaml")), runs, docs))
-
-
-@app.command(name="jobs")
-def _jobs(
-    *,
-    trace: Path,
-    epochs: int = 25,
-    episodes: int = 100,
-    windows: int = 200,
-    out: Path = Path("runs/jobs-results"),
-    docs: Path = DATA.parent,
-    jobs: int | None = None,
-) -> None:
-    """Train RLTune, take it apart and judge it; write docs/jobs-results.md and docs/data.
-
-    Args:
-        trace: of training jobs, as `slimsched jobs import` makes it.
-        epochs: of each training.
-        episodes: windows before each update.
-        windows: of each judgement.
-        out: for what is trained and judged; an interrupted command goes on there.
-        docs: where the page goes, and its data.
-        jobs: windows beside each other; one a core by default.
-    """
-    effort = jobs_results.StudyEffort(epochs, episodes, windows, jobs or core_count())
-    with terminated_as_interrupted():
-        jobs_results.make_page(trace, out, docs, effort)
-    print(docs / "jobs-results.md")
 
 
 @app.command(name="advised-slurm")

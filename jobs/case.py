@@ -208,9 +208,7 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies
     return with_paths(scenario, lambda text: str(folder / text))
 
 
-def read_case(
-    scenario: JobsScenario, source: str, images_s: ImagesS | None = None, named_by: str = ""
-) -> JobsCase:
+def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None, named_by: str = "") -> JobsCase:
     """Reads what a scenario names, and checks it whole.
 
     Args:

@@ -12,7 +12,6 @@ module              does
 `learned`           what policy gradient adds to a searched policy
 `tune`              Compass and its baselines tuned on every main scenario
 `live`              what the scenarios of live serving came to, from run folders to `docs/live.md`
-`jobs_results`      RLTune trained, taken apart and judged; `jobs_page` is what it says
 `pages`             pages of data frames and templates; `pictures` their charts
 `paper_table`       the paper's accuracies, completed
 `commands_page`     the page of all commands

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.learning.learned import NamedPolicy
-from jobs.learning.training import Windows, score_of
-from jobs.policies.policy import JobPolicy, policy_of
+from jobs.learning.training import Windows
+from jobs.policies.policy import CHOICE, JobPolicy, policy_of
 from kit.chance import derived_seed, stream
 from kit.parallel import Jobs, results
+from kit.units import NS_PER_S
 
 DRAWS: Final = 2000
+EBB: Final = policy_of("qssf-lowest")
 Numbers = NDArray[np.float64]
 
 
 BASELINES: Final = (
-    NamedPolicy("fifo-stall", JobPolicy("fifo", "stall", placement="lowest")),
-    NamedPolicy("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random")),
-    NamedPolicy("smallest-stall", JobPolicy("smallest", "stall", placement="lowest")),
-    NamedPolicy("sjf-oracle-stall", JobPolicy("sjf", "stall", placement="lowest", estimate="oracle")),
     NamedPolicy("fifo-first-fit", policy_of("fifo-first-fit-lowest")),
-    NamedPolicy("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random")),
+    NamedPolicy("random-fitting", JobPolicy("fifo", CHOICE, placement="lowest", learned="random")),
     NamedPolicy("smallest", policy_of("smallest-lowest")),
+    NamedPolicy("qssf", EBB),
+    NamedPolicy("qssf-24h", replace(EBB, age_guard_ns=24 * 3600 * NS_PER_S)),
     NamedPolicy("sjf-oracle", policy_of("sjf-oracle-lowest")),
-    NamedPolicy("fifo-easy-oracle", policy_of("fifo-easy-oracle-lowest")),
+    NamedPolicy("saf-oracle", policy_of("saf-oracle-lowest")),
 )
-"""What RLTune's figures are set against: its own way of waiting with four orders (the first of them stalls the cluster
-until it fits), and baselines that need no learning; all with its greedy placement. `random-fitting` is what is left of
-a learner that does not stall, when it has learned nothing."""
+"""What a learned policy is set against, all with its placement. `random-fitting` is what is left of a learner that has
+learned nothing; `qssf-24h` has a guard of age, which makes it Ebb without preemption."""
 
 
 def judge(
@@ -41,22 +40,16 @@ def judge(
     starts: Iterable[int],
     seed: int = 0,
     jobs: Jobs = 1,
-    score: str = "wait",
 ) -> Iterator[tuple[NamedPolicy, Numbers]]:
-    """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another.
-
-    Args:
-        score: another of RLTune's five instead of the wait.
-    """
+    """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another."""
     tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
     for candidate in candidates:
-        yield candidate, np.array(results(_score, (candidate, windows, score), tasks, jobs))
+        yield candidate, np.array(results(_wait_s, (candidate, windows), tasks, jobs))
 
 
-def _score(common: tuple[NamedPolicy, Windows, str], window: tuple[int, int]) -> float:
-    (candidate, windows, score), (start, seed) = common, window
-    record = windows.run(start, candidate.policy, candidate.choosing(seed))
-    return score_of(record, score, windows.gpus, windows.count(record))
+def _wait_s(common: tuple[NamedPolicy, Windows], window: tuple[int, int]) -> float:
+    (candidate, windows), (start, seed) = common, window
+    return windows.mean_wait_s(windows.run(start, candidate.policy, candidate.choosing(seed)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The network that scores each waiting job by itself, in numpy: seven numbers in, one out (7-32-16-8-1, ReLU)."""
+"""The network that scores each waiting job by itself, in numpy: eight numbers in, one out (8-32-16-8-1, ReLU)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import NAMES, VERSION, VISIBLE, WAIT, Choosing, Seen, View
-from jobs.policies.policy import JobPolicy
+from jobs.policies.choices import NAMES, VERSION, WAIT, Choosing, Seen, View
+from jobs.policies.policy import CHOICE, JobPolicy
 from kit import checkpoint
 from kit.chance import stream
-from kit.errors import InputError, nearest
+from kit.errors import InputError
 
 HIDDEN: Final = (32, 16, 8)
 SIZES: Final = (len(NAMES), *HIDDEN, 1)
@@ -46,7 +46,7 @@ class JobNet:
         ]
 
     def scores(self, rows: Seen) -> NDArray[np.float32]:
-        """(n, 7) -> (n,)."""
+        """(n, 8) -> (n,)."""
         hidden: NDArray[np.float32] = rows
         for weight, bias in self._layers[:-1]:
             hidden = np.maximum(hidden @ weight + bias, 0)
@@ -68,18 +68,19 @@ def fresh_weights(sizes: tuple[int, ...], seed: int, name: str) -> dict[str, NDA
 # Choosers that draw by a network's scores, and what they remember of it while it learns.
 
 
-POOLED = 2 * len(NAMES) + 1  # numbers that say what a queue of any length looks like
+POOLED: Final = 2 * len(NAMES) + 1  # numbers that say what a queue of any length looks like
+_MANY: Final = 128  # jobs that wait
 
 
 class Decision(NamedTuple):
     """One choice of an episode.
 
     Attributes:
-        rows: (choices, 7) float32: those that might be chosen; waiting comes last, where it might be.
+        rows: (choices, 8) float32: those that might be chosen; waiting comes last, where it might be.
         chosen: the place among them.
         log_prob: of that choice.
         at_ns: when.
-        pooled: (15,) what the queue looked like, all jobs in it.
+        pooled: (17,) what the queue looked like, all jobs in it.
     """
 
     rows: Seen
@@ -98,15 +99,12 @@ class NetChooser:
     def __call__(self, view: View) -> int:
         """A place in the view, or `WAIT`."""
         rows = view.seen
-        may = rows if view.may.all() else rows[view.may]
-        if view.can_wait:
-            may = np.concatenate([may, waiting_row(view, rows)])
-        place = 0 if len(may) == 1 and self._memory is None else self._draw(may, rows, view)
-        if view.can_wait and place == len(may) - 1:
-            return WAIT
-        return place if len(may) == len(rows) and not view.can_wait else int(view.may.nonzero()[0][place])
+        may = rows[view.may]
+        seen = np.concatenate([may, waiting_row(rows)]) if view.can_wait else may
+        place = self._draw(seen, rows, view.now_ns)
+        return WAIT if place == len(may) else int(view.may.nonzero()[0][place])
 
-    def _draw(self, may: Seen, rows: Seen, view: View) -> int:
+    def _draw(self, may: Seen, rows: Seen, now_ns: int) -> int:
         scores = self._net.scores(may).astype(np.float64)
         odds = np.exp(scores - scores.max())
         if self._rng is None:
@@ -116,18 +114,18 @@ class NetChooser:
             place = min(int(np.searchsorted(summed, self._rng.random() * summed[-1], side="right")), len(odds) - 1)
         if self._memory is not None:
             log_prob = float(np.log(odds[place] / odds.sum()))
-            self._memory.append(Decision(may, place, log_prob, view.now_ns, pooled(rows)))
+            self._memory.append(Decision(may, place, log_prob, now_ns, pooled(rows)))
         return place
 
 
-def waiting_row(view: View, rows: Seen) -> Seen:
-    """(1, 7) Waiting, as if it were a job: of no GPUs, as old as the oldest, in the state of the first field."""
-    return np.array([[rows[:, 0].max(), 0.0, 0.0, rows[0, 3], rows[0, 4], 0.0, 0.0]], np.float32)
+def waiting_row(rows: Seen) -> Seen:
+    """(1, 8) Waiting, as if it were a job: as old as the oldest, of no GPUs and no end, in the first field's state."""
+    return np.array([[rows[:, 0].max(), 0.0, 0.0, rows[0, 3], rows[0, 4], 0.0, 0.0, 1.0]], np.float32)
 
 
 def pooled(rows: Seen) -> Seen:
-    """(n, 7) -> (15,) Means, largest values, and how many."""
-    many = np.log1p(len(rows)) / np.log1p(VISIBLE)
+    """(n, 8) -> (17,) Means, largest values, and how many."""
+    many = np.log1p(len(rows)) / np.log1p(_MANY)
     return np.concatenate([rows.mean(axis=0), rows.max(axis=0), [many]]).astype(np.float32)
 
 
@@ -135,10 +133,8 @@ def pooled(rows: Seen) -> Seen:
 # What was learned as a file: safetensors with what it is in the header, and a checksum over both.
 
 
-SCHEMA: Final = "slimsched.joblearned/1"
-FAITHFUL: Final = "rltune-faithful"
-FIXED: Final = "rltune-fixed"
-KINDS: Final[Mapping[str, str]] = {FAITHFUL: "stall", FIXED: "choice"}  # and how each one's choice is asked for
+SCHEMA: Final = "slimsched.joblearned/2"
+RLTUNE: Final = "rltune"
 ACTOR: Final = "actor."
 _MADE_BY: Final = "such a file is what training of a job policy wrote"
 
@@ -148,28 +144,22 @@ class LearnedSpec:
     """What a file says of itself.
 
     Attributes:
-        kind: one of `KINDS`.
         base, estimate: the order of those that are seen, with what that order knows of run times.
         trace: the name of the trace that it was trained on.
         features: the version of what the network sees.
         is_sampled: whether it draws its choices, as it was trained, or takes the likeliest.
-        queueing: how its choice is asked for; empty for its kind's way.
 
     Raises:
-        InputError: for a kind that there is not, or features of another version.
+        InputError: for features of another version.
     """
 
-    kind: str
     base: str = "fifo"
     estimate: str = "none"
     trace: str = ""
     features: str = VERSION
     is_sampled: bool = True
-    queueing: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError("policy", "kind", f"{self.kind!r:.60} is no learned policy: {nearest(self.kind, KINDS)}")
         if self.features != VERSION:
             problem = f"the network sees {self.features!r:.60}, and this version shows {VERSION}: train it again"
             raise InputError("policy", "features", problem)
@@ -177,8 +167,7 @@ class LearnedSpec:
     @property
     def policy(self) -> JobPolicy:
         """The words around the network."""
-        queueing = self.queueing or KINDS[self.kind]
-        return JobPolicy(self.base, queueing, placement="lowest", estimate=self.estimate, learned=self.kind)
+        return JobPolicy(self.base, CHOICE, placement="lowest", estimate=self.estimate, learned=RLTUNE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +183,7 @@ class Learned:
 
     def choosing(self, seed: int) -> Choosing:
         """Who chooses in one run; draws come from a stream of this seed."""
-        rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_sampled else None
+        rng = stream(seed, f"jobs:{RLTUNE}") if self.spec.is_sampled else None
         return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(view.seen))
 
 
@@ -243,9 +232,8 @@ def read_learned(path: Path) -> tuple[Learned, checkpoint.Tensors, dict[str, str
     weights = {name.removeprefix(ACTOR): value for name, value in tensors.items() if name.startswith(ACTOR)}
     try:
         keys: dict[str, Any] = json.loads(header["spec"])
-        spec = LearnedSpec(**keys)
-        learned = Learned(spec, JobNet(weights))
-        assert spec.policy.learned == spec.kind
+        learned = Learned(LearnedSpec(**keys), JobNet(weights))
+        assert learned.spec.policy
     except InputError as error:
         raise InputError(str(path), error.key, error.problem) from None
     except (KeyError, TypeError, ValueError) as error:

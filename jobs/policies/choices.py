@@ -73,23 +73,17 @@ def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
-# Whose turn is left to a chooser: a network, a person, chance. Two words for a queueing, with one and without.
-#
-#     stall     somebody is chosen, whether he fits or not; until he has been started nobody else is (RLTune's way)
-#     choice    somebody who fits is chosen, or nobody until something happens
-#
-# The first looks at the `VISIBLE` first of the order, the second at all. Without a chooser the first of the order is
-# chosen: under `choice`, of those that fit.
+# Whose turn is left to a chooser (a network, a person, chance), by the queueing `choice`: somebody who fits is chosen,
+# or nobody until something happens. Without a chooser it is the first of the order, of those that fit.
 
 
-VISIBLE: Final = 128
 WAIT: Final = -1  # nobody is started until something happens
-VERSION: Final = "rltune/1"  # of what is seen
-NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits")
-LONGEST_S: Final = 43_200.0
+VERSION: Final = "rltune/2"  # of what is seen
+NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits", "predicted")
+_LONGEST_S: Final = 43_200.0
 _EPS: Final = 1e-5
 _MOST: Final = 1.0 - _EPS
-PADDING: Final = (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of the slots that nobody has
+_LARGEST: Final = 8.0  # decimal logarithm of GPU seconds
 Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Seen = NDArray[np.float32]
@@ -100,9 +94,9 @@ class View:
     """Who may be chosen, in the policy's order, and what is known of his chances. A row for each job.
 
     Attributes:
-        may: (n,) bool, whether a choice of it is allowed.
-        can_wait: whether nobody may be chosen (`WAIT`).
-        jobs, gpus, age_s: (n,) number, GPUs, time since submission.
+        may: (n,) bool, whether it fits, and so may be chosen.
+        can_wait: whether nobody may be chosen (`WAIT`): while a job runs, something will happen.
+        jobs, gpus, age_s, estimate_s: (n,) number, GPUs, time since submission, run time by the policy's estimate.
         chances: (n, 4) as `_chances` has them, of each job's class.
         states: (fields, 4) as `_state` has them.
         largest_node: GPUs of the cluster's largest node.
@@ -114,6 +108,7 @@ class View:
     jobs: Counts
     gpus: Counts
     age_s: Numbers
+    estimate_s: Numbers
     chances: Counts
     states: Numbers
     largest_node: int
@@ -123,25 +118,26 @@ class View:
 
     @property
     def seen(self) -> Seen:
-        """(n, 7) What RLTune's network sees of each (`NAMES`); worked out where somebody asks.
+        """(n, 8) What RLTune's network sees of each (`NAMES`); worked out where somebody asks.
 
-        Seven numbers (Dongare et al., arXiv 2512.10271; the authors' code). Age and GPUs alone differ between the jobs
-        of one field at one instant, and what follows from the GPUs: no duration enters, and the score is a function of
-        the two, given the cluster. A job's field is of all pools between which its like may choose, directly or by way
-        of others.
+        Seven numbers are RLTune's (Dongare et al., arXiv 2512.10271; the authors' code). Of these age and GPUs alone
+        differ between the jobs of one field at one instant, and what follows from the GPUs. A job's field is of all
+        pools between which its like may choose, directly or by way of others. The eighth is the predicted GPU time's
+        logarithm; 0 where the policy asks for no run time.
         """
         gpus, number_of_ways, fits, field = self.chances.T
         free, capacity, nodes, partly_used = self.states[field].T
         demand = np.bincount(field, gpus, len(self.states))[field]  # GPUs that all who are seen ask of it
         after = (free - demand + capacity) / (2 * capacity + _EPS)
         rows = np.empty((len(self), len(NAMES)), np.float32)
-        rows[:, 0] = np.minimum(self.age_s / LONGEST_S, _MOST)
+        rows[:, 0] = np.minimum(self.age_s / _LONGEST_S, _MOST)
         rows[:, 1] = np.minimum(gpus / self.largest_node, _MOST)
         rows[:, 2] = np.minimum(gpus / np.maximum(free, _EPS) / capacity, _MOST)
         rows[:, 3] = np.clip(after, 0.0, _MOST)
         rows[:, 4] = partly_used / nodes
         rows[:, 5] = np.clip(number_of_ways / 3, _EPS, _MOST)
         rows[:, 6] = np.where(fits > 0, np.where(number_of_ways >= 2, 1.5 * _MOST, _MOST), _EPS)
+        rows[:, 7] = np.log10(np.maximum(self.gpus * self.estimate_s, 1.0)) / _LARGEST
         return rows
 
 
@@ -165,7 +161,7 @@ class Choosing:
 
 
 class Choices:
-    """The choices of one scheduler, and whom it has chosen that does not fit yet.
+    """The choices of one scheduler.
 
     Attributes:
         is_asked: the chooser owes an answer; ask again.
@@ -174,59 +170,41 @@ class Choices:
     def __init__(self, choosing: Choosing | None = None, mapper: Mapper | None = None) -> None:
         self._mapper = mapper
         self._chooser = choosing.chooser if choosing is not None else None
-        self._stalled: tuple[WaitingClass, int] | None = None
         self.is_asked = False
         self._fields: tuple[int, dict[int, int], list[list[Pool]]] = (0, {}, [])  # of so many classes
-
-    # ---------------------------------------------------------------------------------------------------- queueings
-
-    def stall(self, line: CompetingClasses, ledger: JobLedger) -> None:
-        """Choose, wait for room, start; nobody overtakes."""
-        while self._stalled is not None or any(waiting.count for waiting in line.classes):
-            if self._stalled is None:
-                self._stalled = self._chosen(line, ledger, must_fit=False)
-                if self._stalled is None:
-                    return
-            waiting, job = self._stalled
-            if not self._start(waiting, job, line, ledger):
-                return
-            self._stalled = None
 
     def choice(self, line: CompetingClasses, ledger: JobLedger) -> None:
         """Choose among those that fit, until none does or the chooser waits."""
         while any(_fits(waiting, ledger.search) for waiting in line.classes if waiting.count):
-            chosen = self._chosen(line, ledger, must_fit=True)
+            chosen = self._chosen(line, ledger)
             if chosen is None:
                 return
-            is_started = self._start(*chosen, line, ledger)
-            assert is_started, "a job was chosen that does not fit"
+            self._start(*chosen, line, ledger)
 
-    def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, ledger: JobLedger) -> bool:
+    def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, ledger: JobLedger) -> None:
         placement = _room(waiting, ledger.search)
-        if placement is None:
-            return False
+        assert placement is not None, "a job was chosen that does not fit"
         if self._mapper is not None:
             classes = _those_waiting(line, ledger)
-            jobs, number = _in_order(classes, None)
+            jobs, number = _in_order(classes)
             view = self._view(line, classes, jobs, number, ledger)
             place = int((jobs == job).argmax())
             placement = self._mapper(view, place, [classes[of].pools for of in number])
         ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), *placement)
-        return True
 
-    def _chosen(self, line: CompetingClasses, ledger: JobLedger, must_fit: bool) -> tuple[WaitingClass, int] | None:
+    def _chosen(self, line: CompetingClasses, ledger: JobLedger) -> tuple[WaitingClass, int] | None:
         """A class and a job's number; None for nobody now."""
         classes = _those_waiting(line, ledger)
         if self._chooser is None:
-            may = [waiting for waiting in classes if not must_fit or _fits(waiting, ledger.search)]
+            may = [waiting for waiting in classes if _fits(waiting, ledger.search)]
             first = min(may, key=lambda waiting: waiting.first)
             return first, int(first.jobs[first.head])
-        jobs, number = _in_order(classes, None if must_fit else VISIBLE)
-        view = self._view(line, classes, jobs, number, ledger, must_fit)
+        jobs, number = _in_order(classes)
+        view = self._view(line, classes, jobs, number, ledger)
         place = self._chooser(view)
         self.is_asked = place is None
         if place is None or place == WAIT:
-            assert place is None or view.can_wait, "nobody was chosen where somebody must be"
+            assert place is None or view.can_wait, "nobody was chosen where nothing will happen"
             return None
         assert view.may[place], "somebody was chosen who may not be"
         return classes[number[place]], int(jobs[place])
@@ -240,19 +218,18 @@ class Choices:
         jobs: Counts,
         number: Counts,
         ledger: JobLedger,
-        must_fit: bool = False,
     ) -> View:
         of_pool, fields = self._known_fields(line.classes)
         counts = {pool.index: pool.counts for field in fields for pool in field}
         chances = np.array([_chances(waiting, counts, of_pool, ledger.search) for waiting in classes], np.int64)[number]
-        gpus, fits = chances[:, 0], chances[:, 2] > 0
         return View(
             now_ns=ledger.now_ns,
-            may=fits if must_fit else np.ones(len(jobs), np.bool_),
-            can_wait=must_fit,
+            may=chances[:, 2] > 0,
+            can_wait=any(running.held for running in ledger.running),
             jobs=jobs,
-            gpus=gpus,
+            gpus=chances[:, 0],
             age_s=(ledger.now_ns - ledger.book.submit_ns[jobs]) / NS_PER_S,
+            estimate_s=ledger.book.estimate_ns[jobs] / NS_PER_S,
             chances=chances,
             states=np.array([_state(field, counts) for field in fields], np.float64),
             largest_node=max(pool.size for field in fields for pool in field),
@@ -287,12 +264,12 @@ def _room(waiting: WaitingClass, search: Search) -> tuple[Pool, Allocation] | No
     return None
 
 
-def _in_order(classes: Sequence[WaitingClass], limit: int | None) -> tuple[Counts, Counts]:
-    """The first jobs by index and number, and the number of each one's class."""
+def _in_order(classes: Sequence[WaitingClass]) -> tuple[Counts, Counts]:
+    """The jobs by index and number, and the number of each one's class."""
     jobs = np.concatenate([waiting.jobs for waiting in classes])
     index = np.concatenate([waiting.index for waiting in classes])
     number = np.repeat(np.arange(len(classes)), [waiting.count for waiting in classes])
-    order = np.lexsort((jobs, index))[:limit]
+    order = np.lexsort((jobs, index))
     return jobs[order], number[order]
 
 
@@ -321,11 +298,3 @@ def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[i
     """Of a field: free GPUs, all, nodes, partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
     return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used
-
-
-def padded(rows: Seen) -> Seen:
-    """(128, 7) With the slots that nobody has."""
-    slots = np.empty((VISIBLE, len(NAMES)), np.float32)
-    slots[:] = PADDING
-    slots[: len(rows)] = rows[:VISIBLE]
-    return slots

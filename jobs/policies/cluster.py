@@ -555,8 +555,7 @@ class Placement:
             (`jobs.policies.cluster`). Under reservations and rounds, and for those for whom others make room, it is
             the GPUs of nodes that `search` has found.
         is_by_number: pools come as the cluster's file names them.
-        programme: which of RLTune's programmes lays whoever is chosen and fits by `search` (`jobs.policies.mapping`):
-            `written`, `meant`, or none.
+        is_programme: whether RLTune's lays whoever is chosen and fits by `search` (`jobs.policies.mapping`).
     """
 
     rest: Rest = "fullest"
@@ -564,7 +563,7 @@ class Placement:
     is_speed_aware: bool = False
     is_variability_aware: bool = False
     is_by_number: bool = False
-    programme: Literal["", "written", "meant"] = ""
+    is_programme: bool = False
 
     def search(self, pool: Pool, gpus: int) -> Allocation | None:
         """Where so many GPUs of a pool can go, and whether they can."""
@@ -591,6 +590,5 @@ PLACEMENTS: Final[Mapping[str, Placement]] = {
     "speed-aware": Placement(is_speed_aware=True),
     "variability-aware": Placement(is_variability_aware=True),
     "lowest": Placement("lowest", is_by_number=True),
-    "programme-as-written": Placement("lowest", is_by_number=True, programme="written"),
-    "programme": Placement("lowest", is_by_number=True, programme="meant"),
+    "programme": Placement("lowest", is_by_number=True, is_programme=True),
 }

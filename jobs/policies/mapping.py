@@ -1,16 +1,12 @@
-"""Where a chosen job lies, by a mixed integer programme over a few candidates: RLTune's, as written and as meant.
+"""Where a chosen job lies, by a mixed integer programme over a few candidates: RLTune's, as it is meant.
 
 Candidates of a job are the way that fragments least and the way that balances best, on the fewest nodes and on one more
 (`jobs.policies.choices`): four at most. The programme takes one, and minimizes
 
     a sum_n f_n + b (F_max - F_min) - g sum y,        (a, b, g) = (1, 0.3, 0.5)
 
-with f_n: node n is partly used; F: free GPUs of a node.
-
-    written  f_n is bound from one side alone, so it is 0 and its term is void; y_n: the second of the base policy's
-             order would fit on node n; nodes that are full before count nowhere.
-    meant    f_n is 1 exactly where a node is partly used; all nodes count; y_k: the k-th of those who will be chosen
-             next, by the policy's own scores, is placed beside, jointly, on one of its candidates.
+with f_n: node n is partly used; F: free GPUs of a node; y_k: the k-th of those who will be chosen next, by the policy's
+own scores, is placed beside, jointly, on one of its candidates.
 
 With so few candidates all combinations are tried. Where two placements are equally good, the first candidate is taken.
 """
@@ -115,17 +111,13 @@ class Programme:
     """Take one candidate of the first job, and at most one of each that follows.
 
     Attributes:
-        free, size: (N,) of the nodes that count.
+        free, size: (N,) of the nodes.
         takes: for each job (W, N), GPUs that each of its candidates takes.
-        next_gpus: whose fit on each node counts, where one is asked for; then nobody is placed beside.
-        is_bound: whether f_n is 1 where a node is partly used (else it is bound from the other side alone, and 0).
     """
 
     free: NDArray[np.int64]
     size: NDArray[np.int64]
     takes: Sequence[NDArray[np.int64]]
-    next_gpus: int | None = None
-    is_bound: bool = False
     weights: tuple[float, float, float] = WEIGHTS
 
     def solve(self) -> int:
@@ -141,30 +133,14 @@ class Programme:
             free, cost, chosen = free[rows] - ways[way], cost[rows] - g * (way > 0), chosen[rows]
         most = np.maximum(free.max(axis=1, initial=0), still.max(initial=0))
         least = np.minimum(free.min(axis=1, initial=largest), still.min(initial=largest))
-        cost = cost + b * (most - least)
-        if self.is_bound:
-            cost = cost + a * ((free > 0) & (free < size)).sum(axis=1)
-        if self.next_gpus is not None:
-            cost = cost - g * (free >= self.next_gpus).sum(axis=1)
+        cost = cost + b * (most - least) + a * ((free > 0) & (free < size)).sum(axis=1)
         return int(chosen[cost.argmin()])
 
 
 # ------------------------------------------------------------------------------------------------------------ mappers
 
 
-def _lay_as_written(view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
-    """By the fit of the second in the base policy's order, which the view is in."""
-    options = candidates(pools[place], int(view.gpus[place]))
-    if len(options) == 1:
-        return options[0]
-    nodes = Nodes(pools[place])
-    takes = np.stack([nodes.taken(each) for each in options])
-    counts = nodes.free > 0
-    next_gpus = int(view.gpus[min(1, len(view) - 1)])
-    return options[Programme(nodes.free[counts], nodes.size[counts], [takes[:, counts]], next_gpus).solve()]
-
-
-def _lay_as_meant(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
+def _lay(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
     """Jointly with those who will be chosen next."""
     options = candidates(pools[place], int(view.gpus[place]))
     if len(options) == 1:
@@ -183,15 +159,13 @@ def _lay_as_meant(scores: Scores, view: View, place: int, pools: Sequence[Sequen
             takes.append(np.unique(np.stack(rows), axis=0))
         if after:
             after[0].pool.take(after[0].allocation)
-    return options[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
+    return options[Programme(nodes.free, nodes.size, takes).solve()]
 
 
-def mapper_of(programme: str, scores: Scores | None = None) -> Mapper | None:
-    """By the word of a placement: `written`, `meant`, or none.
+def mapper_of(scores: Scores | None) -> Mapper:
+    """Who lays whoever is chosen.
 
     Args:
         scores: of each job of a view; the larger, the sooner its turn. None: by the view's order.
     """
-    if programme == "written":
-        return _lay_as_written
-    return partial(_lay_as_meant, scores or (lambda view: -np.arange(len(view)))) if programme else None
+    return partial(_lay, scores or (lambda view: -np.arange(len(view))))

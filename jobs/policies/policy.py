@@ -13,8 +13,8 @@ from kit.errors import InputError, nearest
 from kit.units import NS_PER_S
 
 RESERVING: Final = ("easy", "conservative")
-CHOOSING: Final = ("stall", "choice")  # all jobs stand in one line
-QUEUEINGS: Final = ("strict", "first-fit", *RESERVING, *CHOOSING)
+CHOICE: Final = "choice"  # all jobs stand in one line
+QUEUEINGS: Final = ("strict", "first-fit", *RESERVING, CHOICE)
 ROUNDS: Final = "rounds"
 NONE: Final = "none"
 BY_INDEX: Final = "by-index"
@@ -76,7 +76,7 @@ class JobPolicy:
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         """What can't be combined: the key that would have to change, and why."""
         order, queueing, preempts = self.order, self.queueing, self.preemption != NONE
-        estimates, choosing = ", ".join(word for word in ESTIMATES if word != NONE), " or ".join(CHOOSING)
+        estimates = ", ".join(word for word in ESTIMATES if word != NONE)
         asking = [order] * (order in NEED_ESTIMATES) + [queueing] * (queueing in RESERVING)
         if asking and self.estimate == NONE:
             yield "estimate", f"{asking[0]} asks how long jobs run: take one of {estimates}"
@@ -97,12 +97,12 @@ class JobPolicy:
             yield "preemption", f"{order} {why}"
         if preempts and self.age_guard_ns:
             yield "age_guard_s", f"is of jobs that wait, and says nothing of those that run: take preemption {NONE}"
-        if preempts and queueing in CHOOSING:
+        if preempts and queueing == CHOICE:
             yield "preemption", f"{queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
-        if PLACEMENTS[self.placement].programme and queueing not in CHOOSING:
-            yield "placement", f"{self.placement} lays whoever is chosen: take the queueing {choosing}"
-        if self.learned and queueing not in CHOOSING:
-            yield "queueing", f"{queueing} asks nobody whose turn it is: take {choosing}"
+        if PLACEMENTS[self.placement].is_programme and queueing != CHOICE:
+            yield "placement", f"{self.placement} lays whoever is chosen: take the queueing {CHOICE}"
+        if self.learned and queueing != CHOICE:
+            yield "queueing", f"{queueing} asks nobody whose turn it is: take {CHOICE}"
 
     @property
     def is_preemptive(self) -> bool:

@@ -108,7 +108,7 @@ class FreeGpuProfile:
 #     easy          anybody who fits and does not delay the first that does not (Lifka, JSSPP'95): that one has a
 #                   reservation, at the earliest time at which it fits if running jobs end as estimated
 #     conservative  anybody who fits and delays nobody before him: all have reservations (Mu'alem and Feitelson 2001)
-#     stall, choice as is chosen (`jobs.policies.choices`)
+#     choice        as is chosen (`jobs.policies.choices`)
 #
 # A reservation is of nodes. It is worked out anew at each decision, of the jobs in their present order. A pool has one
 # under `easy`: jobs that share no pool do not wait for each other. A job that

@@ -34,7 +34,7 @@ from jobs.policies.history import HISTORY, estimate_of
 from jobs.policies.ledger import JobLedger
 from jobs.policies.mapping import mapper_of
 from jobs.policies.orders import GONE, NEVER_NS, OBJECTIVES, RUNNING, STOPPING
-from jobs.policies.policy import CHOOSING, RESERVING, ROUNDS, JobPolicy
+from jobs.policies.policy import CHOICE, RESERVING, ROUNDS, JobPolicy
 from jobs.policies.queueing import QUEUEINGS, Rounds
 from jobs.policies.waiting import CompetingClasses, WaitingClass
 
@@ -65,15 +65,15 @@ class JobScheduler(JobLedger):
         choosing: Choosing | None = None,
     ) -> None:
         assert choosing is not None or not policy.learned, "a learned policy without what it has learned"
-        assert choosing is None or policy.queueing in CHOOSING, "a chooser was given that nobody asks"
+        assert choosing is None or policy.queueing == CHOICE, "a chooser was given that nobody asks"
         super().__init__(policy, groups, speeds, variability)
         self._estimate = estimate_of(policy.estimate, self.history, oracle_work_ns)
-        self.choices = Choices(choosing, mapper_of(self.placement.programme, choosing.scores if choosing else None))
-        queueings = {**QUEUEINGS, "stall": self.choices.stall, "choice": self.choices.choice}
+        mapper = mapper_of(choosing.scores if choosing else None) if self.placement.is_programme else None
+        self.choices = Choices(choosing, mapper)
         self._queueing = (
             Rounds(OBJECTIVES[policy.order], policy.knobs.round_ns, len(self.cluster.pools))
             if policy.queueing == ROUNDS
-            else queueings[policy.queueing]
+            else {**QUEUEINGS, CHOICE: self.choices.choice}[policy.queueing]
         )
         self._learns = policy.estimate == HISTORY or self.order.tables is not None
         moves = self.order.run_worsens or policy.knobs.min_run_ns > 0 or policy.queueing == ROUNDS
@@ -213,7 +213,7 @@ class JobScheduler(JobLedger):
     def _join_lines(self, waiting: WaitingClass) -> None:
         """One line for all pools of a class, with all that stood in theirs."""
         joined = CompetingClasses()
-        met = self._lines if self.policy.queueing in CHOOSING else [pool.index for pool in waiting.pools]
+        met = self._lines if self.policy.queueing == CHOICE else [pool.index for pool in waiting.pools]
         former = {id(line): line for pool in met if (line := self._lines.get(pool)) is not None}
         for line in former.values():
             joined.classes += line.classes

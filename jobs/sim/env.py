@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import NAMES, VISIBLE, WAIT, Choosing, View, padded
+from jobs.policies.choices import NAMES, WAIT, Choosing, View
 from jobs.sim.world import JobSimulation
 from kit.units import NS_PER_S
 
 Observation = NDArray[np.float32]
+VISIBLE: Final = 128
+PADDING: Final = (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0)  # of the slots that nobody has
 _HOUR_NS = 3600 * NS_PER_S
 
 
 class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
     """One step is one choice.
 
-    Observation: RLTune's seven numbers of each of the first 128 jobs that wait, in the policy's order; float32 of shape
-        (896,), as `jobs.policies.choices` says, with its padding.
+    Observation: eight numbers of each of the first 128 jobs that wait, in the policy's order; float32 of shape
+        (1024,), as `jobs.policies.choices` says, with its padding.
     Action: Discrete(129), the slot of the job whose turn it is, or 128 to wait until something happens. One that is
         masked is replaced by the first that is not, and `info["replaced"]` says so.
     Reward: minus the job hours spent in the system since the last choice, over the number of jobs. Their sum is minus
@@ -80,9 +82,11 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
         return answer
 
     def _observed(self) -> Observation:
-        view = self._view
-        rows = np.empty((0, len(NAMES)), np.float32) if view is None else view.seen
-        return padded(rows).reshape(-1)
+        slots = np.tile(np.float32(PADDING), (VISIBLE, 1))
+        if self._view is not None:
+            rows = self._view.seen[:VISIBLE]
+            slots[: len(rows)] = rows
+        return slots.reshape(-1)
 
     def _info(self, replaced: bool) -> dict[str, Any]:
         mask = np.zeros(VISIBLE + 1, np.int8) if self._view is None else _mask(self._view)

@@ -29,7 +29,6 @@ def make_job_env(
     length: int = 256,
     warm: int = 0,
     order: str = "fifo",
-    may_stall: bool = False,
     render_mode: str | None = None,
 ) -> JobClusterEnv:
     """An environment for a scenario of training jobs; its policies are not looked at.
@@ -38,7 +37,6 @@ def make_job_env(
         length: jobs of an episode.
         warm: earlier jobs that are run before them, and chosen among as well.
         order: of the slots; one that needs no estimate.
-        may_stall: whoever is chosen has the cluster wait for it (RLTune's way); else only who fits may be chosen.
 
     Raises:
         InputError: the scenario is none, its trace too short, or an argument is none that is allowed.
@@ -46,7 +44,7 @@ def make_job_env(
 
     from jobs.case import read_case, read_scenario
     from jobs.learning.training import Windows
-    from jobs.policies.policy import JobPolicy
+    from jobs.policies.policy import CHOICE, JobPolicy
     from jobs.sim.env import JobClusterEnv
     from slimsched.jobs.profiles import profile_images_s
 
@@ -55,7 +53,7 @@ def make_job_env(
     require_whole(JOBS_ID, "warm", warm, 0)
     case = read_case(read_scenario(Path(scenario)), str(scenario), profile_images_s)
     windows = Windows(case.jobs, case.world, warm, len(case.jobs) - length, length, warm)
-    policy = JobPolicy(order, "stall" if may_stall else "choice", placement="lowest", learned="gymnasium")
+    policy = JobPolicy(order, CHOICE, placement="lowest", learned="gymnasium")
     return JobClusterEnv(partial(_window, windows, policy))
 
 

@@ -596,9 +596,8 @@ def train(
     scenario: File,
     /,
     *,
-    kind: Literal["rltune-fixed", "rltune-faithful"] = "rltune-fixed",
-    base: str = "fifo",
-    reward: Literal["bounded-slowdown", "wait", "turnaround", "utilisation", "slowdown"] | None = None,
+    base: str = "qssf",
+    seed: int = 0,
     out: NewFile = Path("rltune.safetensors"),
     epochs: int = 20,
     episodes: int = 100,
@@ -607,29 +606,30 @@ def train(
     load: float | None = None,
     jobs: int | None = None,
 ) -> CommandResult:
-    """Train RLTune on windows of a scenario's trace, and judge it on windows that it has not seen.
+    """Train RLTune on windows of the first 60 % of a scenario's time, and judge it on later ones.
 
     Args:
         scenario: a scenario of training jobs (YAML).
-        kind: rltune-fixed learns on the first 60 % of the time; rltune-faithful on the first 10,000 jobs
-            (docs/jobs-learning.md).
-        base: the order that it sees jobs in.
-        reward: what rltune-faithful is rewarded for; bounded-slowdown by default, as its authors do.
+        base: the policy whose order it sees jobs in, whose predicted run times it is shown, and which it is rewarded
+            for being ahead of.
+        seed: of what is drawn in training.
         out: where it goes; goes on from there where it was interrupted.
         epochs: updates.
         episodes: windows an epoch.
         window: jobs of a window.
-        judged: windows that judge it.
+        judged: windows that judge it, whatever the seed is.
         load: as a scenario has it.
         jobs: processes; by default one a core.
 
     Raises:
-        InputError: the trace is too short, or the file is of another training.
+        InputError: the trace is too short, the base is no order that is known without run times, or the file is of
+            another training.
     """
     from hw.host.limits import core_count
-    from jobs.learning.learned import FIXED, LearnedSpec, NamedPolicy
+    from jobs.learning.learned import RLTUNE, LearnedSpec, NamedPolicy
     from jobs.learning.training import TrainingConfig, Windows
     from jobs.learning.training import train as learn
+    from jobs.policies.policy import policy_of
     from jobs.spec import LEARNED_SUFFIX
     from scenarios.terminal.places import writable_file
 
@@ -638,24 +638,16 @@ def train(
     if not Path(out).name.endswith(LEARNED_SUFFIX):
         raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
     place = writable_file(Path(out))
-    if kind == FIXED and reward is not None:
-        problem = f"{FIXED} is rewarded for job seconds after each choice; only rltune-faithful has a score at the end"
-        raise InputError("reward", "", problem)
+    order = policy_of(base)
     case = _case(scenario, (), load)
-    earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, kind != FIXED, window)
-    config = TrainingConfig(
-        LearnedSpec(kind, base=base, trace=case.scenario.name),
-        earlier,
-        score=(reward or "bounded-slowdown").replace("-", " "),
-        epochs=epochs,
-        episodes=episodes,
-        seed=case.scenario.seed,
-    )
+    earlier, later = Windows.split(case.jobs, case.world, length=window, warm=window)
+    spec = LearnedSpec(order.order, order.estimate, case.scenario.name)
+    config = TrainingConfig(spec, earlier, epochs=epochs, episodes=episodes, seed=seed)
     processes = jobs or core_count()
     with _progress("epochs", epochs, unit="epoch") as progress:
         learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
-    starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
-    return _judged(NamedPolicy(kind, learned.spec.policy, learned), place, later, starts, processes)
+    starts = later.drawn(judged, 0, "judging").tolist()
+    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), place, later, starts, processes)
 
 
 def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
@@ -666,7 +658,7 @@ def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[in
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(place),
-        "kind": named.name,
+        "base": named.policy.order,
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }

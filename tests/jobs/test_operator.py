@@ -16,10 +16,10 @@ from jobs.case import JobsCase, read_case, read_scenario
 from jobs.comparing import comparison_document, run_all, run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.learning.training import TrainingConfig, Windows
+from jobs.learning.training import Windows
 from jobs.operating import fewest_nodes, largest_load, tune, validation_document, whatif_document
 from jobs.trace import JobTrace
-from kit.errors import InputError, WorkError
+from kit.errors import InputError
 from slimsched.cli import main
 from slimsched.jobs import verbs
 from slimsched.jobs.texts import answers, tuning_text, validation_text, whatif_text
@@ -344,45 +344,17 @@ def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[st
 def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained for two epochs on short windows, judged beside baselines, and run by its file."""
     found = verbs.train("s.yaml", epochs=2, episodes=4, window=16, judged=4, jobs=1)
-    assert "| rltune-fixed |" in found.text
+    assert "| rltune |" in found.text
     assert found.document["windows"] == 4
-    assert {"smallest", "fifo-easy-oracle", "rltune-fixed"} <= set(found.document["mean_wait_s"])
+    assert {"smallest", "qssf-24h", "rltune"} <= set(found.document["mean_wait_s"])
     assert main(["jobs", "compare", "s.yaml", "--policy", "rltune.safetensors"]) == 0
     assert "small: rltune, 120 jobs measured" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "reward, score",
-    [
-        (None, "bounded slowdown"), ("bounded-slowdown", "bounded slowdown"), ("wait", "wait"),
-        ("turnaround", "turnaround"), ("utilisation", "utilisation"), ("slowdown", "slowdown"),
-    ],
-)  # fmt: skip
-def test_the_faithful_kind_learns_as_its_authors_do(
-    reward: Any, score: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On bounded slowdown where nothing is said, on the first jobs of the trace; windows begin on an empty cluster."""
-    configs: list[TrainingConfig] = []
-
-    def stop(config: TrainingConfig, *rest: Any, **more: Any) -> None:
-        configs.append(config)
-        raise WorkError("enough")
-
-    monkeypatch.setattr("jobs.learning.training.train", stop)
-    monkeypatch.setattr("jobs.learning.training.TRAINING_JOBS", 50)
-    with pytest.raises(WorkError, match="enough"):
-        verbs.train("s.yaml", kind="rltune-faithful", window=8, reward=reward)
-    (config,) = configs
-    assert config.score == score
-    assert (config.windows.first, config.windows.last, config.windows.warm) == (8, 50 - 8 - 2, 0)
-
-
 def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn(jobs=200))
-    for is_as_run in (True, False):
-        earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, is_as_run, 8)
-        assert earlier.last + 8 <= later.first - later.warm
-        assert (earlier.warm, later.warm) == ((0, 0) if is_as_run else (8, 8))
+    earlier, later = Windows.split(case.jobs, case.world, length=8, warm=8)
+    assert earlier.last + 8 <= later.first - later.warm
 
 
 @pytest.mark.parametrize(
@@ -396,7 +368,7 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif", "--policy", "las"], "slimsched jobs compare"),
         (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
         (["whatif", "--change", "nodes=5"], "the first group's nodes are cluster.nodes.0.count"),
-        (["compare", "--policy", "backfill"], "--policy: 'backfill' is Slurm's word; here it is fifo-requested-conservative"),
+        (["compare", "--policy", "backfill"], "--policy: 'backfill' is Slurm's word; here it is fifo-requested"),
         (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
         (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
         (["compare", "--set", "load=71"], "load: input should be less than or equal to 10"),
@@ -421,7 +393,7 @@ def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest
         (lambda: verbs.tune("s.yaml", policy="fifo"), "has no numbers to tune"),
         (lambda: verbs.train("s.yaml", out="x.yaml"), r"\.safetensors"),
         (lambda: verbs.train("s.yaml", window=5000), "leave no window of 5000"),
-        (lambda: verbs.train("s.yaml", reward="wait"), "rltune-fixed is rewarded for job seconds after each choice"),
+        (lambda: verbs.train("s.yaml", base="sjf"), "sjf asks how long jobs run: take one of"),
     ],
 )
 def test_what_python_is_refused(work: Callable[[], object], said: str, here: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choices that are left open: whose turn it is, who stalls whom, and what a chooser sees."""
+"""Choices that are left open: whose turn it is, and what a chooser sees."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.policies.choices import NAMES, PADDING, WAIT, Choosing, View, padded, uses, ways
+from jobs.policies.choices import NAMES, WAIT, Choosing, View, uses, ways
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import jobs, run, seconds
 
-STALL = JobPolicy("fifo", "stall", placement="lowest", learned="told")
 CHOICE = JobPolicy("fifo", "choice", placement="lowest", learned="told")
 
 
@@ -38,19 +37,12 @@ def choosing(answer: Callable[[View], int | None]) -> dict[str, Choosing]:
 # ------------------------------------------------------------------------------------------------------- queueings
 
 
-def test_whom_is_chosen_stalls_the_whole_cluster_even_those_that_share_no_pool_with_it() -> None:
-    """Two VCs of one node: `a` is full until 10, so its second job stalls that of `b`, whose node is empty."""
-    these = jobs((0, 10, 4), (1, 5, 4), (2, 5, 4), vc=["a", "a", "b"])
-    groups = (NodeGroup(1, 4, vc="a"), NodeGroup(1, 4, vc="b"))
-    assert seconds(run("fifo", these, groups=groups).start_ns) == [0, 10, 2]
-    assert seconds(run(JobPolicy("fifo", "stall", placement="lowest"), these, groups=groups).start_ns) == [0, 10, 10]
-
-
 def test_a_masked_choice_waits_where_it_is_told_to() -> None:
     """Waiting for the end at 10 lets the pair of 4 go before the single GPU that came first."""
     these = jobs((0, 10, 3), (1, 30, 1), (2, 5, 4))
 
     def answer(view: View) -> int:
+        assert view.can_wait == (view.now_ns not in (0, 10e9))
         return WAIT if view.now_ns in (1e9, 2e9) else int(view.gpus.argmax())
 
     assert seconds(run(CHOICE, these, run_options=choosing(answer)).start_ns) == [0, 15, 10]
@@ -75,44 +67,39 @@ def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:
     answers: list[int | None] = [None, None, 0, None, 0]
     told = Told(lambda view: answers.pop(0))
     these = jobs((0, 10, 4), (1, 5, 4))
-    simulation = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(these, STALL, choosing=Choosing(told)))
+    simulation = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(these, CHOICE, choosing=Choosing(told)))
     assert [simulation.advance() for _ in range(4)] == [True, True, True, False]
     assert seconds(simulation.record().start_ns) == [0, 10]
-    assert [view.now_ns for view in told.views] == [0, 0, 0, 10**9, 10**9]
+    assert [view.now_ns for view in told.views] == [0, 0, 0, 10**10, 10**10]
 
 
 # ----------------------------------------------------------------------------------------------------------- views
 
 
-def test_the_seven_numbers_by_hand() -> None:
-    """At 100 s: nodes of 8 and 2; a job of 4 runs on the larger, jobs of 1 and 8 wait for their choice."""
-    views: list[View] = []
-
-    def answer(view: View) -> int:
-        views.append(view)
-        return int(view.gpus.argmax())
-
-    these = jobs((0, 1000, 8), (50, 10, 1), (50, 10, 8), (60, 900, 1))
-    run(STALL, these, nodes=(8, 2), run_options=choosing(answer))
-    first = views[1]  # at 50 s, all of the larger node is used: the one of 8 waits to be chosen
-    assert first.gpus.tolist() == [1, 8]
-    rows = first.seen
-    e = 1e-5
+def test_what_is_seen_by_hand() -> None:
+    """At 50 s: nodes of 8 and 2. A job of 8 has the larger; jobs of 1 and 8 wait, of which only the first fits."""
+    told = Told(lambda view: int(view.may.argmax()))
+    these = jobs((0, 1000, 8), (50, 10, 1), (50, 1000, 8))
+    policy = replace(CHOICE, order="saf", estimate="oracle")
+    run(policy, these, nodes=(8, 2), run_options={"choosing": Choosing(told)})
+    view = next(view for view in told.views if len(view) == 2)
+    assert (view.gpus.tolist(), view.may.tolist()) == ([1, 8], [True, False])
+    rows, e = view.seen, 1e-5
     after = (2 - 9 + 10) / (20 + e)
-    assert rows[0] == pytest.approx([0, 1 / 8, 1 / 2 / 10, after, 0, 1 / 3, 1 - e], abs=1e-6)
-    assert rows[1] == pytest.approx([0, 1 - e, 8 / 2 / 10, after, 0, e, e], abs=1e-6)
-    assert padded(rows)[2:].tolist() == [[*map(float, PADDING)]] * 126
+    assert rows[0] == pytest.approx([0, 1 / 8, 1 / 2 / 10, after, 0, 1 / 3, 1 - e, 1 / 8], abs=1e-6)
+    assert rows[1] == pytest.approx([0, 1 - e, 8 / 2 / 10, after, 0, e, e, np.log10(8000) / 8], abs=1e-6)
     assert len(NAMES) == rows.shape[1]
 
 
 def test_a_field_is_of_those_pools_alone_between_which_jobs_choose() -> None:
     """Two VCs: the demand on one is not that on the other."""
-    told = Told(lambda view: 0)
-    these = jobs((0, 10, 4), (1, 5, 4), (2, 5, 2), (3, 5, 3), vc=["a", "a", "b", "b"])
+    told = Told(lambda view: int(view.may.argmax()))
+    these = jobs((0, 10, 4), (0, 5, 8), (1, 5, 4), (2, 5, 2), (3, 5, 3), vc=["a", "b", "a", "b", "b"])
     groups = (NodeGroup(1, 4, vc="a"), NodeGroup(2, 4, vc="b"))
-    run(STALL, these, groups=groups, run_options={"choosing": Choosing(told)})
-    view = next(view for view in told.views if len(view) == 2)
-    assert view.seen[:, 3] == pytest.approx((8 - 5 + 8) / (2 * 8), abs=1e-5)  # free GPUs, their demand, all
+    run(CHOICE, these, groups=groups, run_options={"choosing": Choosing(told)})
+    view = next(view for view in told.views if len(view) == 3)
+    of_b = (8 - 5 + 8) / (2 * 8)  # free GPUs, their demand, all
+    assert view.seen[:, 3] == pytest.approx([(0 - 4 + 4) / (2 * 4), of_b, of_b], abs=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------ ways

@@ -226,8 +226,8 @@ def test_names_are_shown_in_one_form(name: str, shown: str) -> None:
 
 
 def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
-    learned = JobPolicy("sjf", "stall", estimate="oracle", learned="rltune-faithful")
-    assert shown_name(learned) == "rltune-faithful-sjf-oracle"
+    learned = JobPolicy("sjf", "choice", estimate="oracle", learned="rltune")
+    assert shown_name(learned) == "rltune-sjf-oracle"
 
 
 @pytest.mark.parametrize(
@@ -240,11 +240,11 @@ def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
         ("sfj-oracle", "did you mean 'sjf'"),
         ("fifo-frist-fit", "did you mean 'first-fit'"),
         ("gavel-first-fit", "first-fit with the order gavel-max-min"),
-        ("fifo-programme", "programme lays whoever is chosen: take the queueing stall or choice"),
+        ("fifo-programme", "programme lays whoever is chosen: take the queueing choice"),
         ({"order": "fifo", "queueing": "rounds", "preemption": "by-index"}, "rounds with the order fifo"),
         ({"order": "gavel-fifo", "queueing": "rounds"}, "rounds stop jobs"),
         ({"order": "round-robin", "queueing": "first-fit"}, "round-robin goes round by preemption"),
-        ({"order": "las", "queueing": "stall", "preemption": "by-index"}, "preempts nobody"),
+        ({"order": "las", "queueing": "choice", "preemption": "by-index"}, "preempts nobody"),
         ({"learned": "told"}, "asks nobody"),
         ({"placement": "anywhere"}, "no placement"),
     ],

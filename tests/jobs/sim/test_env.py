@@ -22,8 +22,8 @@ def drawn(seed: int) -> JobTrace:
     return JobTrace.of(np.sort(rng.integers(0, 500, 40)), rng.integers(1, 200, 40), rng.choice([1, 2, 4, 8], 40))
 
 
-def make_env(queueing: str) -> JobClusterEnv:
-    policy = JobPolicy("fifo", queueing, placement="lowest", learned="told")
+def make_env() -> JobClusterEnv:
+    policy = JobPolicy("fifo", "choice", placement="lowest", learned="told")
 
     def simulate(seed: int, choosing: Choosing) -> JobSimulation:
         return JobSimulation(WORLD, JobRun(drawn(seed), policy, choosing=choosing))
@@ -31,13 +31,12 @@ def make_env(queueing: str) -> JobClusterEnv:
     return JobClusterEnv(simulate)
 
 
-@pytest.mark.parametrize("queueing", ["stall", "choice"])
-def test_passes_gymnasiums_own_checker(queueing: str) -> None:
-    check_env(make_env(queueing), skip_render_check=True)
+def test_passes_gymnasiums_own_checker() -> None:
+    check_env(make_env(), skip_render_check=True)
 
 
 def test_the_first_that_may_be_chosen_is_first_fit_and_rewards_are_minus_the_mean_completion_time() -> None:
-    env = make_env("choice")
+    env = make_env()
     _, info = env.reset(seed=5)
     total, is_over = 0.0, False
     while not is_over:
@@ -51,7 +50,7 @@ def test_the_first_that_may_be_chosen_is_first_fit_and_rewards_are_minus_the_mea
 
 
 def test_what_is_masked_is_replaced_and_said_so() -> None:
-    env = make_env("choice")
+    env = make_env()
     _, info = env.reset(seed=1)
     masked = int((info["action_mask"] == 0).argmax())
     assert env.step(np.int64(masked))[4]["replaced"]

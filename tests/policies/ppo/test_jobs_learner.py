@@ -1,4 +1,4 @@
-"""PPO on choices among any number of jobs: advantages by hand, padding, a bandit, files."""
+"""PPO on choices among any number of jobs: advantages by hand, a softmax, a bandit, files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from jobs.learning.learned import (
-    FAITHFUL,
     SIZES,
     JobNet,
     Learned,
@@ -25,10 +24,8 @@ from jobs.learning.learner import (
     JobPPOKnobs,
     advantages,
     network,
-    slots_of,
     taken,
 )
-from jobs.policies import choices as sight
 from kit.errors import InputError
 
 
@@ -41,7 +38,7 @@ def test_advantages_by_hand() -> None:
 
 def test_torch_and_numpy_give_the_same_scores() -> None:
     net = network(SIZES, 3, "actor")
-    rows = np.random.default_rng(0).random((50, 7), np.float32)
+    rows = np.random.default_rng(0).random((50, 8), np.float32)
     with torch.no_grad():
         assert JobNet(taken(net)).scores(rows) == pytest.approx(net(torch.from_numpy(rows))[:, 0].numpy(), abs=1e-6)
     assert all((taken(net)[name] == value).all() for name, value in fresh_weights(SIZES, 3, "actor").items())
@@ -51,7 +48,7 @@ def episode(rng: np.random.Generator, net: JobNet, most: int = 6) -> Episode:
     """A bandit with any number of arms: whoever has the largest second number pays 1, the others nothing."""
     rows, counts, chosen, log_prob, rewards = [], [], [], [], []
     for _ in range(64):
-        seen = rng.random((int(rng.integers(1, most)), 7), np.float32)
+        seen = rng.random((int(rng.integers(1, most)), 8), np.float32)
         scores = net.scores(seen).astype(float)
         odds = np.exp(scores - scores.max())
         odds /= odds.sum()
@@ -61,7 +58,7 @@ def episode(rng: np.random.Generator, net: JobNet, most: int = 6) -> Episode:
         chosen.append(place)
         log_prob.append(np.log(odds[place]))
         rewards.append(float(seen[place, 1] == seen[:, 1].max()))
-    pooled = np.zeros((len(rows), 15), np.float32)
+    pooled = np.zeros((len(rows), 17), np.float32)
     return Episode(
         np.concatenate(rows),
         np.array(counts),
@@ -74,24 +71,19 @@ def episode(rng: np.random.Generator, net: JobNet, most: int = 6) -> Episode:
     )
 
 
-def test_the_policy_of_padded_slots_is_that_of_the_rows_alone() -> None:
-    """Against the softmax over 128 slots with a mask, as RLTune computes it."""
+def test_odds_are_a_softmax_over_the_rows_of_each_decision() -> None:
     made = episode(np.random.default_rng(0), JobNet(fresh_weights(SIZES, 0, "actor")))
-    learner = JobLearner(JobPPOKnobs(), 0, has_slots=True)
-    slots = torch.from_numpy(slots_of(made)).reshape(-1, 128, 7)
+    learner = JobLearner(JobPPOKnobs(), 0)
     with torch.no_grad():
-        scores = learner.actor(slots)[:, :, 0]
-        is_padding = (slots == torch.tensor(sight.PADDING)).all(dim=2)
-        assert (~is_padding).sum(dim=1).tolist() == made.counts.tolist()
-        log_prob = torch.log_softmax(scores + torch.where(is_padding, -1e6, 0.0), dim=1)
-        picked = log_prob[torch.arange(len(scores)), torch.from_numpy(made.chosen)]
-    assert made.log_prob == pytest.approx(picked.numpy(), abs=1e-4)
+        scores = learner.actor(torch.from_numpy(made.rows))[:, 0].split(made.counts.tolist())
+    picked = [torch.log_softmax(each, 0)[place].item() for each, place in zip(scores, made.chosen, strict=True)]
+    assert made.log_prob == pytest.approx(picked, abs=1e-4)
 
 
 def test_it_learns_which_arm_pays() -> None:
     """From as good as chance to nearly always, though the number of arms changes."""
     learner, rng = (
-        JobLearner(JobPPOKnobs(policy_rate=3e-3, kl_stop=0.03, lam=0.0), 1, has_slots=False),
+        JobLearner(JobPPOKnobs(policy_rate=3e-3, kl_stop=0.03, lam=0.0), 1),
         np.random.default_rng(2),
     )
     gains = []
@@ -106,7 +98,7 @@ def test_it_learns_which_arm_pays() -> None:
 
 def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
     rng = np.random.default_rng(0)
-    learner = JobLearner(JobPPOKnobs(policy_rate=3e-2), 1, has_slots=False)
+    learner = JobLearner(JobPPOKnobs(policy_rate=3e-2, steps=80), 1)
     stats = learner.update([episode(rng, JobNet(taken(learner.actor)))])
     assert 0 < stats.steps < 80
     assert stats.kl > 0.015
@@ -126,7 +118,7 @@ def test_windows_without_a_choice_teach_nothing() -> None:
         pooled=some.pooled[:0],
         rewards=nothing,
     )
-    both, alone, idle = (JobLearner(JobPPOKnobs(steps=3), 1, has_slots=False) for _ in range(3))
+    both, alone, idle = (JobLearner(JobPPOKnobs(steps=3), 1) for _ in range(3))
     assert both.update([none, some, none]) == alone.update([some])
     before = taken(idle.actor)
     assert idle.update([none, none]).decisions == 0
@@ -135,7 +127,7 @@ def test_windows_without_a_choice_teach_nothing() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- files
 
-SPEC = LearnedSpec(FAITHFUL, "sjf", "oracle", "philly")
+SPEC = LearnedSpec("sjf", "oracle", "philly")
 
 
 def written(path: Path) -> Learned:
@@ -151,7 +143,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert all((found.net.weights[name] == value).all() for name, value in learned.net.weights.items())
     assert tensors["critic.0.bias"].tolist() == [0, 0, 0]
     assert header["training"] == "{}"
-    assert found.spec.policy.learned == FAITHFUL
+    assert found.spec.policy.learned == "rltune"
 
 
 def test_a_file_that_was_damaged_or_is_another_is_refused(tmp_path: Path) -> None:
@@ -167,7 +159,5 @@ def test_a_file_that_was_damaged_or_is_another_is_refused(tmp_path: Path) -> Non
         read_learned(path)
     with pytest.raises(InputError, match="what training of a job policy wrote"):
         read_learned(tmp_path / "none.safetensors")
-    with pytest.raises(InputError, match="no learned policy"):
-        replace(SPEC, kind="rltune")
     with pytest.raises(InputError, match="train it again"):
         replace(SPEC, features="rltune/0")
