@@ -45,6 +45,10 @@ _QUEUE: Final = "JobID JobArrayID UserName Partition QOS State Reason EligibleTi
 QUEUE_COMMAND: Final = ("squeue", "-h", "-r", "-O", ",".join(f"{key}:|" for key in _QUEUE.split()))
 FACTORS_COMMAND: Final = ("sprio", "-h", "-o", "%i|%S|%Y")
 CONFIG_COMMAND: Final = ("scontrol", "show", "config")
+_DOUBTS: Final = (  # keys, what they have where there is no doubt, and else the doubt
+    ("PriorityWeightFairShare", "0", "fair share moves priorities as users run jobs; waits are told as if it did not"),
+    ("PreemptType", "preempt/none", "jobs are stopped by QOS or partition; waits are told as if none were"),
+)
 _NO_LIMITS: Final = ("UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID")
 _FOREIGN: Final = "SiteFactor set by others"
 _LINE: Final = '{"job":'  # how each of the journal begins
@@ -158,12 +162,17 @@ def _not_understood(command: str, line: str) -> InputError:
     return InputError(command, "", f"{line.strip()!r:.200} is not understood: {remedy}")
 
 
-def require_multifactor(config: str) -> None:
-    """Of the text of `CONFIG_COMMAND`; raises `InputError` where a SiteFactor would move nothing."""
-    found = re.search(r"^PriorityType\s*=\s*(\S+)", config, re.MULTILINE)
-    if found is None or found[1] != "priority/multifactor":
+def doubts_of(config: str) -> list[str]:
+    """What a site has, by the text of `CONFIG_COMMAND`, that expected waits know nothing of.
+
+    Raises:
+        InputError: a SiteFactor would move nothing.
+    """
+    said = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", config, re.MULTILINE))
+    if (kind := said.get("PriorityType", "nothing")) != "priority/multifactor":
         remedy = "only under priority/multifactor do priorities hang on a SiteFactor; write that into slurm.conf"
-        raise InputError("slurm.conf", "PriorityType", f"{found[1] if found else 'nothing'!r:.80}: {remedy}")
+        raise InputError("slurm.conf", "PriorityType", f"{kind!r:.80}: {remedy}")
+    return [f"{key}={said[key]}: {doubt}" for key, none, doubt in _DOUBTS if said.get(key, none) not in (none, "(null)")]
 
 
 # ---------------------------------------------------------------------------------------------------------- the journal

@@ -464,7 +464,7 @@ def advise(
         raise InputError("--every", "", "repeats what --apply writes; give that, too")
     require_within("--age-guard", age_guard_s, 1.0, LONGEST)
     slurm = Slurm()
-    advice.require_multifactor(slurm.ask(*advice.CONFIG_COMMAND))
+    doubts = advice.doubts_of(slurm.ask(*advice.CONFIG_COMMAND))
     if undo is not None:
         return _undone(Path(undo))
     place = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
@@ -484,7 +484,7 @@ def advise(
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
             document = advice.advice_document(case, named, jobs, lines, time.time(), processes)
-            document |= {"log_error": error, "journal": str(place)}
+            document |= {"log_error": error, "journal": str(place), "doubts": doubts}
             if write is not None:
                 document |= carry_out(slurm, [advice.Change(**each) for each in document["changes"]], write)
             return document

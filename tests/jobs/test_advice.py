@@ -18,10 +18,10 @@ from jobs.advice import (
     Change,
     LiveJob,
     advice_document,
+    doubts_of,
     factors_of,
     live_jobs,
     read_journal,
-    require_multifactor,
     undoing,
 )
 from jobs.case import JobsCase
@@ -125,9 +125,27 @@ def test_what_is_not_understood_is_refused(queue: str, factors: str) -> None:
 
 @pytest.mark.parametrize("config", ["", CONFIG.replace("multifactor", "basic")])
 def test_only_multifactor_priorities_have_a_site_factor(config: str) -> None:
-    require_multifactor(CONFIG)
     with pytest.raises(InputError, match="only under priority/multifactor"):
-        require_multifactor(config)
+        doubts_of(config)
+
+
+@pytest.mark.parametrize(
+    "line, doubt",
+    [
+        ("PriorityWeightFairShare = 0\nPreemptType             = (null)\n", []),
+        ("PreemptType             = preempt/none\n", []),
+        ("PriorityWeightFairShare = 10000\n", ["PriorityWeightFairShare=10000: fair share moves priorities"]),
+        ("PreemptType             = preempt/qos\n", ["PreemptType=preempt/qos: jobs are stopped by QOS"]),
+    ],
+)
+def test_what_a_site_has_that_is_not_simulated_is_told(
+    line: str, doubt: list[str], slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [each[: len(start)] for each, start in zip(doubts_of(CONFIG + line), doubt, strict=True)] == doubt
+    slurm.config += line
+    assert main(["jobs", "advise", "s.yaml"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(each in out for each in doubt)
 
 
 # ------------------------------------------------------------------------------------------------------------ who, when
@@ -457,8 +475,14 @@ def test_a_scenario_that_is_not_near_its_log_advises_nobody(
             '*sprio*) cat factors;; *) echo "Access/permission denied for job 2" >&2; exit 1;; esac',
             "scontrol update: Access/permission denied for job 2; an operator may",
         ),
+        (
+            'case "$0 $1" in *scontrol\\ show) echo "PriorityType = priority/multifactor";; *squeue*) cat queue;; '
+            "*sprio*) cat factors;; *) [ ! -e stopped ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }; "
+            "touch stopped;; esac",
+            "scontrol update: Unable to contact slurm controller; `scontrol ping` tells whether",
+        ),
     ],
-    ids=["missing", "down", "silent", "basic", "no right"],
+    ids=["missing", "down", "silent", "basic", "no right", "stops in the middle"],
 )
 def test_a_slurm_that_can_not_be_advised_is_told_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str | None, line: str
