@@ -172,7 +172,8 @@ def doubts_of(config: str) -> list[str]:
     if (kind := said.get("PriorityType", "nothing")) != "priority/multifactor":
         remedy = "only under priority/multifactor do priorities hang on a SiteFactor; write that into slurm.conf"
         raise InputError("slurm.conf", "PriorityType", f"{kind!r:.80}: {remedy}")
-    return [f"{key}={said[key]}: {doubt}" for key, none, doubt in _DOUBTS if said.get(key, none) not in (none, "(null)")]
+    site = {key: said[key] for key, none, _ in _DOUBTS if said.get(key, none) not in (none, "(null)")}
+    return [f"{key}={site[key]}: {doubt}" for key, _, doubt in _DOUBTS if key in site]
 
 
 # ---------------------------------------------------------------------------------------------------------- the journal

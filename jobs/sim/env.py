@@ -82,7 +82,7 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
         return answer
 
     def _observed(self) -> Observation:
-        slots = np.tile(np.float32(PADDING), (VISIBLE, 1))
+        slots = np.tile(np.array(PADDING, np.float32), (VISIBLE, 1))
         if self._view is not None:
             rows = self._view.seen[:VISIBLE]
             slots[: len(rows)] = rows
