@@ -79,6 +79,7 @@ class HardwareServer:
         trusts_counter: whether the device's energy counter may be used, where it has one.
         machine: that it is on, where that is not the router's.
         host: the machine's name, where the cluster has several; by it an operator means all servers there.
+        elsewhere: another router has it, at first.
     """
 
     name: str
@@ -89,6 +90,7 @@ class HardwareServer:
     trusts_counter: bool = True
     machine: str = ""
     host: str = ""
+    elsewhere: bool = False
 
     @property
     def physical(self) -> tuple[str, str, tuple[int, ...]]:
@@ -276,6 +278,10 @@ class RemoteServer:
         """It was drained before the run, and has no agent."""
         self.is_away, self._restart_at_ns = True, 0
         self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
+
+    def adopt(self) -> None:
+        """The router that had it is dead: an agent of this one's is to start now."""
+        self._restart_at_ns = 0
 
     def start_clock(self) -> None:
         """The run has begun: the agent's clock follows, by its own reading of that moment as far as that is known."""
@@ -593,8 +599,7 @@ class RemoteServer:
     @property
     def clock(self) -> ServerClock | None:
         """Of its agent; None where that is the router's own, and where nobody is there."""
-        agent = self.slot.agent
-        if agent.shares_clock or not self.is_up:
+        if not self.is_up or (agent := self.slot.agent).shares_clock:
             return None
         return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)
 

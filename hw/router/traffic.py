@@ -30,8 +30,8 @@ class Traffic(Protocol):
     has_ended: bool
     descriptors: Sequence[int]
 
-    def take(self, now_ns: int) -> tuple[RequestArrived, int]:
-        """The next one, which is due now, and when it came."""
+    def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
+        """The next one, which is due now, and when it came; None where another router takes it."""
         ...
 
     def judge(
@@ -86,17 +86,25 @@ class PlannedTraffic:
         self._is_correct = run.is_correct
         self._widths_of = router.widths_of
 
-    def take(self, now_ns: int) -> tuple[RequestArrived, int]:
+    def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
         """See `Traffic`: each at its own time, for a router that was busy hides nobody's wait."""
-        planned_ns, service_class = self.next_ns, self._classes[self._taken]
-        relative_ns = self._deadlines_ns[service_class]
-        deadline_ns = None if relative_ns is None else planned_ns + relative_ns
-        event = RequestArrived(self._taken, deadline_ns, service_class)
+        planned_ns, event = self.next_ns, self.arrival(self._taken)
         self._taken += 1
         self.has_ended = self._taken == len(self._arrivals_ns)
         self.next_ns = NEVER_NS if self.has_ended else self._arrivals_ns[self._taken]
         self.lags_ns.append(now_ns - planned_ns)
         return event, planned_ns
+
+    def arrived_ns(self, request: int) -> int:
+        """When it is due."""
+        return self._arrivals_ns[request]
+
+    def arrival(self, request: int) -> RequestArrived:
+        """What the router is told of it."""
+        service_class = self._classes[request]
+        relative_ns = self._deadlines_ns[service_class]
+        deadline_ns = None if relative_ns is None else self._arrivals_ns[request] + relative_ns
+        return RequestArrived(request, deadline_ns, service_class)
 
     def judge(
         self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes

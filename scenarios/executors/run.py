@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a real run
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -20,28 +19,23 @@ from hw.router.draining import Wish, nobody
 from hw.router.loop import Routing, RunProgress
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
+from hw.router.share import Share
 from hw.telemetry import usable_cores
 from kit.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.planned_router import by_plan
 from policies.records import RunRecord
-from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran, ValidationPlan
 from scenarios.executors.devices import as_calibrated, device_of, device_spec, section_of
 from scenarios.executors.emulation import blank_images, emulated_device, served_of
 from scenarios.executors.hosts import Hosts, host_key, host_names, joined_hosts
-from scenarios.executors.slowdown import Changes, observed_slowdowns
-from scenarios.files.router_names import display_name
-from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.result import Result, RunLabel, summarise, window_of
 from scenarios.metrics.signatures import diagnosed
-from scenarios.runs.engines import able_to_run, engine_of
-from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
 from scenarios.world.world import World
 
 LANES_CORES = 5  # a GPU's server needs: the wait for each of its four blocks spins, and words come meanwhile
-FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
 SATURATED_IMAGES = 10_000
+FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
 
 
 def hardware_servers(world: World) -> list[HardwareServer]:
@@ -99,12 +93,15 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
+def real_cluster(
+    world: World, model: ModelFile | None, *, is_urgent: bool = False, owned: Collection[int] | None = None
+) -> Iterator[HardwareCluster]:
     """The scenario's servers as agents, on this machine or on the hosts of its cluster; gone when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
         is_urgent: clients wait: the block begins before they are ready, and they warm up with batches of one alone.
+        owned: of several routers' servers those that this process has; None: all.
     """
     period_s = min(profile.sensor.period_s for profile in world.profiles)
     with ExitStack() as stack:
@@ -114,6 +111,8 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
             servers, carrier = on_hosts(world, servers, hosts, model)
         else:
             servers = on_own_cores(servers, usable_cores())
+        if owned is not None:
+            servers = [replace(server, elsewhere=index not in owned) for index, server in enumerate(servers)]
         cluster = HardwareCluster(
             model if model is not None else served_of(world),
             servers,
@@ -213,8 +212,30 @@ def run_on_hardware(
             what simulation says.
         drained: which servers the operator wants drained now.
     """
-    observer = observer or RunObserver()
-    scenario, seed = world.scenario, wanted.seed
+    began_ns = time.monotonic_ns()
+    record = carried_out(world, cluster, dataset, wanted, observer or RunObserver(), drained)
+    return summarised(world, wanted, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one of several routers has of a run."""
+
+    share: Share
+    rng: np.random.Generator
+
+
+def carried_out(
+    world: World,
+    cluster: HardwareCluster,
+    dataset: Dataset | None,
+    wanted: RealRun,
+    observer: RunObserver,
+    drained: Wish = nobody,
+    part: Part | None = None,
+) -> RunRecord:
+    """The run itself; see `run_on_hardware`."""
+    seed = wanted.seed
     planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     is_emulated = dataset is None
     if dataset is None:
@@ -237,92 +258,27 @@ def run_on_hardware(
         measures_costs=wanted.measures_costs,
         is_correct=planned.correctness.is_correct if is_emulated else None,
     )
-    began_ns = time.monotonic_ns()
     spec = world.cluster
-    policy = by_plan(wanted.policy, spec.router)
-    routing = Routing(policy, stream(seed, f"router:{wanted.router}"), spec.weights, spec.prior)
-    record = cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained)
-    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    rng = stream(seed, f"router:{wanted.router}") if part is None else part.rng
+    routing = Routing(by_plan(wanted.policy, spec.router), rng, spec.weights, spec.prior)
+    share = None if part is None else part.share
+    return cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained, share)
+
+
+def summarised(world: World, wanted: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
+    """The figures of a run."""
+    planned = world.run_spec(wanted.seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     label = RunLabel(
-        scenario=scenario.name,
+        scenario=world.scenario.name,
         router=wanted.router,
-        seed=seed,
+        seed=wanted.seed,
         mode="hardware",
         engine="emulated" if is_emulated else "torch",
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
     )
-    window = window_of(scenario, wanted.warmup_s, wanted.duration_s, planned.end, planned.classes)
-    result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
-    return diagnosed(result, world.signature_context), record
-
-
-def validate_runs(
-    world: World,
-    model: ModelFile | None,
-    dataset: Dataset | None,
-    plan: ValidationPlan,
-    routers: Sequence[str],
-    *,
-    made_in: Path | None = None,
-    finished: Sequence[ValidationRun] = (),
-    observer: RunObserver | None = None,
-) -> Generator[FinishedRun]:
-    """Every run of the plan that is not among `finished`, on one set of executors and in simulation.
-
-    `made_in` is the folder of the run that makes the scenario's own routers.
-    """
-    calm, observer = without_faults(world), observer or RunObserver()
-    files = {display_name(router): router for router in routers}
-    engine = engine_of(world, "auto", plan.hardware_runs, duration_s=plan.duration_s)
-    engine = able_to_run(world, engine, lambda: world.run_spec(plan.section.seeds[0]), observer.say)
-
-    def world_of(planned: PlannedRun) -> World:
-        return calm if planned.is_calm else world
-
-    def simulate(planned: PlannedRun) -> Ran:
-        """With the slowdowns of its hardware run, where they are known: see `scenarios.executors.slowdown`."""
-        return run_simulation(
-            world_of(planned),
-            world.router(files[planned.router], made_in),
-            planned.router,
-            planned.seed,
-            duration_s=plan.duration_s,
-            warmup_s=plan.warmup_s,
-            scale=planned.scale,
-            end=_end_of(planned),
-            detail=not planned.is_probe,
-            slowdowns=planned.slowdowns,
-            engine=engine,
-        )
-
-    def slowdowns_of(record: RunRecord) -> Mapping[int, Changes]:
-        owners = [server.device for server in world.cluster.servers]
-        return observed_slowdowns(record, world.cluster.devices, owners)
-
-    with (
-        real_cluster(world, model) as cluster,
-        observer.door([(server.name, server.host) for server in cluster.servers]) as drained,
-    ):
-
-        def serve(planned: PlannedRun) -> Ran:
-            wanted = RealRun(
-                planned.router,
-                world.router(files[planned.router], made_in),
-                planned.seed,
-                plan.duration_s,
-                plan.warmup_s,
-                scale=planned.scale,
-                end=_end_of(planned),
-                image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
-            )
-            heard = observer.of(f"{planned.router}, {planned.place}")
-            return run_on_hardware(world_of(planned), cluster, dataset, wanted, heard, drained)
-
-        yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
-
-
-def _end_of(planned: PlannedRun) -> str | None:
-    """What a saturated run has heaped up is not worked off."""
-    return "cut" if planned.kind == "saturated" else None
+    window = window_of(world.scenario, wanted.warmup_s, wanted.duration_s, planned.end, planned.classes)
+    return diagnosed(
+        summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior), world.signature_context
+    )

@@ -14,7 +14,8 @@ from kit.memo import Memo
 from scenarios.executors.campaign import FinishedRun, ValidationPlan
 from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
-from scenarios.executors.run import RunObserver, validate_runs
+from scenarios.executors.run import RunObserver
+from scenarios.executors.validating import validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
