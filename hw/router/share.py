@@ -149,22 +149,22 @@ class DealtTraffic(PlannedTraffic):
         self._router = router
         self._clock = clock
         self._mine = deque(share.plan)
-        self._given: deque[int] = deque()
+        self._given: deque[tuple[int, int]] = deque()  # with when each came here
         self._ended: list[EndedRequest] = []
         self._next_word_ns = 0
         self._settle_next()
 
     def _settle_next(self) -> None:
-        """Who was given is due at once."""
+        """Who was given is due since he came."""
         if self._given:
-            self.next_ns = 0
+            self.next_ns = self._given[0][1]
         else:
             self.next_ns = self.arrived_ns(self._mine[0]) if self._mine else NEVER_NS
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
         """See `Traffic`: one that was given comes when it is here; one of the plan at its own time, or not at all."""
         if self._given:
-            request, came_ns = self._given.popleft(), now_ns
+            request, came_ns = self._given.popleft()
         else:
             request = self._mine.popleft()
             came_ns = self.arrived_ns(request)
@@ -208,7 +208,7 @@ class DealtTraffic(PlannedTraffic):
     def _give(self, requests: Sequence[int]) -> None:
         """Those that had arrived come at once, the others at their time."""
         now_ns = self._clock.now_ns()
-        self._given.extend(request for request in requests if self.arrived_ns(request) <= now_ns)
+        self._given.extend((request, now_ns) for request in requests if self.arrived_ns(request) <= now_ns)
         later = [request for request in requests if self.arrived_ns(request) > now_ns]
         self._mine = deque(sorted([*self._mine, *later]))
 
