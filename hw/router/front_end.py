@@ -114,9 +114,11 @@ class FrontEnd:
 
     def _begin(self) -> None:
         """When all are ready they begin at one moment; by one clock, or not at all."""
-        waited = dict(self._pipes)
+        waited = {pipe: router for router, pipe in self._pipes.items()}
         while waited:
-            for router, pipe in [(router, pipe) for router, pipe in waited.items() if pipe in wait([*waited.values()])]:
+            for pipe in wait([*waited]):
+                assert isinstance(pipe, Connection), "as given"
+                router = waited.pop(pipe)
                 try:
                     word = decode_from_router(pipe.recv_bytes())
                 except (EOFError, OSError):
@@ -125,7 +127,6 @@ class FrontEnd:
                 if (apart_ns := abs(word.clock_ns - self._clock_ns())) > APART_NS:
                     problem = f"router {router}: its clock is {apart_ns / NS_PER_S:.1f} s from this process's"
                     raise WorkError(f"{problem}; routers of a run must be on hosts with one clock")
-                del waited[router]
         self._origin_ns = self._clock_ns() + round(START_S * NS_PER_S)
         self._heard_ns = dict.fromkeys(self._pipes, 0)
         for router in [*self._pipes]:

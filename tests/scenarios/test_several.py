@@ -1,0 +1,66 @@
+"""Several routers as real processes, with emulated servers: one is killed, and nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.division import Territory
+from policies.records import STAGES, RunRecord
+from policies.vocabulary import NS_PER_S
+from scenarios.executors.run import RealRun, RunObserver, without_faults
+from scenarios.executors.several import division_of, router_processes
+from scenarios.files.reading import load_scenario
+from scenarios.world.materials import make_world
+from tests.scenarios.files import write_scenario
+from tests.scenarios.test_emulated import SERVERS
+
+pytestmark = pytest.mark.workers
+
+KILLED_S = 1.0
+FOUR = "".join(
+    f"  - {{name: {name}{number}, device: {{emulated: {name}.yaml, slowdown: 5}}, link: loopback}}\n"
+    for name in ("fast", "slow")
+    for number in range(2)
+)
+MORE = f"""\
+routers: {{count: 2}}
+faults: [{{kind: router_killed, router: 0, at_s: {KILLED_S}}}]
+supervision: {{hang_s: 30}}
+"""
+RUN_S = 12.0  # an agent that is started anew takes some seconds on a busy machine
+
+
+def test_a_killed_router_leaves_all_to_the_other_and_is_there_in_the_next_run(tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, SERVERS, FOUR)
+    path.write_text(path.read_text().replace("rate_img_s: 200", "rate_img_s: 20") + MORE)
+    world = make_world(load_scenario(path), tmp_path / "run")
+    owner = Territory(division_of(world), 0).owner
+    said: list[str] = []
+    wanted = RealRun("jsq", world.router("jsq"), 0, RUN_S, 0.1, keep_log=False)
+    with router_processes(world, None, None) as processes:
+        result, record = processes.run(world, wanted, RunObserver(say=said.append))
+        _, calm = processes.run(without_faults(world), wanted, RunObserver(say=said.append))
+    arrivals_ns = world.run_spec(0, duration_s=RUN_S).arrivals_ns
+    for found in (record, calm):
+        assert sorted(each.request for each in found.requests) == list(range(len(arrivals_ns)))
+        assert {each.status for each in found.requests} == {"completed"}
+        assert all(each.arrived_ns >= arrivals_ns[each.request] for each in found.requests)
+    assert result["images"]["completed"] > 0
+    assert [line.partition(" at ")[0] for line in said] == ["router 0: dead"]
+    assert served_after(record, KILLED_S) == served_after(calm, KILLED_S) == {0, 1, 2, 3}
+    adopted = {server for server in range(4) if owner[server] == 0}
+    assert first_batch_s(record, adopted) > KILLED_S  # of what a killed router has seen nothing is kept
+    assert first_batch_s(calm, adopted) < KILLED_S
+    lost = [each.stages_ns[STAGES.index("lost")] for each in record.requests]
+    assert any(lost)
+    assert not any(each.stages_ns[STAGES.index("lost")] for each in calm.requests)
+
+
+def served_after(record: RunRecord, at_s: float) -> set[int]:
+    return {batch.server for batch in record.batches if batch.started_ns > at_s * NS_PER_S}
+
+
+def first_batch_s(record: RunRecord, servers: set[int]) -> float:
+    return min(batch.started_ns for batch in record.batches if batch.server in servers) / NS_PER_S
