@@ -37,7 +37,7 @@ cluster:
   greedy: {{batch_limit: {batch_limit}, preload: {preload}}}
 router: {{groups: [1, 2, 4, 8]}}
 workload: {{kind: mmpp, rate_img_s: {rate:g}, burst_factor: 3, burst_share: 0.15, dwell_s: 0.5}}
-calibration: {{budget: {budget:g}s}}
+calibration: {{budget: {calibration}}}
 compare: {{routers: [random, sticky, ladder, infaas], seeds: [0, 1, 2]}}
 validate: {{routers: [ladder, infaas], duration_s: 5s, warmup_s: 1s, go_on: true}}
 duration_s: 20
@@ -56,6 +56,7 @@ def add_models(
     pictures: int = 240,
     budget_s: Duration = 20.0,
     keep_all: bool = False,
+    allow_busy: bool = False,
     out: NewFolder = "family",
 ) -> CommandResult:
     """Make a family of trained networks, and tell which of them to run where.
@@ -73,6 +74,7 @@ def add_models(
         pictures: so many of the folder's, as many of each class as can be.
         budget_s: for calibration, of each device.
         keep_all: also what another network beats.
+        allow_busy: measure even if other programs use a device; its profile says so.
         out: the folder for the family and its first scenario.
 
     Raises:
@@ -90,7 +92,7 @@ def add_models(
     beaten = {} if keep_all else dominated(found)
     kept = [each for each in found if each.member.label not in beaten]
     family, evaluation = family_of(kept, data)
-    written = _Written(folder, dataset, kept, budget_s)
+    written = _Written(folder, dataset, kept, f"{budget_s:g}s, allow_busy: {str(allow_busy).lower()}")
     written.write(family, evaluation)
     profiles = written.calibrated(family.spec.widths)
     return _answer(written, found, beaten, profiles, len(data.test_labels))
@@ -145,7 +147,7 @@ class _Written:
     folder: Path
     dataset: str
     members: Sequence[Judged]
-    budget_s: float
+    calibration: str
 
     @property
     def scenario(self) -> Path:
@@ -205,7 +207,7 @@ class _Written:
             batch_limit=32 if any(device.kind == "cuda" for device in devices) else 8,
             preload="all" if all(held < device.vram_bytes for device in devices) else "none",
             rate=float(f"{rate_img_s:.2g}"),
-            budget=self.budget_s,
+            calibration=self.calibration,
         )
         write_text(self.scenario, text)
 
