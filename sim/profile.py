@@ -91,6 +91,10 @@ class ModelInfo(StrictModel):
         written: dict[str, Any] = write(self)
         return {key: value for key, value in written.items() if key not in ("labels", "fit") or self.labels}
 
+    def name_of(self, width: float) -> str:
+        """What people call a width."""
+        return self.labels[self.widths.index(width)] if self.labels else f"{width:g}"
+
     def previous_widths(self, segment: int) -> tuple[float, ...]:
         """What a request that stands before `segment` can come from: `IMAGE` at segment 1, any width after."""
         return (IMAGE,) if segment == 1 else self.widths

@@ -109,7 +109,7 @@ _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
     "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
     "slimsched.networks", "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
-    "slimsched.shadowing",
+    "slimsched.shadowing", "slimsched.adding",
 )  # fmt: skip
 
 

@@ -39,7 +39,8 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
             make_model(job)
         make_accuracy(job)
     top1 = read_accuracy(session.scenario, session.folder).prior.top1
-    rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
+    spec = job.model.build().spec
+    rows = [[", ".join(map(spec.name_of, widths)), f"{100 * value:.2f}"] for widths, value in top1.items()]
     notes = [f"model: {job.model.path}", f"accuracy: {session.folder / ACCURACY_FILE}"]
     document = {
         "schema": "slimsched.top1/1",

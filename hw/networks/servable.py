@@ -61,6 +61,10 @@ class ModelSpec:
         """The previous width with the most channels: what an instance must hold to serve any."""
         return self.previous_widths(segment)[-1]
 
+    def name_of(self, width: float) -> str:
+        """What people call a width."""
+        return self.labels[self.widths.index(width)] if self.labels else f"{width:g}"
+
     def serves(self, instance_width: float, width: float) -> bool:
         """Whether an instance of one width serves a request for another."""
         return width == instance_width or (width < instance_width and self.fit == "nested")

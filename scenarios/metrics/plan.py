@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -75,6 +75,7 @@ class PlannedServer:
         share: of all passes of an image through a segment.
         mean_batch: images.
         widths: for each segment, the share of its passes here that each width has; empty where it has none here.
+        names: of a family's members, by width; empty where a width is called by its number.
     """
 
     server: str
@@ -84,6 +85,7 @@ class PlannedServer:
     mean_power_w: float
     mean_batch: float
     widths: tuple[Mapping[float, float], ...]
+    names: Mapping[float, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ def _servers(trial: Trial, router: Candidate) -> tuple[PlannedServer, ...]:
     )  # fmt: skip
     trial.on_step()
     passes = max(1, sum(batch.size for batch in record.batches))
-    segments = world.cluster.router.segments
+    segments, network = world.cluster.router.segments, world.cluster.devices[0].profile.model
     return tuple(
         PlannedServer(
             server=figures["name"],
@@ -250,6 +250,7 @@ def _servers(trial: Trial, router: Candidate) -> tuple[PlannedServer, ...]:
             mean_power_w=figures["mean_power_w"],
             mean_batch=figures["mean_batch"],
             widths=_widths([batch for batch in record.batches if batch.server == number], segments),
+            names=dict(zip(network.widths, network.labels, strict=False)),
         )
         for number, figures in enumerate(result["servers"])
     )

@@ -57,14 +57,20 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
 def servers_table(plan: Plan) -> Table:
     """What the choice has each server do."""
     numbers = [Column("of the passes", "%"), Column("busy", "%"), Column("power", "W"), Column("mean batch")]
-    head = [Column("server"), Column("device", is_text=True), *numbers, Column("mean width, by segment", is_text=True)]
+    widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
+    head = [Column("server"), Column("device", is_text=True), *numbers, Column(widths, is_text=True)]
     return Table(head, [_server(each) for each in plan.servers], f"{plan.choice}: what each server does")
 
 
 def _server(of: PlannedServer) -> list[str]:
-    means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+    if of.names:
+        shares = sorted(of.widths[0].items(), key=lambda each: -each[1])
+        widths = ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
+    else:
+        means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+        widths = " ".join(number(mean, 2) for mean in means)
     numbers = [number(of.share, 1, 100), number(of.utilization, 1, 100), number(of.mean_power_w, 0)]
-    return [of.server, of.device, *numbers, number(of.mean_batch, 1), " ".join(number(mean, 2) for mean in means)]
+    return [of.server, of.device, *numbers, number(of.mean_batch, 1), widths]
 
 
 def routers_table(plan: Plan) -> Table:

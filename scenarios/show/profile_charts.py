@@ -54,7 +54,13 @@ def latency_curves(profile: Profile) -> Figure:
         median_ms = np.asarray(curve.p50_s) * 1000
         dots = _measured(curve)
         panel.plot(
-            curve.batches, median_ms, "-o", color=color, markersize=2.5, markevery=dots, label=f"{curve.width:g}"
+            curve.batches,
+            median_ms,
+            "-o",
+            color=color,
+            markersize=2.5,
+            markevery=dots,
+            label=profile.model.name_of(curve.width),
         )
         low_ms, high_ms = (np.asarray(each_s) * 1000 for each_s in band_of_repeats_s(curve))
         panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=SHADE, linewidth=0)
@@ -77,7 +83,7 @@ def utilization_by_batch(profile: Profile) -> Figure:
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         shares = 100 * np.asarray(curve.utilization)
         above = (len(widths) - 1 - widths.index(curve.width)) * is_all_one  # a CPU is always busy: all lines are one
-        thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, f"{curve.width:g}"
+        thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, profile.model.name_of(curve.width)
         style: Any = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
         panel.plot(curve.batches, shares, "-o", label=label, **style)
         if curve.sm_utilization:
@@ -119,7 +125,7 @@ def _by_utilization(
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         points = under_load[_key(curve)]
         shares, values = [100 * point.utilization for point in points], [value(point) for point in points]
-        panel.plot(shares, values, "-", color=color, label=f"{curve.width:g}")
+        panel.plot(shares, values, "-", color=color, label=profile.model.name_of(curve.width))
         panel.plot(shares[0], values[0], "o", color=color, markersize=3.5, markerfacecolor="white")
         bend = knee(points)
         if bend is not None:
