@@ -42,7 +42,7 @@ def slim_model(
     """Make an ordinary trained network slimmable.
 
     Its channels are sorted, it is cut into segments between its own stages, and every width is taught by the network
-    itself. It is refused where it loses more than 3 points at full width.
+    itself. It is refused where it loses more than 3 points at full width. Interrupted, the same command goes on.
 
     Args:
         network: torchvision:resnet18 and the like, or `module:Class` of your own, with what it is called with as JSON
@@ -85,7 +85,10 @@ def slim_model(
     given, normalisation = fitted(module, data, named.name)
     observer().remark(f"{named.name} takes {normalisation}")
     with Progress("tune all widths", None, unit="step", quiet=observer().quiet) as progress:
-        found = converted(given, data, shares, named.label, seconds=60 * minutes, device=device, on_step=progress.set)
+        found = converted(
+            given, data, shares, named.label, seconds=60 * minutes, device=device,
+            checkpoint=path.with_name(f"{path.stem}-tuning.safetensors"), on_step=progress.set,
+        )  # fmt: skip
     label = f"slimmed {named.label}"
     save_model(path, found.model, label, {"dataset": data.name, "normalisation": normalisation})
     document = {

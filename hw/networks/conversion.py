@@ -11,6 +11,7 @@ import time  # noqa: TID251 - as many epochs as there is time for
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -22,10 +23,11 @@ from torch import nn
 from hw.networks.datasets import Dataset, Images
 from hw.networks.evaluation import top1
 from hw.networks.ordinary import GivenNetwork, Rescale
+from hw.networks.registry import model_hash
 from hw.networks.slimmed import SlimmedNetwork
 from hw.networks.slimming import made_slimmable, recalibrate
 from hw.networks.tracing import UnknownLayerError
-from hw.networks.training import TrainingKnobs, recipe, train
+from hw.networks.training import TrainingKnobs, recipe, require_checkpoint, train
 from kit.chance import stream
 from kit.errors import InputError, WorkError, in_a_line
 
@@ -137,6 +139,7 @@ def converted(
     seconds: float,
     seed: int = 0,
     device: str = "cpu",
+    checkpoint: Path | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Conversion:
     """Make a trained network slimmable.
@@ -145,10 +148,11 @@ def converted(
         given: see `fitted`.
         widths: ascending, the last one 1.
         label: its name.
-        seconds: for tuning; one epoch of some images is the least.
+        seconds: for tuning; one epoch of some images is the least. Tuning that goes on has what it was begun with.
+        checkpoint: where tuning is written down; it goes on from there, and the file is removed when it is done.
 
     Raises:
-        InputError: it has layers that can't be slimmed.
+        InputError: it has layers that can't be slimmed, or the checkpoint is of another network or data set.
         WorkError: it loses too much at full width, or tuning diverged.
     """
     try:
@@ -159,9 +163,14 @@ def converted(
         recipe(dataset.name, ""), batch=min(64, len(dataset.train_labels)), learning_rate=0.02, warmup_epochs=0.2,
         label_smoothing=0.0, random_tuples=2, label_share=0.5, growth=(), probe_epochs=0, seed=seed, device=device,
     )  # fmt: skip
-    source = _Sorted(label, model)
-    some, knobs = _within(seconds, source, dataset, knobs, given)
-    tuned = train(source, some, knobs, on_step=on_step, teacher=given)
+    source = _Sorted(f"{label} {model_hash(model.state_dict())}", model)
+    if checkpoint is not None and checkpoint.exists():
+        some, knobs = _begun(checkpoint, dataset, knobs)
+    else:
+        some, knobs = _within(seconds, source, dataset, knobs, given)
+    tuned = train(source, some, knobs, checkpoint=checkpoint, on_step=on_step, teacher=given)
+    if checkpoint is not None:
+        checkpoint.unlink()
     assert isinstance(tuned, SlimmedNetwork), "it was one"
     recalibrate(tuned.to(device), torch.from_numpy(dataset.train_images), seed)
     tuned.eval()
@@ -181,16 +190,25 @@ def _within(
     seconds: float, source: _Sorted, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module
 ) -> tuple[Dataset, TrainingKnobs]:
     """As many epochs as there is time for; where one is too long, one of fewer images, drawn at random."""
-
-    def part(images: int) -> Dataset:
-        chosen = stream(knobs.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
-        return replace(dataset, train_images=dataset.train_images[chosen], train_labels=dataset.train_labels[chosen])
-
     begin_ns = time.monotonic_ns()
-    probe = part(_PROBED_STEPS * knobs.batch)
+    probe = _part(dataset, _PROBED_STEPS * knobs.batch, knobs)
     train(source, probe, replace(knobs, epochs=1), teacher=teacher)
     image_s = (time.monotonic_ns() - begin_ns) / 1e9 / len(probe.train_labels)
     epochs = seconds / (image_s * len(dataset.train_labels))
     if epochs < 1:
-        return part(max(knobs.batch, int(epochs * len(dataset.train_labels)))), replace(knobs, epochs=1)
+        images = max(knobs.batch, int(epochs * len(dataset.train_labels)))
+        return _part(dataset, images, knobs), replace(knobs, epochs=1)
     return dataset, replace(knobs, epochs=min(_MAX_EPOCHS, int(epochs)))
+
+
+def _begun(checkpoint: Path, dataset: Dataset, knobs: TrainingKnobs) -> tuple[Dataset, TrainingKnobs]:
+    """The images and the epochs that an interrupted tuning was to take."""
+    _, metadata = require_checkpoint(checkpoint)
+    images = int(metadata["images"])
+    some = dataset if images == len(dataset.train_labels) else _part(dataset, images, knobs)
+    return some, replace(knobs, epochs=int(metadata["planned_epochs"]))
+
+
+def _part(dataset: Dataset, images: int, knobs: TrainingKnobs) -> Dataset:
+    chosen = stream(knobs.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
+    return replace(dataset, train_images=dataset.train_images[chosen], train_labels=dataset.train_labels[chosen])

@@ -23,12 +23,16 @@ from hw.networks.servable import Servable
 from hw.networks.settings import label_of, network_settings
 from hw.networks.slimmable import SlimmableModel
 from hw.networks.slimmed import SlimmedNetwork, Structure
-from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
+from hw.networks.slimresnet import PRESETS as RESNETS
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
+from hw.networks.slimvit import PRESETS as VITS
+from hw.networks.slimvit import SlimVit
 from kit.errors import InputError, WorkError, in_a_line, nearest
 from kit.files import atomic_path, require_file, same_header
 from kit.plugins import OWN_CLASS, blaming, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
+PRESETS: Final = RESNETS | VITS
 MAX_BYTES: Final = 100_000_000_000
 _NAME_IT: Final = "name it as well (model.network in a scenario, --network): a file never chooses what code runs"
 
@@ -90,7 +94,7 @@ class Network:
     def build(self) -> SlimmableModel:
         """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
         if not self.is_own:
-            return SlimResNet(PRESETS[self.name])
+            return SlimVit(VITS[self.name]) if self.name in VITS else SlimResNet(RESNETS[self.name])
         own_model = self._own_class()
         with blaming(self.name, self.source, self.key):
             return own_model(**self.options)
@@ -155,7 +159,7 @@ class ModelFile:
         label = metadata.get("network", "")
         key = next((each for each in ("config", "structure", "family") if each in metadata), None)
         if key is None:
-            return self._own(label)
+            return self._of_preset(label) if label in VITS else self._own(label)
         try:
             if key == "structure":
                 return self._slimmed(Structure.from_json(metadata[key]), label)
@@ -166,9 +170,14 @@ class ModelFile:
             if isinstance(error, InputError):
                 raise
             raise InputError(str(self.path), key, f"not a model configuration ({in_a_line(str(error))})") from None
-        if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != own_config):
+        if self.network is not None and (PRESETS.get(self.network.name) != own_config):
             raise self._other(label or "another slimmable ResNet")
         return SlimResNet(own_config)
+
+    def _of_preset(self, label: str) -> SlimmableModel:
+        if self.network is not None and self.network.name != label:
+            raise self._other(label)
+        return Network(label).build()
 
     def _slimmed(self, structure: Structure, label: str) -> SlimmableModel:
         """Of a network that was made slimmable; it has no name to be built by."""

@@ -34,6 +34,7 @@ from kit.errors import InputError, WorkError
 CHECKPOINT_SCHEMA = "slimsched.checkpoint/1"
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Optimizer = Literal["sgd", "adamw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class TrainingKnobs:
     """How to train.
 
     Attributes:
-        epochs, batch, learning_rate, momentum, weight_decay: of SGD with Nesterov momentum.
+        optimizer: `sgd` has Nesterov momentum, and decays all; `adamw` (for Transformers) decays no biases and norms.
+        momentum: of SGD.
+        clip_norm: longer gradients are shortened to this length; 0: never.
         warmup_epochs: linear rise of the rate; a cosine to zero follows.
         label_smoothing: of the widest network's labels.
         random_tuples: width tuples drawn for each step beside the widest and the narrowest.
@@ -59,9 +62,11 @@ class TrainingKnobs:
 
     epochs: int = 25
     batch: int = 64
+    optimizer: Optimizer = "sgd"
     learning_rate: float = 0.03
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    clip_norm: float = 0.0
     warmup_epochs: float = 2.0
     label_smoothing: float = 0.1
     random_tuples: int = 2
@@ -93,6 +98,15 @@ _DIGIT_PAIRS: Final = TrainingKnobs(
     probe_epochs=0,
 )
 
+_ADAMW: Final = TrainingKnobs(
+    optimizer="adamw",
+    learning_rate=2e-3,
+    weight_decay=0.05,
+    clip_norm=1.0,
+    warmup_epochs=1.0,
+    label_smoothing=0.05,
+)
+
 RECIPES: dict[str, TrainingKnobs] = {
     # 8x8 strokes fill their frame: shifting them costs more than it teaches
     "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
@@ -113,6 +127,8 @@ RECIPES: dict[str, TrainingKnobs] = {
         flip=True,
         growth=((0.25, 16), (0.65, 24)),
     ),
+    "cifar100 slimvit-tiny": replace(_ADAMW, epochs=52, batch=128, shift=4, flip=True, growth=((0.25, 16), (0.65, 24))),
+    "digit-pairs slimvit-pairs": replace(_ADAMW, epochs=8, batch=32, warmup_epochs=0.4, random_tuples=1, probe_epochs=0),
 }
 
 
@@ -275,9 +291,7 @@ class _Training:
         _require_growth(self.model, knobs)
         self._network, self._dataset, self._knobs = network, dataset, knobs
         self._teacher = teacher.to(knobs.device) if teacher is not None else None
-        self._optimizer = torch.optim.SGD(
-            self.model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
-        )
+        self._optimizer = _optimizer(self.model, knobs)
         self._images = torch.from_numpy(dataset.train_images).to(knobs.device)
         self._labels = torch.from_numpy(dataset.train_labels).to(knobs.device)
         self._dtype = autocast_dtype(knobs.precision, knobs.device)
@@ -342,6 +356,9 @@ class _Training:
             loss = F.cross_entropy(self._logits(images, widths), target)
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
+        if self._knobs.clip_norm:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._knobs.clip_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         return torch.stack(losses[:2]).double()
@@ -380,11 +397,12 @@ class _Training:
         """Write everything that the next epoch depends on."""
         tensors = {f"weights.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
-            if "momentum_buffer" in self._optimizer.state[parameter]:
-                tensors[f"momentum.{name}"] = self._optimizer.state[parameter]["momentum_buffer"]
+            for kind, value in self._optimizer.state[parameter].items():
+                tensors[f"optimizer.{kind}.{name}"] = value
         scaler = json.dumps(self._scaler.state_dict())
+        plan = {"planned_epochs": str(self._knobs.epochs), "images": str(len(self._labels))}
         metadata = {"schema": CHECKPOINT_SCHEMA, "run": self._hash(), "epochs": str(finished_epochs), "scaler": scaler}
-        save_tensors(path, tensors, metadata | {"hash": model_hash(tensors)})
+        save_tensors(path, tensors, metadata | plan | {"hash": model_hash(tensors)})
 
     def resume(self, path: Path) -> int:
         """Put a checkpoint's state in place; returns the epochs that are done."""
@@ -392,15 +410,26 @@ class _Training:
         if metadata.get("run") != self._hash():
             remedy = "remove the file, or train with the settings it was begun with"
             raise InputError(str(path), "", f"is a checkpoint of another model, data set or training; {remedy}")
-        prefix = "weights."
+        prefix, parameters = "weights.", dict(self.model.named_parameters())
         weights = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
         self.model.load_state_dict(weights)
-        for name, parameter in self.model.named_parameters():
-            if (momentum := tensors.get(f"momentum.{name}")) is not None:
-                buffer = torch.empty_like(parameter).copy_(momentum.to(parameter.device))
-                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        for full_name, value in tensors.items():
+            if full_name.startswith("optimizer."):
+                _, kind, name = full_name.split(".", 2)
+                parameter = parameters[name]
+                is_count = value.dim() == 0  # of steps; else it is laid out as its parameter
+                state = value if is_count else torch.empty_like(parameter).copy_(value)
+                self._optimizer.state[parameter][kind] = state
         self._scaler.load_state_dict(json.loads(metadata["scaler"]))
         return int(metadata["epochs"])
+
+
+def _optimizer(model: nn.Module, knobs: TrainingKnobs) -> torch.optim.Optimizer:
+    rate, decay = knobs.learning_rate, knobs.weight_decay
+    if knobs.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), rate, knobs.momentum, weight_decay=decay, nesterov=True)
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == is_matrix] for is_matrix in (True, False))
+    return torch.optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], rate, weight_decay=decay)
 
 
 def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

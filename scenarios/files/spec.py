@@ -57,7 +57,10 @@ NETWORKS = (
     "slimresnet-pairs",
     "slimresnet-tiny",
     "slimresnet18",
-)  # those of hw.networks.slimresnet, named here without opening torch
+    "slimvit-pairs",
+    "slimvit-tiny",
+    "slimvit",
+)  # those of hw.networks.registry, named here without opening torch
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -69,8 +72,12 @@ class ModelTraining(StrictModel):
 
     epochs: Count | None = Field(None, description="passes over the training images")
     batch: Count | None = Field(None, description="images a step")
-    learning_rate: Positive | None = Field(None, description="peak rate of SGD with Nesterov momentum, cosine schedule")
-    weight_decay: NonNegative | None = Field(None, description="L2 penalty")
+    optimizer: Literal["sgd", "adamw"] | None = Field(
+        None, description="`sgd` with Nesterov momentum, or `adamw` (for Transformers)"
+    )
+    learning_rate: Positive | None = Field(None, description="peak rate; a cosine to zero follows")
+    weight_decay: NonNegative | None = Field(None, description="L2 penalty; `adamw` decays no biases and norms")
+    clip_norm: NonNegative | None = Field(None, description="longer gradients are shortened to this length; 0 never")
     warmup_epochs: NonNegative | None = Field(None, description="epochs of linear rise of the rate")
     label_smoothing: Share | None = Field(None, description="of the widest network's labels")
     label_share: Share | None = Field(

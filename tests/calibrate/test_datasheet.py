@@ -7,6 +7,7 @@ from itertools import pairwise, permutations, product
 
 import numpy as np
 import pytest
+from torchvision.models import get_model
 
 from calibrate.costs import KeyCost, costs_of
 from calibrate.datasheet import (
@@ -15,6 +16,7 @@ from calibrate.datasheet import (
     TILE_OUTPUTS,
     ForwardTimes,
     Gpu,
+    _outputs,
     find_gpu,
     forward_times,
     synthesize,
@@ -22,6 +24,8 @@ from calibrate.datasheet import (
 from calibrate.probe import sensor_model
 from hw.device import DeviceSpec
 from hw.networks.registry import Network
+from hw.networks.slimmed import SlimmedNetwork
+from hw.networks.tracing import structure_of
 from hw.telemetry import NvmlSensor
 from hw.telemetry.nvml import TIMINGS
 from kit.errors import InputError
@@ -89,6 +93,21 @@ def test_power_is_linear_in_images_a_second_below_three_quarters_of_the_peak() -
         judged += len(error)
         assert error.max() < 0.07
     assert judged > 50
+
+
+def test_an_architecture_has_its_own_rate_of_arithmetic() -> None:
+    """Depthwise convolutions move many bytes and launch many kernels for their arithmetic: a tenth of the rate at most."""
+
+    def rate(name: str) -> float:
+        model = SlimmedNetwork(structure_of(get_model(name, num_classes=100).eval(), (3, 64, 64), (0.5, 1.0)))
+        costs = costs_of(model, name, "0")
+        keys = [(s, 1.0, 0.0 if s == 1 else 1.0) for s in range(1, model.spec.segments + 1)]
+        seconds = sum(
+            forward_times(GPUS["rtx-2080-ti"], costs.keys[key], _outputs(costs, *key[:2]), 64).latency_s for key in keys
+        )
+        return 64 * sum(costs.keys[key].macs for key in keys) / seconds
+
+    assert rate("mobilenet_v3_small") < 0.1 * rate("resnet18")
 
 
 def test_the_trace_that_the_bend_was_taken_from() -> None:

@@ -21,11 +21,12 @@ from hw.networks.conversion import OWN, converted, fitted
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import top1
 from hw.networks.ordinary import GivenNetwork
-from hw.networks.registry import ModelFile, Network, load_tensors, save_model, save_tensors
+from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
 from hw.networks.slimmed import SlimmedNetwork
 from hw.networks.slimming import made_slimmable, recalibrate
 from hw.networks.tracing import UnknownLayerError, structure_of
 from kit.errors import InputError, WorkError
+from tests.scenarios.given_network import trained
 
 WIDTHS = (0.25, 0.5, 1.0)
 SHAPE = (3, 16, 16)
@@ -326,23 +327,12 @@ def test_a_network_that_knows_nothing_of_the_images_is_told() -> None:
 
 def test_a_trained_network_is_slimmed_and_teaches_its_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     """What half the width knows afterwards is far above what cutting leaves of it."""
-    digits, module = load_dataset("digits"), nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10),
-    )  # fmt: skip
-    torch.manual_seed(0)
-    x, y = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
-    optimizer = torch.optim.SGD(module.parameters(), 0.05, 0.9)
-    for step in range(120):
-        part = torch.randperm(len(y), generator=torch.Generator().manual_seed(step))[:64]
-        optimizer.zero_grad()
-        F.cross_entropy(module(x[part]), y[part]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    given, normalisation = fitted(module.eval(), digits, "x")
+    digits = load_dataset("digits")
+    given, normalisation = fitted(trained(), digits, "x")
     assert normalisation == OWN
     monkeypatch.setattr(conversion, "_MAX_EPOCHS", 1)
     found = converted(given, digits, WIDTHS, "x", seconds=1e6)
-    cut = made_slimmable(given, x[:4], WIDTHS)
+    cut = made_slimmable(given, torch.from_numpy(digits.train_images[:4]), WIDTHS)
     before = top1(lambda batch: cut(batch, (0.5,) * cut.spec.segments), digits)
     assert found.epochs == 1
     assert found.given > 0.9
@@ -352,6 +342,34 @@ def test_a_trained_network_is_slimmed_and_teaches_its_widths(monkeypatch: pytest
     few = replace(digits, train_images=digits.train_images[:64], train_labels=digits.train_labels[:64])
     with pytest.raises(WorkError, match=r"x: not worth it: .* % at 0.25, .* where the given network has"):
         converted(given, few, WIDTHS, "x", seconds=1e6)
+
+
+def test_tuning_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same weights, bit for bit, whatever time it is given then; other weights are not mixed in."""
+    digits = load_dataset("digits")
+    few = replace(digits, train_images=digits.train_images[:256], train_labels=digits.train_labels[:256])
+    given, _ = fitted(trained(), few, "x")
+    monkeypatch.setattr(conversion, "_MAX_EPOCHS", 2)
+    monkeypatch.setattr(conversion, "MOST_LOST", 1.0)
+    whole = converted(given, few, WIDTHS, "x", seconds=1e6)
+    checkpoint, counts = tmp_path / "tuning.safetensors", list[int]()
+
+    def interrupt(done: int, _: int) -> None:
+        if done == 5:  # of four an epoch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converted(given, few, WIDTHS, "x", seconds=1e6, checkpoint=checkpoint, on_step=interrupt)
+    other, _ = fitted(shaken(trained()).eval(), few, "x")
+    with pytest.raises(InputError, match="checkpoint of another model"):
+        converted(other, few, WIDTHS, "x", seconds=1e6, checkpoint=checkpoint)
+    found = converted(
+        given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
+    )
+    assert counts == [4, 5, 6, 7, 8]
+    assert found.epochs == 2
+    assert model_hash(found.model.state_dict()) == model_hash(whole.model.state_dict())
+    assert not checkpoint.exists()
 
 
 def test_an_image_is_rescaled_within_the_network() -> None:

@@ -31,6 +31,7 @@ from kit.errors import InputError, WorkError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
 SMALL = TrainingKnobs(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
+ADAM = dataclasses.replace(SMALL, optimizer="adamw", learning_rate=2e-3, weight_decay=0.05, clip_norm=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,10 @@ def few(digits: Dataset) -> Dataset:
     )
 
 
-def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("knobs", [SMALL, ADAM], ids=["sgd", "adamw"])
+def test_resuming_changes_nothing(knobs: TrainingKnobs, few: Dataset, tmp_path: Path) -> None:
     """Two epochs at once and one epoch plus a resumed one give the same weights, bit for bit."""
-    whole = train(TINY_NETWORK, few, SMALL)
+    whole = train(TINY_NETWORK, few, knobs)
 
     class StoppedError(Exception):
         pass
@@ -62,15 +64,15 @@ def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
 
     checkpoint = tmp_path / "checkpoint.safetensors"
     with pytest.raises(StoppedError):
-        train(TINY_NETWORK, few, SMALL, on_epoch=stop, checkpoint=checkpoint)
+        train(TINY_NETWORK, few, knobs, on_epoch=stop, checkpoint=checkpoint)
     epochs: list[int] = []
     resumed = train(
-        TINY_NETWORK, few, SMALL, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint
+        TINY_NETWORK, few, knobs, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint
     )
     assert epochs == [2]
     assert model_hash(resumed.state_dict()) == model_hash(whole.state_dict())
     assert model_hash(resumed.state_dict()) != model_hash(
-        train(TINY_NETWORK, few, dataclasses.replace(SMALL, seed=4)).state_dict()
+        train(TINY_NETWORK, few, dataclasses.replace(knobs, seed=4)).state_dict()
     )
 
 
@@ -130,6 +132,29 @@ def test_training_learns_every_width(few: Dataset) -> None:
         for widths in ((0.5,) * 3, (1.0,) * 3, (0.5, 1.0, 0.5)):
             found = model(torch.from_numpy(few.train_images), widths).argmax(1).numpy()
             assert np.mean(found == few.train_labels) > 0.5
+
+
+def test_adamw_decays_matrices_alone(few: Dataset) -> None:
+    """So strong a decay that one step leaves nothing: norms and biases are as long as they were."""
+    knobs = dataclasses.replace(ADAM, epochs=1, batch=48, learning_rate=1e-3, weight_decay=1000.0, warmup_epochs=0.01)
+    torch.manual_seed(0)
+    run = _Training(TINY_NETWORK, few, knobs)
+    images, labels = next(run._batches(np.random.default_rng(0), None))
+    run._sandwich_step(images, labels, np.random.default_rng(0))
+    for name, parameter in run.model.named_parameters():
+        largest = parameter.detach().abs().max()
+        assert largest == pytest.approx(1.0, abs=0.01) if name.endswith("_scale") else largest < 0.01
+
+
+def test_long_gradients_are_clipped(few: Dataset) -> None:
+    """The first step of SGD is its rate times the gradient, once more by its momentum: so long and no longer."""
+    knobs = dataclasses.replace(SMALL, clip_norm=1e-3, weight_decay=0.0, momentum=0.5)
+    run = _Training(TINY_NETWORK, few, knobs)
+    before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    images, labels = next(run._batches(np.random.default_rng(0), None))
+    run._sandwich_step(images, labels, np.random.default_rng(0))
+    moved = sum((parameter - before[name]).square().sum() for name, parameter in run.model.named_parameters())
+    assert moved.sqrt().item() == pytest.approx(1.5 * knobs.learning_rate * 1e-3, rel=0.01)
 
 
 def test_the_digits_split_is_fixed_and_stratified(digits: Dataset) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.study.paper_table import paper_table
 from hw.networks.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
 from hw.networks.registry import Network, save_model
 from slimsched.cli import main
+from tests.scenarios.given_network import trained
 
 SCENARIO = """
 schema: slimsched.scenario/1
@@ -62,6 +64,29 @@ def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "counted are" in capsys.readouterr().out
     assert "no JSON object" in refused(["model", "check", "tests.hw.test_networks:Pooled [1]"], capsys)
     assert "did you mean 'digits'" in refused(["model", "check", "digit"], capsys)
+
+
+def test_a_given_network_is_slimmed_and_taken_by_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What torch.save wrote, from one command to the table of all tuples; the checkpoint of tuning is gone."""
+    weights, path = tmp_path / "given.pt", tmp_path / "slim.safetensors"
+    state = {f"module.{name}": tensor for name, tensor in trained().state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, weights)
+    slim = ["model", "slim", "tests.scenarios.given_network:Plain", "--weights", str(weights), "--images", "digits"]
+    assert main([*slim, "--widths", "0.5,1", "--minutes", "0.1", "--out", str(path), "--quiet", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["given_top1"] > 0.9
+    assert [each["width"] for each in found["widths"]] == [0.5, 1.0]
+    assert min(each["top1"] for each in found["widths"]) > 0.85
+    assert sorted(tmp_path.iterdir()) == [weights, path]
+    assert main(["model", "check", str(path)]) == 0
+    assert capsys.readouterr().out.count("kept") == 10
+    brought = scenario(tmp_path, f"{{checkpoint: {path.name}, dataset: digits}}")
+    assert main(["model", "train", str(brought), "--out", str(tmp_path / "run"), "--quiet", "--json", "-"]) == 0
+    table = {tuple(row["widths"]): row["top1"] for row in json.loads(capsys.readouterr().out)["tuples"]}
+    for each in found["widths"]:
+        assert table[(each["width"],) * len(next(iter(table)))] == pytest.approx(each["top1"], abs=0.005)
 
 
 def digits_scenario(folder: Path, more: str = "") -> Path:
