@@ -128,7 +128,9 @@ RECIPES: dict[str, TrainingKnobs] = {
         growth=((0.25, 16), (0.65, 24)),
     ),
     "cifar100 slimvit-tiny": replace(_ADAMW, epochs=52, batch=128, shift=4, flip=True, growth=((0.25, 16), (0.65, 24))),
-    "digit-pairs slimvit-pairs": replace(_ADAMW, epochs=8, batch=32, warmup_epochs=0.4, random_tuples=1, probe_epochs=0),
+    "digit-pairs slimvit-pairs": replace(
+        _ADAMW, epochs=8, batch=32, warmup_epochs=0.4, random_tuples=1, probe_epochs=0
+    ),
 }
 
 

@@ -121,8 +121,8 @@ class ModelSection(StrictModel):
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
     checkpoint: FilePath | None = Field(
         None,
-        description="a trained network's file (safetensors), or `slimresnet-pairs` or `slimresnet-tiny`, which ship; "
-        "of a class of your own, `network` must name it as well",
+        description="a trained network's file (safetensors), or one that ships (`slimresnet-pairs`, `slimresnet-tiny`, "
+        "`slimvit-pairs`); of a class of your own, `network` must name it as well",
     )
     accuracy: FilePath | None = Field(
         None,

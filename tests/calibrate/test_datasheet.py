@@ -96,7 +96,7 @@ def test_power_is_linear_in_images_a_second_below_three_quarters_of_the_peak() -
 
 
 def test_an_architecture_has_its_own_rate_of_arithmetic() -> None:
-    """Depthwise convolutions move many bytes and launch many kernels for their arithmetic: a tenth of the rate at most."""
+    """Depthwise convolutions move many bytes and launch many kernels for their arithmetic: a tenth of the rate."""
 
     def rate(name: str) -> float:
         model = SlimmedNetwork(structure_of(get_model(name, num_classes=100).eval(), (3, 64, 64), (0.5, 1.0)))
