@@ -104,13 +104,13 @@ class SlimVit(SlimmableModel):
         for block in range(self.config.blocks_per_segment):
             x = self._block(weights, f"{prefix}block{block}_", x, self.config.dims[segment - 1] // self.config.heads)
         if segment < len(self.config.dims):
-            return x.transpose(1, 2).unflatten(2, extent)
+            return x.transpose(1, 2).reshape(len(x), -1, *extent)
         x = _norm(weights, f"{prefix}norm", x).mean(dim=1)
         return F.linear(x, weights[f"{prefix}classes"], weights[f"{prefix}classes_bias"])
 
     def _block(self, weights: Weights, prefix: str, x: Tensor, head: int) -> Tensor:
         y = F.linear(_norm(weights, f"{prefix}norm0", x), weights[f"{prefix}heads"])
-        query, key, value = y.unflatten(2, (-1, 3, head)).transpose(1, 2).unbind(3)  # (B, heads, tokens, head)
+        query, key, value = y.reshape(*y.shape[:2], -1, 3, head).transpose(1, 2).unbind(3)  # (B, heads, tokens, head)
         y = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         x = x + F.linear(y, weights[f"{prefix}out"], weights[f"{prefix}out_bias"])
         y = F.linear(_norm(weights, f"{prefix}norm1", x), weights[f"{prefix}up"], weights[f"{prefix}up_bias"])

@@ -430,8 +430,11 @@ def _optimizer(model: nn.Module, knobs: TrainingKnobs) -> torch.optim.Optimizer:
     rate, decay = knobs.learning_rate, knobs.weight_decay
     if knobs.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), rate, knobs.momentum, weight_decay=decay, nesterov=True)
-    matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == is_matrix] for is_matrix in (True, False))
-    return torch.optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], rate, weight_decay=decay)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, rate)
 
 
 def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

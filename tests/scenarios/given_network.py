@@ -30,4 +30,4 @@ def trained() -> Plain:
         optimizer.zero_grad()
         F.cross_entropy(module(x[part]), y[part]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return module.eval()  # type: ignore[no-any-return]
+    return module.eval()
