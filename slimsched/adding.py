@@ -66,7 +66,7 @@ def add_models(
 
     Args:
         networks: torchvision:resnet18,resnet34 and the like, or `module:Class` of your own with what it is called with
-            as JSON behind it; then bfloat16 for that form of it.
+            as JSON behind it; then int8 or bfloat16 for that form of it.
         weights: a folder with a file for each, such as resnet18.pt (safetensors, or what torch.save wrote of a
             `state_dict`); or the file of a single one.
         images: a folder with test/CLASS/*.jpg, or with the classes alone; or another data set by name.

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from hw.networks.counting import counted
 from hw.networks.ordinary import GivenNetwork, Rescale, build_given
+from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.servable import ModelSpec, SegmentCost, Servable, Shape
 from hw.networks.settings import label_of
 from kit.strict import Plain, StrictModel
 from policies.vocabulary import IMAGE
 
-Form: TypeAlias = Literal["float32", "bfloat16"]
-DTYPES: Final[dict[Form, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Form: TypeAlias = Literal["float32", "bfloat16", "int8"]
 MAX_MEMBERS: Final = 62  # kinds of instance that a router is told of
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -40,7 +40,7 @@ class Member(StrictModel):
         label: what people call it.
         network: `torchvision:NAME`, or `module:Class`.
         options: what it is called with.
-        form: of its weights and activations, whatever its device's.
+        form: of its weights and activations, whatever its device's; `int8` for CPUs alone.
     """
 
     label: _Text
@@ -110,15 +110,17 @@ class Family(Servable):
     def __init__(self, structure: FamilyStructure, source: str = "model", key: str = "family") -> None:
         super().__init__()
         self.structure = structure
-        channels = structure.input_shape[0]
-        self.members = nn.ModuleList(
-            MemberNetwork(
-                Rescale.nothing(channels), build_given(_Named(each, source, key), structure.classes), each.form
-            )
-            for each in structure.members
-        )
+        self.members = nn.ModuleList(self._empty(member, source, key) for member in structure.members)
         self.requires_grad_(requires_grad=False)
         self._costs: dict[float, SegmentCost] = {}
+
+    def _empty(self, member: Member, source: str, key: str) -> MemberNetwork:
+        """With weights that are to be filled."""
+        named, classes = _Named(member, source, key), self.structure.classes
+        rescale = Rescale.nothing(self.structure.input_shape[0])
+        if member.form == "int8":
+            return MemberNetwork(rescale, Int8Network(build_quantizable(named, classes)), member.form)
+        return MemberNetwork(rescale, build_given(named, classes), member.form)
 
     @property
     def spec(self) -> ModelSpec:
@@ -166,7 +168,7 @@ class Family(Servable):
         self.spec.require(segment, width, previous_width)
         if width not in self._costs:
             member = self.member(width)
-            module = copy.deepcopy(member).to("meta")
+            module = self._countable(width).to("meta")
             image = torch.empty((1, *self.structure.input_shape), device="meta")
             weights = (*module.parameters(), *module.buffers())
             counts, logits = counted(lambda: module(image), weights)
@@ -176,6 +178,13 @@ class Family(Servable):
             )
         return self._costs[width]
 
+    def _countable(self, width: float) -> MemberNetwork:
+        """A member that can be run without numbers: operations in int8 are counted as their float ones."""
+        member = self.structure.members[self.spec.widths.index(width)]
+        if member.form != "int8":
+            return copy.deepcopy(self.member(width))
+        return self._empty(member.model_copy(update={"form": "float32"}), "model", "family")
+
 
 class MemberNetwork(GivenNetwork):
     """A member, in its form; it takes the family's images, however it wants them normalised."""
@@ -183,12 +192,13 @@ class MemberNetwork(GivenNetwork):
     def __init__(self, rescale: nn.Module, network: nn.Module, form: Form) -> None:
         super().__init__(rescale, network)
         self.form = form
-        self.network.to(DTYPES[form])
+        if form == "bfloat16":
+            self.network.to(torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images to (B, classes) logits."""
         images = self.rescale(x)
-        found = self.network(images if self.form == "float32" else images.to(DTYPES[self.form]))
+        found = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
         logits: Tensor = getattr(found, "logits", found)  # of transformers' networks
         return logits.to(x.dtype)
 
@@ -221,6 +231,8 @@ class MemberInstance:
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> MemberInstance:
         """See `Instance`; a form of the member's own stays."""
+        if self.module.form == "int8" and device.type != "cpu":
+            raise ValueError("int8 runs on CPUs alone")
         module = copy.deepcopy(self.module).to(device, memory_format=memory_format)  # type: ignore[call-overload]
         (module if module.form == "float32" else module.rescale).to(dtype)
         return MemberInstance(module, self.width)

@@ -25,12 +25,14 @@ from hw.networks.evaluation import right
 from hw.networks.family import Family, Form, Member, MemberNetwork, ranked
 from hw.networks.given import read_weights, take_weights
 from hw.networks.ordinary import Rescale, build_given
+from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.registry import Network, model_hash
 from kit.errors import InputError
 
 ENDINGS: Final = (".safetensors", ".pt", ".pth", ".bin")
 BATCH: Final = 8  # images of a pass that a member is ordered by
 _PASSES: Final = 5
+_SHOWN: Final = 200  # images by which the scales of int8 are found
 _TRIED: Final = 48  # images that a normalisation is told by: it is the loudest of differences
 _FLOAT: Final = "float32"
 
@@ -130,10 +132,14 @@ class Judged:
 def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: Callable[[int, int], None]) -> Judged:
     """A member filled with its weights; raises `InputError` where it does not fit them, or the images."""
     named = Network(member.network, member.options, source, "")
-    module = build_given(named, data.classes)
+    module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
     take_weights(module, read_weights(file), file, data)
     given, normalisation = fitted(module, data, member.label, _TRIED)
     rescale = given.rescale if isinstance(given.rescale, Rescale) else Rescale.nothing(data.test_images.shape[1])
+    if member.form == "int8":
+        known = data.train_images if len(data.train_labels) else data.test_images
+        with torch.inference_mode():
+            module = Int8Network(module, rescale(torch.from_numpy(known[:_SHOWN])))
     network = MemberNetwork(rescale, module, member.form).requires_grad_(requires_grad=False)
     correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
     return Judged(member, network, normalisation, correct, _pass_s(network, data))

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hw.networks.conformance import broken_rules, rules_of
+from hw.networks.counting import counted
 from hw.networks.datasets import Dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.family import Family, FamilyStructure, Member, ranked
+from hw.networks.ordinary import build_given
+from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.registry import ModelFile, Network, load_tensors, save_model, save_tensors
 from hw.networks.servable import ModelSpec, Shape
 from hw.networks.slimmable import SlimmableModel, Weights
@@ -193,6 +196,39 @@ def test_it_knows_which_images_each_member_gets_right(ordinary: Family) -> None:
     assert evaluation.tuples == ((0.333,), (0.667,), (1.0,))
     for place, answer in enumerate(answers):
         assert (evaluation.correct[:, place] == (answer.numpy() == data.test_labels)).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------- int8
+
+
+def test_int8_answers_nearly_the_same_from_a_quarter_of_the_bytes_and_comes_back_from_its_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made = Family(ranked((Member(label="int8", network="torchvision:resnet18", form="int8"),), SHAPE, 5))
+    named, member = Network("torchvision:resnet18"), made.member(1.0)
+    plain = build_given(named, 5)
+    quantizable = build_quantizable(named, 5)
+    quantizable.load_state_dict(plain.state_dict())
+    member.network = Int8Network(quantizable, images(32))
+    with torch.inference_mode():
+        wanted, found = plain(images()), made(images(), (1.0,))
+        assert (found - wanted).abs().max() < 0.1 * wanted.abs().max()
+        file = tmp_path / "int8.safetensors"
+        save_model(file, made, made.structure.label, {})
+        loaded, _ = ModelFile(file).load()
+        assert torch.equal(loaded(images(), (1.0,)), found)
+        instance = loaded.instance(1, 1.0, file).to(CPU, torch.float32, LAST)
+        assert torch.equal(instance.run(images(), 1.0, IMAGE), found)
+    assert instance.held_bytes == made.instance_bytes(1, 1.0)
+    assert instance.held_bytes < 0.27 * sum(each.nbytes for each in plain.state_dict().values())
+    assert made.cost(1, 1.0, IMAGE).macs == counted(lambda: plain(images(1)))[0].macs
+    with pytest.raises(ValueError, match="CPUs alone"):
+        instance.to(torch.device("cuda", 0), torch.float32, LAST)
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet34", f"{__name__}:Small"])
+def test_what_torchvision_can_not_quantize_is_told(name: str) -> None:
+    with pytest.raises(InputError, match=r"no int8 form in torchvision; .*resnet18"):
+        build_quantizable(Network(name), 5)
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
