@@ -41,8 +41,28 @@ def limit_ns_of(policy: RoutingPolicy) -> int:
     return limit_ns
 
 
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Which servers cost the same, so that tables of costs need not have a row for each.
+
+    Attributes:
+        devices: (servers,) a number; servers of one number have the same batches, images, joules and loads.
+        links: (servers,) the same for transfers to and from them, from one rack or from another.
+        racks: (servers,) the number of the rack that a server is in; the router is in none.
+    """
+
+    devices: tuple[int, ...]
+    links: tuple[int, ...]
+    racks: tuple[int, ...]
+
+
 class CostModel(Protocol):
     """Expected costs on an otherwise idle device, from the servers' profiles; all pure, times in seconds."""
+
+    @property
+    def alike(self) -> Alike | None:
+        """Which servers cost the same; None where that is not known."""
+        ...
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         """Solo latency of one batch (dispatch included); a batch above the limit is split."""

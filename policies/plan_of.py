@@ -20,7 +20,7 @@ from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
 from policies.compiled.milp import MilpMemory, Replan
-from policies.compiled.plan import PlanRow, Table, cost_table
+from policies.compiled.plan import PlanRow, Table, cost_table, transfers_of
 from policies.compiled.rules import (
     AT_RANDOM,
     BY_SERVER,
@@ -425,9 +425,6 @@ class _Writer:
         self._require(self._plan.costs is None or self._plan.costs is costs)
         self._plan.costs = costs
         self._tables += [table for table in tables if table not in self._tables]
-        config = self._config
-        moves = (config.servers + 1) * config.servers * config.segments * (len(config.widths) + 1)
-        self._require("transfer" not in tables or moves * (config.groups[-1] + 1) <= MAX_TRANSFERS)
 
     def _add_tables(self) -> None:
         """Write them; refused where floats would not compare sums of them as whole numbers do."""
@@ -435,6 +432,7 @@ class _Writer:
         if costs is None:
             return
         try:
+            self._require("transfer" not in self._tables or transfers_of(config, costs) <= MAX_TRANSFERS)
             most_ns = {name: int(np.abs(cost_table(config, costs, name)).max()) for name in self._tables}
         except Exception as error:  # for a key that no request may ever have; whatever the model says of it
             raise _NotCompiled from error

@@ -75,11 +75,13 @@ class PlannedRouter:
 
     def _times_of_images(self, config: RouterConfig) -> list[dict[WorkKey, int]]:
         """By server; empty for a rule that asks for none."""
-        at, keys = self._plan.image_ns_at, work_keys(config)
+        at, devices_at, keys = self._plan.image_ns_at, self._plan.devices_at, work_keys(config)
         if not at:
             return []
-        table = self._row[at : at + config.servers * len(keys)].reshape(config.servers, len(keys)).tolist()
-        return [dict(zip(keys, row, strict=True)) for row in table]
+        devices = self._row[devices_at : devices_at + config.servers].tolist()
+        table = self._row[at : at + (1 + max(devices)) * len(keys)].reshape(-1, len(keys)).tolist()
+        of_device = [dict(zip(keys, row, strict=True)) for row in table]
+        return [of_device[device] for device in devices]
 
     @property
     def p99_limit_ns(self) -> int:

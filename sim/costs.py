@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
+from policies.interfaces import Alike
 from policies.vocabulary import NS_PER_S, WorkKey
 from sim.network import Attachment, Interconnect
 from sim.tables import DeviceTables, KeyTable
@@ -16,6 +17,9 @@ class ProfileCosts:
         devices: for each server, the tables of its device.
         batch_limits: for each server, its batch limit.
         attachments: for each server, how it hangs on the network.
+
+    Attributes:
+        alike: servers whose devices have the very same tables, and the same batch limit; and the same links.
     """
 
     def __init__(
@@ -24,6 +28,13 @@ class ProfileCosts:
         self._devices = tuple(devices)
         self._batch_limits = tuple(batch_limits)
         self._network = Interconnect(tuple(attachments))
+        models = [each.profile.model for each in devices]
+        sizes = [(model.input_bytes, model.widths, model.activation_bytes) for model in models]
+        self.alike = Alike(
+            devices=_numbered([*zip(map(id, devices), batch_limits, strict=True)]),
+            links=_numbered([(each.link, size) for each, size in zip(attachments, sizes, strict=True)]),
+            racks=(0,) * len(devices),
+        )
         self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
@@ -64,6 +75,12 @@ class ProfileCosts:
     def _padded(self, server: int, batch: int) -> int:
         """The size that the device sees."""
         return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
+
+
+def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """Equal keys have one number."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -137,6 +137,8 @@ def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
 class EvenCosts:
     """All servers are alike."""
 
+    alike = None
+
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         return 1e-3
 

@@ -9,7 +9,7 @@ from kit.jit import Reals, ints, kernel, kernel_of, reals
 from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
 from policies.compiled.layout import Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
-from policies.compiled.rows import batch_ns, held, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
+from policies.compiled.rows import batch_ns, held, image_ns, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
 from policies.rules import candidates, compass
 from policies.rules.candidates import SERVER, SETTING, WIDTH
 from policies.rules.compass import MANY, MAX_AGE
@@ -204,7 +204,7 @@ def settle(plan: Plan, sheet: Sheet, place: int) -> None:
     its = CompassMemory(plan, plan.memory_at)
     plan.server, plan.width, plan.group = place // plan.widths, place % plan.widths, largest_group(plan)
     taken, key = min(plan.group, sheet.candidates), key_of(plan, sheet, plan.width)
-    added = taken * (ints(plan)[plan.image_ns_at + plan.server * plan.keys + key] / its.unit_ns)
+    added = taken * (image_ns(plan, plan.server, key) / its.unit_ns)
     after, left = Watched(its, _MEMORY, plan.server), (plan.segments - 1 - sheet.segment) / plan.segments
     after.work += added
     if sheet.location >= 0:

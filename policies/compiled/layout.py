@@ -61,7 +61,7 @@ class Plan(Record):
 
     servers = segments = widths = keys = most = groups_at = group_count = placement = stays = group_rule = INT
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
-    transfer_ns_at = load_ns_at = INT
+    transfer_ns_at = load_ns_at = devices_at = links_at = racks_at = links = INT
     share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
     wake_ns = delay_at = coming_at = packed_at = INT
     width_rule = WidthRule.blank()

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from kit.jit import Ints
 from policies.compiled.layout import NONE, Plan
-from policies.interfaces import CostModel, RouterConfig
+from policies.compiled.rows import ELSEWHERE, HERE, IN_RACK, WAYS
+from policies.interfaces import Alike, CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
 MOST_KEPT: Final = 1024  # tables: four for each of as many clusters as a router is trained over at once
@@ -63,6 +64,10 @@ class PlanRow:
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
         """Expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
+        alike = alike_of(self.config, self.costs)
+        self.head.links = 1 + max(alike.links)
+        for what in ("devices", "links", "racks"):
+            setattr(self.head, f"{what}_at", self.add(getattr(alike, what)))
         for name in tables:
             setattr(self.head, f"{name}_ns_at", self.add(cost_table(self.config, self.costs, name)))
 
@@ -81,12 +86,31 @@ _tables: dict[tuple[Any, ...], tuple[CostModel, Ints]] = {}
 _lock = Lock()
 
 
+def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
+    """Which of the cluster's servers cost the same, by numbers from 0 on; each but itself where that is not known."""
+    known, each = costs.alike, tuple(_all(config))
+    if known is None:
+        return Alike(each, each, (0,) * config.servers)
+    return Alike(*(_numbered([of[server] for server in each]) for of in (known.devices, known.links, known.racks)))
+
+
+def transfers_of(config: RouterConfig, costs: CostModel) -> int:
+    """How many entries the table of moves has."""
+    links, lines = 1 + max(alike_of(config, costs).links), config.segments * (len(config.widths) + 1)
+    return (links + 1) * links * WAYS * lines * (config.groups[-1] + 1)
+
+
+def _numbered(values: Sequence[int]) -> tuple[int, ...]:
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return tuple(numbers[value] for value in values)
+
+
 def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
     """Nanoseconds, rounded as `policies.rules.costs` rounds them; made once for a cost model, which is pure.
 
-    (servers, keys) of an image, (servers, keys, most + 1) of a batch; (servers + 1, servers, lines, most + 1) of moves:
-    from the router (0) or server n - 1, by segment and previous width; (servers, segments, widths) of loads. 0 where
-    there is no such key, batch or instance.
+    Of servers that are alike there is one row. (devices, keys) of an image, (devices, keys, most + 1) of a batch;
+    (links + 1, links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and
+    previous width; (devices, segments, widths) of loads. 0 where there is no such key, batch, instance or way.
     """
     key = (id(costs), config.servers, config.segments, config.widths, config.groups[-1], name)
     with _lock:
@@ -99,40 +123,66 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
 
 
 def _image_table(config: RouterConfig, costs: CostModel) -> Ints:
-    keys = work_keys(config)
-    rows = [[_ns(costs.image_s(server, key)) if exists(key) else 0 for key in keys] for server in _all(config)]
+    keys, devices = work_keys(config), _servers_of(alike_of(config, costs).devices)
+    rows = [[_ns(costs.image_s(server, key)) if exists(key) else 0 for key in keys] for server, *_ in devices]
     return np.array(rows, np.int64)
 
 
 def _batch_table(config: RouterConfig, costs: CostModel) -> Ints:
     keys, sizes = work_keys(config), range(1, config.groups[-1] + 1)
-    table = np.zeros((config.servers, len(keys), len(sizes) + 1), np.int64)
-    for server in _all(config):
+    devices = _servers_of(alike_of(config, costs).devices)
+    table = np.zeros((len(devices), len(keys), len(sizes) + 1), np.int64)
+    for row, (server, *_) in enumerate(devices):
         for number, key in enumerate(keys):
             if exists(key):
-                table[server, number, 1:] = [_ns(costs.batch_s(server, key, size)) for size in sizes]
+                table[row, number, 1:] = [_ns(costs.batch_s(server, key, size)) for size in sizes]
     return table
 
 
 def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
-    sizes = range(1, config.groups[-1] + 1)
-    table = np.zeros((config.servers + 1, config.servers, len(lines), len(sizes) + 1), np.int64)
-    for source, server in product((ROUTER, *_all(config)), _all(config)):
+    sizes, links = range(1, config.groups[-1] + 1), 1 + max(alike_of(config, costs).links)
+    table = np.zeros((links + 1, links, WAYS, len(lines), len(sizes) + 1), np.int64)
+    for place, (source, server) in ways_of(alike_of(config, costs)).items():
         for number, (segment, width) in enumerate(lines):
             if exists(WorkKey(segment, width, width)) and (segment == 1 or source != ROUTER):
                 moved_s = [costs.transfer_s(source, server, segment, width, size) for size in sizes]
-                table[source + 1, server, number, 1:] = [_ns(each) for each in moved_s]
+                table[place][number, 1:] = [_ns(each) for each in moved_s]
     return table
+
+
+def ways_of(alike: Alike) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """Of all ways that differ (from the router, 0, or from link n - 1; to a link; `WAYS`) a source and a server."""
+    ways: dict[tuple[int, int, int], tuple[int, int]] = {}
+    of_place: dict[tuple[int, int], list[int]] = {}  # of each link in each rack two are enough
+    for server, place in enumerate(zip(alike.links, alike.racks, strict=True)):
+        if len(of_place.setdefault(place, [])) < 2:
+            of_place[place].append(server)
+    for ((link, rack), sources), ((to, other), servers) in product(of_place.items(), repeat=2):
+        ways.setdefault((0, to, ELSEWHERE), (ROUTER, servers[0]))
+        for source, server in product(sources, servers):
+            way = HERE if source == server else IN_RACK if rack == other else ELSEWHERE
+            ways.setdefault((link + 1, to, way), (source, server))
+    return ways
 
 
 def _load_table(config: RouterConfig, costs: CostModel) -> Ints:
-    table = np.zeros((config.servers, config.segments, len(config.widths)), np.int64)
-    for server, segment in product(_all(config), range(config.segments)):
+    devices = alike_of(config, costs).devices
+    table = np.zeros((1 + max(devices), config.segments, len(config.widths)), np.int64)
+    for (row, servers), segment in product(enumerate(_servers_of(devices)), range(config.segments)):
         for place, width in enumerate(config.widths):
-            if config.holds[server][segment][place]:
-                table[server, segment, place] = _ns(costs.load_s(server, segment + 1, width))
+            holder = next((server for server in servers if config.holds[server][segment][place]), None)
+            if holder is not None:
+                table[row, segment, place] = _ns(costs.load_s(holder, segment + 1, width))
     return table
+
+
+def _servers_of(devices: Sequence[int]) -> list[list[int]]:
+    """For each number of a device the servers that have it."""
+    servers: list[list[int]] = [[] for _ in range(1 + max(devices))]
+    for server, device in enumerate(devices):
+        servers[device].append(server)
+    return servers
 
 
 _MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table, "load": _load_table}

@@ -8,6 +8,8 @@ from kit.jit import ints, kernel
 from policies.compiled.layout import ANYWHERE, Plan, SeenServer, Sheet
 
 _SHEET: Final = Sheet.size
+HERE, IN_RACK, ELSEWHERE = range(3)  # where a transfer comes from
+WAYS: Final = 3
 
 
 @kernel
@@ -48,9 +50,16 @@ def key_of(plan: Plan, sheet: Sheet, width: int) -> int:
 
 
 @kernel
+def image_ns(plan: Plan, server: int, key: int) -> int:
+    """`costs.image_ns`."""
+    return ints(plan)[plan.image_ns_at + ints(plan)[plan.devices_at + server] * plan.keys + key]
+
+
+@kernel
 def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
     """`costs.batch_ns`."""
-    return ints(plan)[plan.batch_ns_at + (server * plan.keys + key) * (plan.most + 1) + batch]
+    device = ints(plan)[plan.devices_at + server]
+    return ints(plan)[plan.batch_ns_at + (device * plan.keys + key) * (plan.most + 1) + batch]
 
 
 @kernel
@@ -58,7 +67,8 @@ def load_ns(plan: Plan, sheet: Sheet, server: int, width: int) -> int:
     """`costs.load_ns`; 0 for a rule that doesn't count loads."""
     if plan.load_ns_at == 0 or seen_at(sheet, server).resident >> width & 1:
         return 0
-    return ints(plan)[plan.load_ns_at + (server * plan.segments + sheet.segment) * plan.widths + width]
+    device = ints(plan)[plan.devices_at + server]
+    return ints(plan)[plan.load_ns_at + (device * plan.segments + sheet.segment) * plan.widths + width]
 
 
 @kernel
@@ -68,6 +78,10 @@ def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
     if source == ANYWHERE:
         return 0
     line = sheet.segment * (plan.widths + 1) + sheet.previous_width
-    lines = plan.segments * (plan.widths + 1)
-    place = ((source + 1) * plan.servers + server) * lines + line
+    lines, link, way = plan.segments * (plan.widths + 1), 0, ELSEWHERE
+    if source >= 0:
+        link = 1 + ints(plan)[plan.links_at + source]
+        if ints(plan)[plan.racks_at + source] == ints(plan)[plan.racks_at + server]:
+            way = HERE if source == server else IN_RACK
+    place = ((link * plan.links + ints(plan)[plan.links_at + server]) * WAYS + way) * lines + line
     return ints(plan)[plan.transfer_ns_at + place * (plan.most + 1) + sheet.candidates]

@@ -114,12 +114,16 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
             scenario has now.
     """
     profiles: dict[str, Profile] = {}
+    played: dict[tuple[str, float], Profile] = {}  # who plays the same shares one object, and the tables made of it
     for server in scenario.cluster.named_servers:
         if server.shares_device_with is not None:
             continue
-        path = profile_source(server, folder)
-        if server.device is not None and server.emulated is not None and path != profile_path(folder, server.name):
-            profiles[server.name] = emulated_profile(server.device)
+        path, device = profile_source(server, folder), server.device
+        if device is not None and device.emulated is not None and path != profile_path(folder, server.name):
+            plays = (device.emulated, device.slowdown)
+            if plays not in played:
+                played[plays] = emulated_profile(device)
+            profiles[server.name] = played[plays]
             continue
         if not path.is_file():
             problem = (

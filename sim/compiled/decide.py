@@ -43,7 +43,7 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
 @kernel
 def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
     """The expected time of what is outstanding at a server, summed over its blocks or its keys: of what are fewer."""
-    work, costs_at = 0, plan.image_ns_at + server.index * plan.keys
+    work, costs_at = 0, plan.image_ns_at + ints(plan)[plan.devices_at + server.index] * plan.keys
     if server.blocks > p.keys:
         for key in range(p.keys):
             work += key_at(p, server, key).outstanding * ints(plan)[costs_at + key]

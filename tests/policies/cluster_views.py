@@ -34,6 +34,8 @@ class LinearCosts:
     move_s: float = 0.0
     reload_s: float = 0.0
 
+    alike = None
+
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         return (0.001 + 0.001 * key.width * batch) / self.speeds[server]
 

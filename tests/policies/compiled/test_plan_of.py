@@ -12,9 +12,10 @@ import pytest
 import policies.plan_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet, blank_sheet
 from policies.compiled.milp import view_of
-from policies.compiled.plan import PlanRow, cost_table, exists, work_keys
+from policies.compiled.plan import PlanRow, alike_of, cost_table, exists, ways_of, work_keys
+from policies.compiled.rows import ELSEWHERE, HERE, IN_RACK, WAYS
 from policies.compiled.rules import Variant, VariantSteps
-from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.interfaces import Alike, RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.plan_of import plan_of
 from policies.rules import costs as rule_costs
@@ -44,6 +45,8 @@ FULL = FixedWidths(CONFIG.widths, (1.0, 1.0, 1.0, 1.0))
 
 class Costs:
     """A cost model of the user's own."""
+
+    alike: Alike | None = None
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         return 1e-3 * batch * (server + 1)
@@ -211,11 +214,25 @@ def test_tables_have_the_costs_that_rules_add() -> None:
 
 def test_a_table_of_moves_has_every_source() -> None:
     """Also a server itself, whatever a cost model says of that, and the router for images alone."""
-    table = cost_table(CONFIG, Costs(), "transfer").reshape(3, 2, 4, 5, 5)
-    assert table[1, 1, 2, 3].tolist() == [0, 100_000, 200_000, 300_000, 400_000]
-    assert table[1, 0, 2, 3].tolist() == [0, 50_000, 50_000, 50_000, 50_000]
-    assert table[ROUTER + 1, 0, 0, 0, 1] == 100_000
-    assert not table[ROUTER + 1, :, 1:].any()
+    table = cost_table(CONFIG, Costs(), "transfer").reshape(3, 2, WAYS, 4, 5, 5)
+    assert table[1, 1, IN_RACK, 2, 3].tolist() == [0, 100_000, 200_000, 300_000, 400_000]
+    assert table[1, 0, HERE, 2, 3].tolist() == [0, 50_000, 50_000, 50_000, 50_000]
+    assert table[ROUTER + 1, 0, ELSEWHERE, 0, 0, 1] == 100_000
+    assert not table[ROUTER + 1, :, ELSEWHERE, 1:].any()
+
+
+def test_servers_that_cost_the_same_share_the_rows_of_tables() -> None:
+    """Every cost that a rule asks for is found in them, whichever servers are alike."""
+    costs, config = Costs(), replace(CONFIG, holds=CONFIG.holds[:1] * 5)
+    costs.alike = Alike(devices=(7, 7, 3, 7, 3), links=(2, 2, 2, 5, 5), racks=(0, 0, 1, 1, 1))
+    assert alike_of(config, costs) == Alike((0, 0, 1, 0, 1), (0, 0, 0, 1, 1), (0, 0, 1, 1, 1))
+    assert len(cost_table(config, costs, "batch")) == len(cost_table(config, costs, "load")) == 2
+    ways = ways_of(alike_of(config, costs))
+    assert ways[0, 0, ELSEWHERE] == (ROUTER, 0)
+    assert ways[1, 0, IN_RACK] == (0, 1)
+    assert ways[1, 1, ELSEWHERE] == (0, 3)
+    assert ways[1, 1, IN_RACK] == (2, 3)
+    assert (2, 1, ELSEWHERE) not in ways, "both servers of the second link are in one rack"
 
 
 def test_tables_are_of_one_cost_model_and_one_network() -> None:
