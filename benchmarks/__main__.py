@@ -20,6 +20,7 @@ from benchmarks.study import (
     pages,
     paper_table,
     results,
+    scale,
     tables,
     tune,
 )
@@ -230,6 +231,35 @@ def _ppo(*, seeds: int = 5, decisions: int = 2_000_000, study: Study = Study()) 
     make_rows(study.place("ppo"), points, learned.measure, jobs=study.jobs or core_count())
     frame = learned.frame_of([row for row in kept_rows(study.place("ppo"), points) if row is not None])
     pages.write_frames(study.docs / "data", {"ppo": frame})
+    print(frame.to_string(index=False))
+
+
+@app.command(name="scale")
+def _scale(
+    *,
+    only: Names = scale.LOADS,
+    size: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")] = scale.SIZES,
+    router: Names = scale.ROUTERS,
+    seeds: int = 3,
+    scenarios: Path = SCENARIOS / "scale",
+    kept: Path = Path("runs/scale.jsonl"),
+    docs: Path = DATA.parent,
+) -> None:
+    """From ten servers to a thousand: the shipped router beside rules and the fluid bound; docs/data/scale.csv.
+
+    Args:
+        only: a crowd, or a night.
+        size: of the cluster, in tens of servers.
+        router: these; with `, all seen` behind its name one looks at every server at each decision.
+        seeds: the first so many of the scenario's comparison.
+        scenarios: the folder of the scenario files.
+        kept: where rows are kept; an interrupted command goes on there.
+        docs: whose data it is written to.
+    """
+    points = scale.points(scenarios, only, size, router)
+    make_rows(kept, points, scale.measure, seeds)
+    frame = scale.frame_of([row for row in kept_rows(kept, points) if row is not None])
+    pages.write_frames(docs / "data", {"scale": frame})
     print(frame.to_string(index=False))
 
 

@@ -10,10 +10,12 @@ from typing import Final, Literal, Protocol
 import numpy as np
 
 from policies.reward import AccuracyPrior
-from policies.vocabulary import FOLLOW_NS, Choice, ClusterView, Hold, HoldRule, WorkKey
+from policies.vocabulary import FOLLOW_NS, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
 
 MAX_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+HERE, IN_RACK, ELSEWHERE = range(3)  # where a transfer comes from
+WAYS: Final = 3
 
 
 class RoutingPolicy(Protocol):
@@ -54,6 +56,23 @@ class Alike:
     devices: tuple[int, ...]
     links: tuple[int, ...]
     racks: tuple[int, ...]
+
+    def ways(self) -> dict[tuple[int, int, int], tuple[int, int]]:
+        """Of all ways that may differ a source and a server.
+
+        A way is from 0, the router, or from link n - 1; to a link; and `HERE`, `IN_RACK` or `ELSEWHERE`.
+        """
+        ways: dict[tuple[int, int, int], tuple[int, int]] = {}
+        of_place: dict[tuple[int, int], list[int]] = {}  # of each link in each rack two are enough
+        for server, place in enumerate(zip(self.links, self.racks, strict=True)):
+            if len(of_place.setdefault(place, [])) < 2:
+                of_place[place].append(server)
+        for ((link, rack), sources), ((to, other), servers) in product(of_place.items(), repeat=2):
+            ways.setdefault((0, to, ELSEWHERE), (ROUTER, servers[0]))
+            for source, server in product(sources, servers):
+                way = HERE if source == server else IN_RACK if rack == other else ELSEWHERE
+                ways.setdefault((link + 1, to, way), (source, server))
+        return ways
 
 
 class CostModel(Protocol):
@@ -101,6 +120,7 @@ class RouterConfig:
         max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
         classes: names of the classes of requests; empty where all are of one, which has no name.
+        samples: how many servers a decision looks at where there are more (`policies.sampling`); 0: at all.
     """
 
     segments: int
@@ -114,6 +134,7 @@ class RouterConfig:
     max_batching_delay_ns: int = 0
     top1: tuple[float, ...] = ()
     classes: tuple[str, ...] = ()
+    samples: int = 0
 
     @property
     def servers(self) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kit.jit import Ints
-from policies.compiled.compass import CompassMemory, Weights
+from policies.compiled.compass import CompassMemory, Watched, Weights
 from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
@@ -180,6 +180,7 @@ class _Writer:
         self._head.placed_at = self._plan.add([0] * servers)
         for number in (router.since_ns, router.period_ns, router.arrived, *router.placed):
             self._whole(number)
+        self._head.sees_all = 1
         memory = MilpMemory(router, self._config, [self._codes(each) for each in router.tuples])
         self._keep.append(memory.keep)
         planned = self._finished(memory.replan)
@@ -194,7 +195,7 @@ class _Writer:
         self._ask_for(router.costs, "image", "batch", "transfer")
         if router.counts_loads:
             self._ask_for(router.costs, "load")
-        ahead = Ahead.blank()
+        self._head.sees_all, ahead = 1, Ahead.blank()
         ahead.horizon_s, ahead.weight, ahead.blocks = router.horizon_s, router.weight, self._whole(router.blocks)
         ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)
         ahead.seen_ns = self._whole(router.seen_ns)
@@ -235,15 +236,15 @@ class _Writer:
         memory.costs_at = self._plan.add(np.zeros(servers * len(router.widths)))
         if router.network is not None:
             self._add_network(router.network, router.seen, memory)
-        watched = np.array([(each.work, each.busy, each.done, each.coming) for each in router.servers])
-        self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, watched.view(np.int64).ravel()]))
-        end = at + CompassMemory.size + 4 * servers
+        watched = np.array([astuple(each) for each in router.servers], Watched.dtype)
+        self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, watched.view(np.int64)]))
+        first = at + CompassMemory.size
 
         def keep(row: Ints) -> None:
             now = CompassMemory(row, at)
             for name in ("fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
                 setattr(router, name, getattr(now, name))
-            lasts = row[at + CompassMemory.size : end].view(np.float64).reshape(servers, 4).tolist()
+            lasts = row[first : first + servers * Watched.size].view(Watched.dtype).tolist()
             router.servers[:] = [compass.Seen(*last) for last in lasts]
 
         self._keep.append(keep)
@@ -291,7 +292,7 @@ class _Writer:
                 self._require(sorted(placement.order) == [*range(self._config.servers)])
                 self._require(len(placement.full_ns) == self._config.servers)
                 rows = [(server, self._whole(placement.full_ns[server])) for server in placement.order]
-                self._head.packed_at = self._plan.add(rows)
+                self._head.packed_at, self._head.sees_all = self._plan.add(rows), 1
             case placements.LeastWorkComing():
                 self._ask_for(placement.costs, "image")
                 self._remember_coming(placement)
@@ -316,19 +317,20 @@ class _Writer:
 
     def _remember_coming(self, placement: placements.LeastWorkComing) -> None:
         servers = self._config.servers
-        self._require(len(placement.way_ns) == len(placement.coming) == servers)
+        self._require(len(placement.way_ns) == len(placement.coming) == len(placement.seen_ns) == servers)
         self._require(placement.segments == self._config.segments and not self._head.stays)  # it stays by itself
         memory, each = WorkToCome.blank(), np.zeros(servers, ToCome.dtype)
-        memory.forget_ns, memory.seen_ns = self._whole(placement.forget_ns), self._whole(placement.seen_ns)
+        memory.forget_ns = self._whole(placement.forget_ns)
         memory.most = self._whole(placement.most)
         each["images"], each["way_ns"] = placement.coming, [self._whole(way_ns) for way_ns in placement.way_ns]
+        each["seen_ns"] = [self._whole(seen_ns) for seen_ns in placement.seen_ns]
         self._head.stays = int(placement.stays)
         self._head.coming_at = at = self._plan.add(np.concatenate([memory.numbers, each.view(np.int64)]))
         first = at + WorkToCome.size
 
         def keep(row: Ints) -> None:
-            placement.seen_ns = WorkToCome(row, at).seen_ns
-            placement.coming[:] = row[first : first + servers * ToCome.size].view(ToCome.dtype)["images"].tolist()
+            now = row[first : first + servers * ToCome.size].view(ToCome.dtype)
+            placement.coming[:], placement.seen_ns[:] = now["images"].tolist(), now["seen_ns"].tolist()
 
         self._keep.append(keep)
 

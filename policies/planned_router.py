@@ -20,9 +20,10 @@ from policies.compiled.plan import work_keys
 from policies.compiled.rules import choose
 from policies.interfaces import RouterConfig, RoutingPolicy, limit_ns_of
 from policies.plan_of import CompiledRouter, plan_of
+from policies.rules.context import is_up
 from policies.vocabulary import IMAGE, Choice, ClusterView, ServerView, WorkKey
 
-_write_view: Final = Struct("=9q2d2qd2q").pack_into  # a `Sheet`
+_write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `Sheet`, but for where its samples are
 _write_server: Final = Struct("=6q2d")  # a `SeenServer`
 
 
@@ -53,6 +54,8 @@ class _Page:
         self.sheet = blank_sheet(servers)
         self.memory = self.sheet.data
         self.views: list[ServerView | None] = [None] * servers
+        self.samples = self.sheet[Sheet(self.sheet).samples_at :]
+        self.outstanding = self.up = 0
 
 
 class PlannedRouter:
@@ -103,21 +106,26 @@ class PlannedRouter:
     def _read(self, view: ClusterView, page: _Page) -> None:
         """Servers whose view is the very object of the last decision about that segment are not read again."""
         head, memory, known = view.head, page.memory, page.views
-        before = self._before[head.previous_width]
-        _write_view(
-            memory, 0, view.now_ns, head.segment - 1, before, head.location, view.candidates, view.head_entered_ns,
-            view.fifo_length, view.completed, view.hold_left_ns, view.accuracy_sum, view.goal_floor, view.late,
-            view.goal_limit_ns, view.goal_energy_weight, head.service_class, view.others_completed,
-        )  # fmt: skip
         for index, server in enumerate(view.servers):
-            if server is not known[index]:
+            before = known[index]
+            if server is not before:
                 known[index] = server
+                page.outstanding += server.outstanding_requests - (before.outstanding_requests if before else 0)
+                page.up += is_up(server) - (is_up(before) if before else 0)
                 holds = bits(server.widths)
                 _write_server.pack_into(
                     memory, 8 * Sheet.size + index * _write_server.size, holds if server.valid else 0, holds,
                     server.outstanding_requests, server.outstanding_blocks, self._work_ns(index, server),
                     bits(server.loaded) | bits(server.loading), server.utilization, server.power_w,
                 )  # fmt: skip
+        sample = () if self._plan.sees_all else view.looked_at
+        page.samples[: len(sample)] = sample
+        _write_view(
+            memory, 0, view.now_ns, head.segment - 1, self._before[head.previous_width], head.location,
+            view.candidates, view.head_entered_ns, view.fifo_length, view.completed, view.hold_left_ns,
+            view.accuracy_sum, view.goal_floor, view.late, view.goal_limit_ns, view.goal_energy_weight,
+            head.service_class, view.others_completed, page.outstanding, page.up, len(sample),
+        )  # fmt: skip
 
     def _work_ns(self, index: int, server: ServerView) -> int:
         if not self._image_ns:

@@ -11,6 +11,7 @@ one place: the FIFO, a block, or done; its segment is one more than the widths i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,6 +23,7 @@ import msgspec
 from policies.fifo import KeyedFifo
 from policies.holds import MAX_HOLDS, Holds, HoldsState, note_arrival
 from policies.interfaces import RouterConfig
+from policies.sampling import sampled_servers
 from policies.vocabulary import (
     ANYWHERE,
     FOLLOW_NS,
@@ -213,6 +215,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     decision: int
     all_at_cap: bool
     top1: tuple[float, ...]
+    freed: list[int]
 
 
 _decode_state = msgspec.msgpack.Decoder(_State).decode
@@ -249,6 +252,7 @@ class RouterCore:
         self._routers = routers
         self._decision = place + 1 - routers
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
+        self._freed: deque[int] = deque(maxlen=config.samples)  # where blocks ended, the last one last
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
             RequestArrived: self._admit,
             Decided: self._send,
@@ -318,7 +322,7 @@ class RouterCore:
             _State(
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
                 self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(), self._asked,
-                self._decision, self._all_at_cap, tuple((self._top1 or {}).values()),
+                self._decision, self._all_at_cap, tuple((self._top1 or {}).values()), list(self._freed),
             )
         )  # fmt: skip
 
@@ -337,6 +341,7 @@ class RouterCore:
             self._fifo.push(line, (request,))
         self._holds.resume(state.holds)
         self._asked, self._decision, self._all_at_cap = state.asked, state.decision, state.all_at_cap
+        self._freed.extend(state.freed)
         self._take_top1(state.top1)
 
     # ---------------------------------------------------------------------------------------------------- events
@@ -442,7 +447,11 @@ class RouterCore:
         goal, others = tally.goal, self.completed - tally.completed
         seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
         goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
-        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts)))
+        can_take, samples = (lambda index: servers[index].valid), self.config.samples
+        sample = sampled_servers(
+            self._decision, line.head.location, reversed(self._freed), can_take, len(servers), samples
+        )
+        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts, sample)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """The head's line; where it is held back or no free server can hold its segment, the oldest that can go."""
@@ -732,6 +741,7 @@ class RouterCore:
         self._servers[sent.server].add(sent.key, -count, blocks=-has_ended)
         if has_ended:
             self._all_at_cap = False
+            self._freed.append(sent.server)
             del self._blocks[block]
             commands.append(_block_finished(sent, open_block.ended))
 

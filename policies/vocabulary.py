@@ -170,6 +170,8 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
         goal_energy_weight: what a joule an image costs now, in points of accuracy (0.01); 0 for nothing.
         others_completed: how many of `completed` are of other classes than the head's. What is said of accuracy, goals
             and late images is of the head's class alone.
+        looked_at: the servers that a router need look at (`policies.sampling`), that of the activations first; all
+            where it is empty.
     """
 
     now_ns: int
@@ -186,6 +188,7 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
     goal_limit_ns: int = 0
     goal_energy_weight: float = 0.0
     others_completed: int = 0
+    looked_at: tuple[int, ...] = ()
 
 
 # --------------------------------------------------------------------------------------- events into the router core

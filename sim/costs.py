@@ -32,8 +32,8 @@ class ProfileCosts:
         sizes = [(model.input_bytes, model.widths, model.activation_bytes) for model in models]
         self.alike = Alike(
             devices=_numbered([*zip(map(id, devices), batch_limits, strict=True)]),
-            links=_numbered([(each.link, size) for each, size in zip(attachments, sizes, strict=True)]),
-            racks=(0,) * len(devices),
+            links=_numbered([(each.link, each.uplink, size) for each, size in zip(attachments, sizes, strict=True)]),
+            racks=_numbered([each.rack for each in attachments]),
         )
         self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
 
@@ -60,6 +60,10 @@ class ProfileCosts:
             return 0.0
         moved_bytes = images * input_bytes(self._devices[server], segment, previous_width)
         return self._network.duration_s(source, server, moved_bytes)
+
+    def uplink_s(self, source: int, server: int, segment: int, previous_width: float) -> float:
+        """How much of one image's transfer it is on the uplink of the server's rack; 0 where it comes over none."""
+        return self._network.uplink_s(source, server, input_bytes(self._devices[server], segment, previous_width))
 
     def load_s(self, server: int, segment: int, width: float) -> float:
         """From host memory; the first load of a server's life comes from disk and takes longer."""

@@ -3,6 +3,9 @@
 A transfer occupies the medium of its destination for its bytes and arrives one latency later. Servers that name the
 same medium share it (`wifi5` is one medium for all of them; a switch has one a host).
 
+Servers may stand in racks. What comes into a rack from elsewhere, or from the router's host, which is in none, passes
+the rack's uplink, too; an uplink's latency counts at both ends of the way.
+
 Where packets get lost, those of a transfer that are missing are sent again one round trip later, until all are there.
 The medium carries the expected number of bytes; how many rounds it takes is drawn by hash, one draw a transfer.
 """
@@ -30,10 +33,12 @@ LINKS = "links"  # the name of the networks' chance: `derived_seed(seed, LINKS)`
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """How a server hangs on the network."""
+    """How a server hangs on the network; `uplink` is what its rack hangs on, and has for all that comes into it."""
 
     medium: str
     link: Link
+    rack: str = ""
+    uplink: Link | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,15 @@ class _Path:
     latency_s: float
     bandwidth_bytes_s: float
     loss: float
+    uplink_bytes_s: float = inf
 
     def occupied_s(self, transfer_bytes: int) -> float:
         """How long the medium carries it, what is lost and sent again included (the expected value)."""
         return transfer_bytes / (1 - self.loss) / self.bandwidth_bytes_s
+
+    def uplink_s(self, transfer_bytes: int) -> float:
+        """The same of the uplink of the rack that it comes into from elsewhere."""
+        return transfer_bytes / (1 - self.loss) / self.uplink_bytes_s
 
 
 class Interconnect:
@@ -61,14 +71,22 @@ class Interconnect:
         self._free_at_ns = {attachment.medium: 0 for attachment in attachments}
         self._media = {medium: index for index, medium in enumerate(self._free_at_ns)}
         self._transfers = dict.fromkeys(self._free_at_ns, 0)
+        self._uplink_free_at_ns = dict.fromkeys([attachment.rack for attachment in attachments], 0)
         self._paths: dict[tuple[int, int], _Path] = {}
         self._salt = salt
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
-        """Book a transfer; returns (start_ns, arrival_ns). The slower end of the path sets its pace."""
-        medium = self._attachments[destination].medium
+        """Book a transfer; returns (start_ns, arrival_ns). The slower end of the path sets its pace.
+
+        Into a rack it is booked on the uplink first, then on the server's medium.
+        """
+        attachment, path = self._attachments[destination], self._path(source, destination)
+        medium = attachment.medium
+        if path.uplink_bytes_s < inf:
+            begun_ns = max(now_ns, self._uplink_free_at_ns[attachment.rack])
+            now_ns = begun_ns + nanoseconds(path.uplink_s(transfer_bytes))
+            self._uplink_free_at_ns[attachment.rack] = now_ns
         started_ns = max(now_ns, self._free_at_ns[medium])
-        path = self._path(source, destination)
         free_at_ns = self._free_at_ns[medium] = started_ns + nanoseconds(path.occupied_s(transfer_bytes))
         latencies = 1
         if path.loss > 0:
@@ -80,19 +98,27 @@ class Interconnect:
     def duration_s(self, source: int, destination: int, transfer_bytes: int) -> float:
         """What a transfer takes on a free medium; of losses it knows the bytes, not the rounds."""
         path = self._path(source, destination)
-        return path.latency_s + path.occupied_s(transfer_bytes)
+        return path.latency_s + path.uplink_s(transfer_bytes) + path.occupied_s(transfer_bytes)
+
+    def uplink_s(self, source: int, destination: int, transfer_bytes: int) -> float:
+        """How much of that is on the uplink of the destination's rack."""
+        return self._path(source, destination).uplink_s(transfer_bytes)
 
     def _path(self, source: int, destination: int) -> _Path:
         path = self._paths.get((source, destination))
         if path is None:
-            ends = [self._attachments[end].link for end in (source, destination) if end != ROUTER]
-            arrives = 1.0
+            attachments = [self._attachments[end] for end in (source, destination) if end != ROUTER]
+            ends, arrives = [each.link for each in attachments], 1.0
             for end in ends:
                 arrives *= 1 - end.loss
+            is_near = len({each.rack for each in attachments}) == 1 and source != ROUTER
+            uplinks = [] if is_near else [each.uplink for each in attachments if each.uplink is not None]
+            into = attachments[-1].uplink
             path = self._paths[source, destination] = _Path(
-                latency_s=max(end.latency_s for end in ends),
+                latency_s=max(end.latency_s for end in ends) + sum(uplink.latency_s for uplink in uplinks),
                 bandwidth_bytes_s=min(end.bandwidth_bytes_s for end in ends),
                 loss=1 - arrives,
+                uplink_bytes_s=inf if is_near or into is None else into.bandwidth_bytes_s,
             )
         return path
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from scenarios.files.shipped import CALIBRATED, SHIPPED_PROFILES, SHIPPED_SCENARIOS
+from scenarios.files.shipped import CALIBRATED, FOLDERS, SHIPPED_PROFILES, SHIPPED_SCENARIOS
 from slimsched.results import CommandResult
 from slimsched.working import verb
 
@@ -105,7 +105,7 @@ def _table(kind: str, entries: list[dict[str, str]]) -> str:
 
 
 def _scenarios() -> Iterator[Named]:
-    for path in (*sorted(SHIPPED_SCENARIOS.glob("*.yaml")), *sorted(SHIPPED_SCENARIOS.glob("live/*.yaml"))):
+    for path in (path for folder in (".", *FOLDERS) for path in sorted((SHIPPED_SCENARIOS / folder).glob("*.yaml"))):
         name = path.relative_to(SHIPPED_SCENARIOS).with_suffix("").as_posix().replace("/", "-")  # as its file names it
         yield Named(name, _first_sentence(_beginning(path)))
     yield from _of_schema(Path().glob("*.yaml"), "slimsched.scenario/", _first_sentence)

@@ -9,7 +9,19 @@ from kit.jit import Reals, ints, kernel, kernel_of, reals
 from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
 from policies.compiled.layout import Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
-from policies.compiled.rows import batch_ns, held, image_ns, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
+from policies.compiled.rows import (
+    batch_ns,
+    held,
+    image_ns,
+    is_up,
+    key_of,
+    largest_group,
+    load_ns,
+    looked,
+    looked_at,
+    seen_at,
+    transfer_ns,
+)
 from policies.rules import candidates, compass
 from policies.rules.candidates import SERVER, SETTING, WIDTH
 from policies.rules.compass import MANY, MAX_AGE
@@ -43,6 +55,7 @@ class Watched(Record):
     """`Seen`."""
 
     work = busy = done = coming = REAL
+    seen_ns = INT
 
 
 _MEMORY = CompassMemory.size
@@ -61,15 +74,6 @@ reluctance: Callable[[float, float], float] = kernel_of(candidates.reluctance)
 
 
 @kernel
-def load_of(plan: Plan, sheet: Sheet, inside: int) -> float:
-    """Requests inside for each server that is up."""
-    up = 0
-    for index in range(plan.servers):
-        up += is_up(sheet, index)
-    return inside / max(1, up)
-
-
-@kernel
 def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
     """The width tuple that the price asks for."""
     age, more = (sheet.now_ns - sheet.entered_ns) / its.unit_ns, reals(plan)[its.more_at + sheet.segment]
@@ -78,7 +82,7 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
         control = Control(plan, its.control_at, sheet.service_class)
         more -= shift_of(control, sheet)
         weight = weight_of(control, sheet)
-    load = load_of(plan, sheet, inside)
+    load = inside / max(1, sheet.up)
     price = log_price(its.weights, its, load, sheet.fifo_length, sheet.candidates, age, more)
     if its.hidden:
         place, share = sheet.segment / max(1, plan.segments - 1), min(1.0, sheet.candidates / MANY)
@@ -93,28 +97,29 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
 
 
 @kernel
-def server_cost_of(plan: Plan, sheet: Sheet, its: CompassMemory, index: int, work: float) -> float:
+def server_cost_of(plan: Plan, sheet: Sheet, its: CompassMemory, index: int, place: int, work: float) -> float:
     """`Compass._server_cost`."""
     stay = reals(plan)[its.stay_at + sheet.segment] if sheet.location == index else 0.0
     watched = Watched(its, _MEMORY, index)
     to_come = watched.coming * reals(plan)[its.ways_at + index]
     moved, slow = transfer_ns(plan, sheet, index) / its.unit_ns, slowness(watched)
     if its.hidden:
-        at, is_here = its.inputs_at + SETTING + SERVER * index, 1.0 if sheet.location == index else 0.0
+        at, is_here = its.inputs_at + SETTING + SERVER * place, 1.0 if sheet.location == index else 0.0
         write_server(reals(plan), at, work, slow, to_come, moved, is_here)
     return server_cost(its.weights, work, slow, to_come, moved, stay)
 
 
 @kernel
 def width_cost_of(
-    plan: Plan, sheet: Sheet, its: CompassMemory, index: int, width: int, wanted: int, taken: int
+    plan: Plan, sheet: Sheet, its: CompassMemory, index: int, place: int, wanted: int, taken: int
 ) -> float:
     """`Compass._width_cost`."""
+    width = place % plan.widths
     batch = batch_ns(plan, index, key_of(plan, sheet, width), taken) / its.unit_ns
     load = load_ns(plan, sheet, index, width) / its.unit_ns
     steps = (width - wanted) * (4.0 / plan.widths)
     if its.hidden:
-        at = its.inputs_at + SETTING + SERVER * plan.servers + WIDTH * (index * plan.widths + width)
+        at = its.inputs_at + SETTING + SERVER * plan.servers + WIDTH * place
         write_width(reals(plan), at, batch, load, steps, width / max(1, plan.widths - 1))
     joules = reals(plan)[its.joules_at + (index * plan.segments + sheet.segment) * plan.widths + width]
     return width_cost(its.weights, batch, load, abs(steps)) + joules
@@ -161,10 +166,10 @@ def correct(plan: Plan, its: CompassMemory) -> None:
 
 
 @kernel
-def find_best(plan: Plan, its: CompassMemory) -> None:
+def find_best(plan: Plan, sheet: Sheet, its: CompassMemory) -> None:
     """The first of the cheapest."""
     its.best = 0
-    for place in range(1, plan.servers * plan.widths):
+    for place in range(1, looked(plan, sheet) * plan.widths):
         if reals(plan)[its.costs_at + place] < reals(plan)[its.costs_at + its.best]:
             its.best = place
 
@@ -173,36 +178,40 @@ def find_best(plan: Plan, its: CompassMemory) -> None:
 def weigh(plan: Plan, sheet: Sheet) -> None:
     """What each candidate costs, and which is the best."""
     its = CompassMemory(plan, plan.memory_at)
-    inside = sheet.fifo_length
-    for index in range(plan.servers):
-        inside += seen_at(sheet, index).requests
+    inside = sheet.fifo_length + sheet.outstanding
     passed = (sheet.now_ns - its.seen_ns) / its.unit_ns
     follow_rates(its, sheet.completed + inside, passed, its.share)
     its.seen_ns = sheet.now_ns
     tuple_at = plan.width_rule.rungs_at + rung_for(plan, sheet, its, inside) * plan.segments
-    taken, place = min(largest_group(plan), sheet.candidates), its.costs_at
-    for index in range(plan.servers):
-        seen = seen_at(sheet, index)
+    taken, place = min(largest_group(plan), sheet.candidates), 0
+    for at in range(looked(plan, sheet)):
+        index = looked_at(sheet, at)
+        seen, watched = seen_at(sheet, index), Watched(its, _MEMORY, index)
         work = seen.work_ns / its.unit_ns
-        follow_server(Watched(its, _MEMORY, index), work, passed, is_up(sheet, index))
+        follow_server(watched, work, (sheet.now_ns - watched.seen_ns) / its.unit_ns, is_up(sheet, index))
+        watched.seen_ns = sheet.now_ns
         wanted = held(seen.holds, ints(plan)[tuple_at + sheet.segment]) if seen.code else 0
-        base = server_cost_of(plan, sheet, its, index, work) if seen.code else inf
+        base = server_cost_of(plan, sheet, its, index, at, work) if seen.code else inf
         for width in range(plan.widths):
-            reals(plan)[place] = inf
+            reals(plan)[its.costs_at + place] = inf
             if seen.code and seen.holds >> width & 1:
-                reals(plan)[place] = base + width_cost_of(plan, sheet, its, index, width, wanted, taken)
+                cost = base + width_cost_of(plan, sheet, its, index, place, wanted, taken)
+                reals(plan)[its.costs_at + place] = cost
             place += 1
-    find_best(plan, its)
+    find_best(plan, sheet, its)
     if its.hidden:
+        for rest in range(place, plan.servers * plan.widths):
+            reals(plan)[its.costs_at + rest] = inf
         correct(plan, its)
-        find_best(plan, its)
+        find_best(plan, sheet, its)
 
 
 @kernel
 def settle(plan: Plan, sheet: Sheet, place: int) -> None:
     """Choose a candidate."""
     its = CompassMemory(plan, plan.memory_at)
-    plan.server, plan.width, plan.group = place // plan.widths, place % plan.widths, largest_group(plan)
+    plan.server, plan.width = looked_at(sheet, place // plan.widths), place % plan.widths
+    plan.group = largest_group(plan)
     taken, key = min(plan.group, sheet.candidates), key_of(plan, sheet, plan.width)
     added = taken * (image_ns(plan, plan.server, key) / its.unit_ns)
     after, left = Watched(its, _MEMORY, plan.server), (plan.segments - 1 - sheet.segment) / plan.segments

@@ -21,7 +21,11 @@ OUTSIDE: Final = 0  # the rule of widths of a plan whose decisions are made by w
 
 
 class Sheet(Record):
-    """What a router sees, for one decision; what it sees of each server follows."""
+    """What a router sees, for one decision; what it sees of each server follows.
+
+    `outstanding` are the requests at all servers, of which `up` are up. `samples` servers are looked at, whose numbers
+    stand at `samples_at`; 0: all are.
+    """
 
     now_ns = segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
     hold_left_ns = INT
@@ -29,6 +33,7 @@ class Sheet(Record):
     late = goal_limit_ns = INT
     goal_energy_weight = REAL
     service_class = others_completed = INT
+    outstanding = up = samples = samples_at = INT
 
 
 class SeenServer(Record):
@@ -40,8 +45,10 @@ class SeenServer(Record):
 
 
 def blank_sheet(servers: int) -> Ints:
-    """A sheet for so many servers."""
-    return np.zeros(Sheet.size + servers * SeenServer.size, np.int64)
+    """A sheet for so many servers, and for the numbers of those that are looked at."""
+    row = np.zeros(Sheet.size + servers * (SeenServer.size + 1), np.int64)
+    Sheet(row).samples_at = Sheet.size + servers * SeenServer.size
+    return row
 
 
 @cache
@@ -63,5 +70,5 @@ class Plan(Record):
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
     transfer_ns_at = load_ns_at = devices_at = links_at = racks_at = links = INT
     share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
-    wake_ns = delay_at = coming_at = packed_at = INT
+    wake_ns = delay_at = coming_at = packed_at = sees_all = INT
     width_rule = WidthRule.blank()

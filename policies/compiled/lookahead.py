@@ -21,11 +21,9 @@ class Ahead(Record):
 
 
 @kernel
-def remember_arrivals(plan: Plan, sheet: Sheet, ahead: Ahead) -> None:
+def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
     """`Lookahead._remember`."""
-    arrived = sheet.completed + sheet.fifo_length
-    for index in range(plan.servers):
-        arrived += seen_at(sheet, index).requests
+    arrived = sheet.completed + sheet.fifo_length + sheet.outstanding
     passed_s = (sheet.now_ns - ahead.seen_ns) / _NS
     came = max(0, arrived - ahead.arrived)
     ahead.rate_img_s += (came - ahead.rate_img_s * passed_s) / (ahead.horizon_s + passed_s)
@@ -70,15 +68,14 @@ def cost_ns(
 def look_ahead(plan: Plan, sheet: Sheet) -> None:
     """`Lookahead.choose`."""
     ahead = Ahead(plan, plan.memory_at)
-    remember_arrivals(plan, sheet, ahead)
+    remember_arrivals(sheet, ahead)
     taken = min(largest_group(plan), sheet.candidates)
     coming = max(0, sheet.fifo_length - taken) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
-    best, chosen, lots, scale = 0.0, NONE, 0, 1.0
+    best, chosen, scale = 0.0, NONE, 1.0
     narrowest, widest = plan.widths, NONE
     if ahead.control_at:
         scale = exp(shift_of(Control(plan, ahead.control_at, sheet.service_class), sheet))
-    for index in range(plan.servers):
-        lots += ahead.blocks * is_up(sheet, index)
+    lots = ahead.blocks * sheet.up
     for index in range(plan.servers):
         seen = seen_at(sheet, index)
         for width in range(plan.widths):

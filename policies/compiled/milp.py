@@ -63,7 +63,7 @@ def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
             loading=(),
         )
         for holds, (code, _, requests, blocks, _, _, utilization, power_w) in zip(
-            config.holds, sheet[Sheet.size :].view(SeenServer.dtype).tolist(), strict=True
+            config.holds, sheet[Sheet.size : seen.samples_at].view(SeenServer.dtype).tolist(), strict=True
         )
     )
     head = HeadKey(seen.segment + 1, (IMAGE, *config.widths)[seen.previous_width], seen.location, seen.service_class)

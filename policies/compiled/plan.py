@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from kit.jit import Ints
 from policies.compiled.layout import NONE, Plan
-from policies.compiled.rows import ELSEWHERE, HERE, IN_RACK, WAYS
-from policies.interfaces import Alike, CostModel, RouterConfig
+from policies.interfaces import WAYS, Alike, CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
 MOST_KEPT: Final = 1024  # tables: four for each of as many clusters as a router is trained over at once
@@ -143,27 +142,12 @@ def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
     sizes, links = range(1, config.groups[-1] + 1), 1 + max(alike_of(config, costs).links)
     table = np.zeros((links + 1, links, WAYS, len(lines), len(sizes) + 1), np.int64)
-    for place, (source, server) in ways_of(alike_of(config, costs)).items():
+    for place, (source, server) in alike_of(config, costs).ways().items():
         for number, (segment, width) in enumerate(lines):
             if exists(WorkKey(segment, width, width)) and (segment == 1 or source != ROUTER):
                 moved_s = [costs.transfer_s(source, server, segment, width, size) for size in sizes]
                 table[place][number, 1:] = [_ns(each) for each in moved_s]
     return table
-
-
-def ways_of(alike: Alike) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Of all ways that differ (from the router, 0, or from link n - 1; to a link; `WAYS`) a source and a server."""
-    ways: dict[tuple[int, int, int], tuple[int, int]] = {}
-    of_place: dict[tuple[int, int], list[int]] = {}  # of each link in each rack two are enough
-    for server, place in enumerate(zip(alike.links, alike.racks, strict=True)):
-        if len(of_place.setdefault(place, [])) < 2:
-            of_place[place].append(server)
-    for ((link, rack), sources), ((to, other), servers) in product(of_place.items(), repeat=2):
-        ways.setdefault((0, to, ELSEWHERE), (ROUTER, servers[0]))
-        for source, server in product(sources, servers):
-            way = HERE if source == server else IN_RACK if rack == other else ELSEWHERE
-            ways.setdefault((link + 1, to, way), (source, server))
-    return ways
 
 
 def _load_table(config: RouterConfig, costs: CostModel) -> Ints:

@@ -6,16 +6,27 @@ from typing import Final
 
 from kit.jit import ints, kernel
 from policies.compiled.layout import ANYWHERE, Plan, SeenServer, Sheet
+from policies.interfaces import ELSEWHERE, HERE, IN_RACK, WAYS
 
 _SHEET: Final = Sheet.size
-HERE, IN_RACK, ELSEWHERE = range(3)  # where a transfer comes from
-WAYS: Final = 3
 
 
 @kernel
 def seen_at(sheet: Sheet, index: int) -> SeenServer:
     """What is seen of a server."""
     return SeenServer(sheet, _SHEET, index)
+
+
+@kernel
+def looked(plan: Plan, sheet: Sheet) -> int:
+    """How many servers the decision looks at."""
+    return sheet.samples if sheet.samples else plan.servers
+
+
+@kernel
+def looked_at(sheet: Sheet, place: int) -> int:
+    """One of them (`context.looked_at`)."""
+    return ints(sheet)[sheet.samples_at + place] if sheet.samples else place
 
 
 @kernel

@@ -14,7 +14,18 @@ from policies.compiled.control import Control, end_of_dial, shift_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
 from policies.compiled.record import INT, REAL, Record
-from policies.compiled.rows import batch_ns, held, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
+from policies.compiled.rows import (
+    batch_ns,
+    held,
+    is_up,
+    key_of,
+    largest_group,
+    load_ns,
+    looked,
+    looked_at,
+    seen_at,
+    transfer_ns,
+)
 from policies.rules.slackfit import SLACK_BUCKETS
 
 # Placements.
@@ -63,14 +74,14 @@ class Variant(Record):
 class WorkToCome(Record):
     """What `LeastWorkComing` remembers; of each server follow what is to come and what a whole way costs there."""
 
-    forget_ns = seen_ns = most = INT
+    forget_ns = most = INT
 
 
 class ToCome(Record):
-    """Of a server: whole ways of images, and what one costs."""
+    """Of a server: whole ways of images, what one costs, and when it was looked at last."""
 
     images = REAL
-    way_ns = INT
+    way_ns = seen_ns = INT
 
 
 class Packed(Record):
@@ -109,18 +120,19 @@ def can_take(sheet: Sheet, index: int) -> bool:
 
 
 @kernel
-def count_valid(sheet: Sheet, servers: int) -> int:
-    """How many servers can take the block."""
+def count_valid(plan: Plan, sheet: Sheet) -> int:
+    """How many of the servers that are looked at can take the block."""
     count = 0
-    for index in range(servers):
-        count += can_take(sheet, index)
+    for place in range(looked(plan, sheet)):
+        count += can_take(sheet, looked_at(sheet, place))
     return count
 
 
 @kernel
-def nth_valid(sheet: Sheet, servers: int, number: int) -> int:
-    """The server with this number among the valid ones."""
-    for index in range(servers):
+def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
+    """The server with this number among them."""
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
         if can_take(sheet, index):
             if number == 0:
                 return index
@@ -145,20 +157,16 @@ def random_width(plan: Plan, holds: int) -> int:
 
 
 @kernel
-def requests_per_server(plan: Plan, sheet: Sheet) -> float:
+def requests_per_server(sheet: Sheet) -> float:
     """`widths.requests_per_server`."""
-    waiting, up = sheet.fifo_length, 0
-    for index in range(plan.servers):
-        waiting += seen_at(sheet, index).requests
-        up += is_up(sheet, index)
-    return waiting / max(1, up)
+    return (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
 
 
 @kernel
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     """`widths.Ladder`: how many thresholds the load exceeds, or, of those it is below, still exceeds; or
     `controlled.ControlledLadder`."""
-    load = requests_per_server(plan, sheet)
+    load = requests_per_server(sheet)
     if rule.control_at:
         load *= exp(-shift_of(Control(plan, rule.control_at, sheet.service_class), sheet))
     down, stay, now = 0, 0, Rung(plan, rule.rung_at, sheet.service_class)
@@ -235,7 +243,8 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
 def least(plan: Plan, sheet: Sheet, rule: int) -> int:
     """`ShortestQueue`, `ShortestQueueBySpeed`, `LeastWork`, `ShortestDelay`; the lowest of several."""
     best, chosen = 0.0, NONE
-    for index in range(plan.servers):
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
         if can_take(sheet, index):
             value = measure(plan, sheet, rule, index)
             if chosen == NONE or value < best:
@@ -246,13 +255,13 @@ def least(plan: Plan, sheet: Sheet, rule: int) -> int:
 @kernel
 def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
     """`PowerOfTwo`, `PowerOfTwoBySpeed`: of one valid server there is one draw all the same."""
-    servers, count = plan.servers, count_valid(sheet, plan.servers)
+    count = count_valid(plan, sheet)
     first = drawn(plan, count)
     if count == 1:
-        return nth_valid(sheet, servers, 0)
+        return nth_valid(plan, sheet, 0)
     second = drawn(plan, count - 1)
     second += second >= first
-    one, other = nth_valid(sheet, servers, min(first, second)), nth_valid(sheet, servers, max(first, second))
+    one, other = nth_valid(plan, sheet, min(first, second)), nth_valid(plan, sheet, max(first, second))
     return other if measure(plan, sheet, rule, other) < measure(plan, sheet, rule, one) else one
 
 
@@ -260,11 +269,13 @@ def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
 def weighted(plan: Plan, sheet: Sheet) -> int:
     """`WeightedRandom`."""
     total, passed, drawn = 0.0, 0.0, NONE
-    for index in range(plan.servers):
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
         if can_take(sheet, index):
             total += reals(plan)[plan.speeds_at + index]
     wanted = draw(plan) * total
-    for index in range(plan.servers):
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
         if can_take(sheet, index):
             passed += reals(plan)[plan.speeds_at + index]
             drawn = index
@@ -276,9 +287,10 @@ def weighted(plan: Plan, sheet: Sheet) -> int:
 @kernel
 def next_in_turn(plan: Plan, sheet: Sheet) -> int:
     """`RoundRobin`."""
-    drawn = nth_valid(sheet, plan.servers, 0)
-    for index in range(plan.turn + 1, plan.servers):
-        if can_take(sheet, index):
+    drawn = nth_valid(plan, sheet, 0)
+    for place in range(0 if sheet.samples else plan.turn + 1, looked(plan, sheet)):
+        index = looked_at(sheet, place)
+        if index > plan.turn and can_take(sheet, index):
             drawn = index
             break
     plan.turn = drawn
@@ -313,10 +325,12 @@ def to_come_at(plan: Plan, index: int) -> ToCome:
 def least_with_coming(plan: Plan, sheet: Sheet) -> int:
     """`LeastWorkComing`."""
     memory, location = WorkToCome(plan, plan.coming_at), sheet.location
-    keep = memory.forget_ns / (memory.forget_ns + (sheet.now_ns - memory.seen_ns))
-    memory.seen_ns = sheet.now_ns
-    for index in range(plan.servers):
-        to_come_at(plan, index).images *= keep if is_up(sheet, index) else 0.0
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
+        to_come = to_come_at(plan, index)
+        keep = memory.forget_ns / (memory.forget_ns + (sheet.now_ns - to_come.seen_ns))
+        to_come.seen_ns = sheet.now_ns
+        to_come.images *= keep if is_up(sheet, index) else 0.0
     stays = plan.stays and location >= 0 and can_take(sheet, location)
     best = location if stays else least(plan, sheet, LEAST_WORK_COMING)
     images, left = min(memory.most, sheet.candidates), (plan.segments - 1 - sheet.segment) / plan.segments
@@ -340,13 +354,13 @@ def next_packed(plan: Plan, sheet: Sheet) -> int:
 @kernel
 def place(plan: Plan, sheet: Sheet) -> int:
     """The server for the candidate block."""
-    location, rule, servers = sheet.location, plan.placement, plan.servers
+    location, rule = sheet.location, plan.placement
     if rule == LEAST_WORK_COMING:
         return least_with_coming(plan, sheet)
     if plan.stays and location >= 0 and can_take(sheet, location):  # `Sticky`
         return location
     if rule == AT_RANDOM:
-        return nth_valid(sheet, servers, drawn(plan, count_valid(sheet, servers)))
+        return nth_valid(plan, sheet, drawn(plan, count_valid(plan, sheet)))
     if rule == WEIGHTED_RANDOM:
         return weighted(plan, sheet)
     if rule == ROUND_ROBIN:
@@ -358,10 +372,11 @@ def place(plan: Plan, sheet: Sheet) -> int:
     if rule == DEFICIT:
         return furthest_behind(plan, sheet)
     if rule == IDLE_QUEUE:
-        for index in range(servers):
+        for place in range(looked(plan, sheet)):
+            index = looked_at(sheet, place)
             if can_take(sheet, index) and seen_at(sheet, index).requests == 0:
                 return index
-        return nth_valid(sheet, servers, drawn(plan, count_valid(sheet, servers)))
+        return nth_valid(plan, sheet, drawn(plan, count_valid(plan, sheet)))
     return least(plan, sheet, rule)
 
 

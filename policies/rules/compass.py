@@ -42,7 +42,7 @@ from policies.rules.candidates import (
     write_setting,
     write_width,
 )
-from policies.rules.context import RouterContext, is_up
+from policies.rules.context import RouterContext, is_up, looked_at
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import (
     batch_ns,
@@ -276,6 +276,7 @@ class Seen:
     busy: float = 0.0
     done: float = 0.0
     coming: float = 0.0
+    seen_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -342,22 +343,24 @@ class Compass(Steered):
             control.end = end_of_dial(rung, len(self.rungs))
         taken = min(self.groups[-1], view.candidates)
         costs = [inf] * (len(servers) * len(self.widths))
-        for index, seen in enumerate(servers):
+        for place, index in enumerate(looked_at(view)):
+            seen, its = servers[index], self.servers[index]
             work = outstanding_ns(self.costs, view, index) / unit_ns
-            follow_server(self.servers[index], work, passed, is_up(seen))
+            follow_server(its, work, (view.now_ns - its.seen_ns) / unit_ns, is_up(seen))
+            its.seen_ns = view.now_ns
             if not seen.valid:
                 continue
             wanted = self.widths.index(held_width(self.widths, seen.widths, self.rungs[rung][segment]))
-            base = self._server_cost(view, index, work)
+            base = self._server_cost(view, index, place, work)
             for width in range(len(self.widths)):
                 if seen.widths[width]:
-                    cost = base + self._width_cost(view, index, width, wanted, taken)
-                    costs[index * len(self.widths) + width] = cost
+                    at = place * len(self.widths) + width
+                    costs[at] = base + self._width_cost(view, index, at, wanted, taken)
         if self.network is not None:
             self._write_setting(view, load, age, price)
             costs = self._corrected(costs, self.network)
-        server, width = divmod(costs.index(min(costs)), len(self.widths))
-        choice = Choice(server, self.widths[width], self.groups[-1])
+        place, width = divmod(costs.index(min(costs)), len(self.widths))
+        choice = Choice(looked_at(view)[place], self.widths[width], self.groups[-1])
         self._note(view, choice, taken)
         return choice
 
@@ -373,22 +376,24 @@ class Compass(Steered):
         pairs = zip(costs, scores.ravel().tolist(), strict=True)
         return [inf if cost == inf else network.sharpness * reluctance(cost, least) - score for cost, score in pairs]
 
-    def _server_cost(self, view: ClusterView, server: int, work: float) -> float:
+    def _server_cost(self, view: ClusterView, server: int, place: int, work: float) -> float:
         stay = self.stay[view.head.segment - 1] if view.head.location == server else 0.0
         moved = transfer_ns(self.costs, view, server) / self.unit_ns
         slow, to_come = slowness(self.servers[server]), self.servers[server].coming * self.ways[server]
         if self.network is not None:
             is_here = 1.0 if view.head.location == server else 0.0
-            write_server(self.seen, SETTING + SERVER * server, work, slow, to_come, moved, is_here)
+            write_server(self.seen, SETTING + SERVER * place, work, slow, to_come, moved, is_here)
         return server_cost(self.weights, work, slow, to_come, moved, stay)
 
-    def _width_cost(self, view: ClusterView, server: int, width: int, wanted: int, taken: int) -> float:
+    def _width_cost(self, view: ClusterView, server: int, place: int, wanted: int, taken: int) -> float:
+        """Of the width at a place among the candidates."""
+        width = place % len(self.widths)
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
         batch = batch_ns(self.costs, server, key, taken) / self.unit_ns
         load = load_ns(self.costs, view, server, self.widths, key.width) / self.unit_ns
         steps = (width - wanted) * (4.0 / len(self.widths))
         if self.network is not None:
-            place, share = server * len(self.widths) + width, width / max(1, len(self.widths) - 1)
+            share = width / max(1, len(self.widths) - 1)
             write_width(self.seen, SETTING + SERVER * len(self.servers) + WIDTH * place, batch, load, steps, share)
         return width_cost(self.weights, batch, load, abs(steps)) + self.joules[server][key.segment - 1][width]
 

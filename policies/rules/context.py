@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +63,11 @@ class ComposedRouter(Steered):
 def drawn(count: int, rng: np.random.Generator) -> int:
     """A number from 0 to count - 1, each as likely: one uniform draw."""
     return int(rng.random() * count)
+
+
+def looked_at(view: ClusterView) -> Sequence[int]:
+    """The servers that a decision looks at."""
+    return view.looked_at or range(len(view.servers))
 
 
 def is_up(server: ServerView) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from policies.interfaces import CostModel
-from policies.rules.context import Placement, RouterContext, WidthRule, drawn, is_up
+from policies.rules.context import Placement, RouterContext, WidthRule, drawn, is_up, looked_at
 from policies.rules.costs import (
     batch_ns,
     load_ns,
@@ -31,6 +31,11 @@ def valid_servers(view: ClusterView) -> list[int]:
     return [index for index, server in enumerate(view.servers) if server.valid]
 
 
+def candidate_servers(view: ClusterView) -> list[int]:
+    """Those of them that the decision looks at; ascending where it looks at all."""
+    return [index for index in looked_at(view) if view.servers[index].valid]
+
+
 def two_of(servers: Sequence[int], rng: np.random.Generator) -> list[int]:
     """Two different ones at random, ascending; of one there is one draw all the same."""
     first = drawn(len(servers), rng)
@@ -46,7 +51,7 @@ class RandomPlacement:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        servers = valid_servers(view)
+        servers = candidate_servers(view)
         return servers[drawn(len(servers), rng)]
 
 
@@ -58,7 +63,7 @@ class WeightedRandom:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        servers = valid_servers(view)
+        servers = candidate_servers(view)
         total = 0.0
         for server in servers:
             total += self.speeds_img_s[server]
@@ -78,7 +83,7 @@ class RoundRobin:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        servers = valid_servers(view)
+        servers = candidate_servers(view)
         self.last = next((server for server in servers if server > self.last), servers[0])
         return self.last
 
@@ -89,7 +94,7 @@ class ShortestQueue:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return _shortest(view, valid_servers(view))
+        return _shortest(view, candidate_servers(view))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class ShortestQueueBySpeed:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return _shortest_by_speed(view, valid_servers(view), self.speeds_img_s)
+        return _shortest_by_speed(view, candidate_servers(view), self.speeds_img_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class PowerOfTwo:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return _shortest(view, two_of(valid_servers(view), rng))
+        return _shortest(view, two_of(candidate_servers(view), rng))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class PowerOfTwoBySpeed:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return _shortest_by_speed(view, two_of(valid_servers(view), rng), self.speeds_img_s)
+        return _shortest_by_speed(view, two_of(candidate_servers(view), rng), self.speeds_img_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ class IdleQueue:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        servers = valid_servers(view)
+        servers = candidate_servers(view)
         idle = next((server for server in servers if view.servers[server].outstanding_requests == 0), None)
         return servers[drawn(len(servers), rng)] if idle is None else idle
 
@@ -184,15 +189,15 @@ class LeastWork:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return min(valid_servers(view), key=lambda server: _waits_ns(self, view, server, rng))
+        return min(candidate_servers(view), key=lambda server: _waits_ns(self, view, server, rng))
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """The server that needs the least energy an image, unless it has a full block of work; then the next one.
 
-    So at low load some servers are left alone, and the others' batches are larger. Where all have as much, it is the
-    least work.
+    It looks at all servers. So at low load some are left alone, and the others' batches are larger. Where all have as
+    much, it is the least work.
 
     Attributes:
         order: the servers, by their energy for an image's way at middle widths; of equal ones the first.
@@ -243,18 +248,18 @@ class LeastWorkComing:
     forget_ns: int
     stays: bool
     coming: list[float]
-    seen_ns: int = 0
+    seen_ns: list[int]
     loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        keep = self.forget_ns / (self.forget_ns + (view.now_ns - self.seen_ns))
-        self.seen_ns = view.now_ns
-        for server, seen in enumerate(view.servers):
-            self.coming[server] *= keep if is_up(seen) else 0.0
+        for server in looked_at(view):
+            keep = self.forget_ns / (self.forget_ns + (view.now_ns - self.seen_ns[server]))
+            self.seen_ns[server] = view.now_ns
+            self.coming[server] *= keep if is_up(view.servers[server]) else 0.0
         location = view.head.location
         if not (self.stays and location >= 0 and view.servers[location].valid):
-            chosen = min(valid_servers(view), key=lambda server: self._work_ns(view, server, rng))
+            chosen = min(candidate_servers(view), key=lambda server: self._work_ns(view, server, rng))
         else:
             chosen = location
         self._note(view, chosen)
@@ -276,8 +281,8 @@ def _least_work_coming(context: RouterContext, loads: Loads | None, stays: bool)
     config, costs = context.config, context.costs
     way_ns = tuple(path_ns(costs, server, middle_widths(config)) for server in range(config.servers))
     forget_ns, most = REMEMBERED * slowest_path_ns(context), config.groups[-1]
-    coming = [0.0] * config.servers
-    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, loads=loads)
+    coming, seen_ns = [0.0] * config.servers, [0] * config.servers
+    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, seen_ns, loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +295,7 @@ class ShortestDelay:
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return min(valid_servers(view), key=lambda server: self._delay_ns(view, server, rng))
+        return min(candidate_servers(view), key=lambda server: self._delay_ns(view, server, rng))
 
     def _delay_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
         key = WorkKey(view.head.segment, self.width(view, server, rng), view.head.previous_width)

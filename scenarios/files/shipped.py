@@ -13,7 +13,8 @@ from kit.files import lies_there
 
 SHIPPED: Final = Path(__file__).parents[1] / "data"
 SHIPPED_PROFILES: Final = SHIPPED / "profiles"
-SHIPPED_SCENARIOS: Final = SHIPPED.parent  # with those of `scenarios/live` below it
+SHIPPED_SCENARIOS: Final = SHIPPED.parent  # with those of these folders below it
+FOLDERS: Final = ("live", "scale")
 SHIPPED_HOST: Final = SHIPPED / "host.yaml"  # what serving cost the host that datasheet profiles name
 CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by default
 
@@ -71,7 +72,7 @@ def clusters_file(named: Path) -> Path:
 def scenario_file(named: Path) -> Path:
     """The file of a scenario; a word that is no file is the name of a shipped one: `quickstart`, `live/bursts`.
 
-    One of `live` has the name that its file says, too: `live-bursts`.
+    One in a folder has the name that its file says, too: `live-bursts`.
 
     Raises:
         ValueError: a bare word that no shipped scenario has, or a shipped one's name with an ending.
@@ -89,10 +90,10 @@ def scenario_file(named: Path) -> Path:
         return shipped
     if not is_shipped_name(str(named)):
         return named
-    live = {f"live-{file.stem}": file for file in SHIPPED_SCENARIOS.glob("live/*.yaml")}
-    if str(named) in live:
-        return live[str(named)]
-    names = [*(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml")), *live]
+    below = {f"{folder}-{file.stem}": file for folder in FOLDERS for file in SHIPPED_SCENARIOS.glob(f"{folder}/*.yaml")}
+    if str(named) in below:
+        return below[str(named)]
+    names = [*(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml")), *below]
     remedy = "a file of your own ends in .yaml; `slimsched init` writes a first one"
     problem = f"no such file, and no shipped scenario has this name; {nearest(named.name, names)}; {remedy}"
     raise ValueError(f"{named}: {problem}")

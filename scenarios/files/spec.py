@@ -9,6 +9,7 @@ the number of servers come from the files named here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
@@ -273,6 +274,10 @@ class ServerSection(StrictModel):
     ] = Field(
         "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
     )
+    count: Count = Field(
+        1, description="so many alike, each with a device and a link of its own: `NAME-0`, `NAME-1` ..."
+    )
+    rack: Name | None = Field(None, description="the rack that it stands in; null where there are no racks")
     shares_device_with: str | None = Field(None, description="the server whose device this one runs on, too")
     host: Name | None = Field(
         None,
@@ -299,14 +304,36 @@ class ServerSection(StrictModel):
         return "profile" if self.emulated is None else "device.emulated"
 
 
+class RackSection(StrictModel):
+    """A rack: servers that name it reach each other over their own links, and all else over its uplink, too."""
+
+    name: Name = Field(description="unique in the cluster")
+    count: Count = Field(
+        1, description="so many alike, each with servers of its own: `NAME0-SERVER`, `NAME1-SERVER` ..."
+    )
+    latency_s: SecondsOrZero = Field(description="one way, from its servers' switch to what joins the racks")
+    bandwidth_bytes_s: Positive = Field(description="bytes a second of all that comes into it")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of each of them."""
+        return (self.name,) if self.count == 1 else tuple(f"{self.name}{number}" for number in range(self.count))
+
+
+MAX_SERVERS: Final = 10_000
+
+
 class ClusterSection(StrictModel):
     """The servers, and the scheduler knobs they have in common."""
 
     servers: Annotated[
         Annotated[Literal["auto"], Tag("<word>")]
-        | Annotated[tuple[ServerSection, ...], Field(min_length=1, max_length=10_000), Tag("<parts>")],
+        | Annotated[tuple[ServerSection, ...], Field(min_length=1, max_length=MAX_SERVERS), Tag("<parts>")],
         Discriminator(form),
     ] = Field(description="the servers, or `auto`: one for each device found on this machine")
+    racks: tuple[RackSection, ...] = Field(
+        (), description="where servers stand, for simulation; the router's host is in none ([many servers](scale.md))"
+    )
     greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
     backend: Literal["local", "ray"] = Field(
         "local", description="who starts real servers: this machine, or [Ray](cluster.md) on the hosts of a cluster"
@@ -317,6 +344,24 @@ class ClusterSection(StrictModel):
     beyond_loopback: bool = Field(
         False, description="under `backend: ray`: whether hosts that others can reach may be used; needs Ray's token"
     )
+
+    @model_validator(mode="after")
+    def _in_racks(self) -> ClusterSection:
+        """Every server stands in a rack that there is, and every rack has servers."""
+        named = () if self.servers == "auto" else self.servers
+        unique(tuple(name for rack in self.racks for name in rack.names))
+        racks = [rack.name for rack in self.racks]
+        for server in named:
+            if (server.rack is not None or racks) and server.rack not in racks:
+                known = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
+                raise ValueError(f"{server.name}'s rack is {server.rack or 'missing'}; {known}")
+            if server.shares_device_with is not None and (server.count > 1 or racks):
+                raise ValueError(f"{server.name} shares a device; leave out its count and all racks")
+        if empty := sorted(set(racks) - {server.rack for server in named}):
+            raise ValueError(f"no server stands in {', '.join(empty)}; leave the rack out, or name it at its servers")
+        if len(self.named_servers) > MAX_SERVERS:
+            raise ValueError(f"these are {len(self.named_servers)} servers; allowed are {MAX_SERVERS}")
+        return self
 
     @model_validator(mode="after")
     def _of_one_backend(self) -> ClusterSection:
@@ -340,8 +385,8 @@ class ClusterSection(StrictModel):
 
     @property
     def named_servers(self) -> tuple[ServerSection, ...]:
-        """The servers that the file names; none under `auto`."""
-        return () if self.servers == "auto" else self.servers
+        """The servers that the file names, one by one; none under `auto`."""
+        return () if self.servers == "auto" else _one_by_one(self.servers, self.racks)
 
     @property
     def owners(self) -> tuple[ServerSection, ...]:
@@ -357,6 +402,26 @@ class ClusterSection(StrictModel):
         """A server's knobs: its own where it gives them, else the cluster's."""
         changes = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
         return self.greedy.model_copy(update=changes)
+
+
+@lru_cache(maxsize=64)
+def _one_by_one(servers: tuple[ServerSection, ...], racks: tuple[RackSection, ...]) -> tuple[ServerSection, ...]:
+    """Those of a rack together."""
+    each = [
+        server.model_copy(update={"name": f"{server.name}-{number}" if server.count > 1 else server.name, "count": 1})
+        for server in servers
+        for number in range(server.count)
+    ]
+    placed = [server for server in each if server.rack is None]
+    for rack in racks:
+        for name in rack.names:
+            prefix = f"{name}-" if rack.count > 1 else ""
+            placed += [
+                server.model_copy(update={"name": f"{prefix}{server.name}", "rack": name})
+                for server in each
+                if server.rack == rack.name
+            ]
+    return tuple(placed)
 
 
 # ------------------------------------------------------------------------------------------- router, workload, faults
@@ -378,6 +443,11 @@ class RouterSection(StrictModel):
         0.0,
         description="how long a request may be held back in all, over all segments, so that others join its block; "
         "0: nobody is held",
+    )
+    samples: Count | None = Field(
+        None,
+        description="how many servers a decision looks at where there are more: that of the activations and others "
+        "drawn at random ([many servers](scale.md)); null: at all",
     )
     max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
     decision_s: Annotated[

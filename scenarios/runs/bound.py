@@ -20,9 +20,10 @@ own rate and its tuples' accuracy.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -51,13 +52,29 @@ ORACLE_POINTS: Final = 24  # rates at which an oracle's programme is solved, aft
 
 
 @dataclass(frozen=True)
+class _Kind:
+    """Servers that the programme need not tell apart: a flow over them may be spread evenly, which costs no more.
+
+    Attributes:
+        servers: where they are several, each has a device and a medium of its own.
+    """
+
+    servers: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """It stands for all."""
+        return self.servers[0]
+
+
+@dataclass(frozen=True)
 class _Run:
-    """One way to run an edge on a server, in a batch of a certain size; seconds and joules are an image's.
+    """One way to run an edge on servers of a kind, in a batch of a certain size; seconds and joules are an image's.
 
     `host_s` is of the thread that launches, `returned_s` of the router's host, which takes the batch back.
     """
 
-    server: int
+    kind: int
     edge: Edge
     demand_s: float
     host_s: float
@@ -68,14 +85,19 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Move:
-    """One way to get what a segment at a width left, from a server to where the next one runs (maybe the same)."""
+    """One way to get what a segment at a width left, from a kind of server to that where the next one runs.
+
+    `stays`: to the very same server.
+    """
 
     segment: int
     width: float
     source: int
-    server: int
+    kind: int
+    stays: bool
     latency_s: float
     busy_s: float
+    uplink_s: float
 
 
 class FluidModel:
@@ -106,8 +128,9 @@ class FluidModel:
         of_class = list(product(allowed, repeat=config.segments))
         tuples = of_class * max(1, len(classes))
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
-        runs = list(_runs(world, allowed))
-        moves = list(_moves(world, allowed))
+        kinds = kinds_of(world)
+        runs = list(_runs(world, kinds, allowed))
+        moves = list(_moves(world, kinds, allowed))
         self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
@@ -115,7 +138,7 @@ class FluidModel:
         ])  # fmt: skip
         self._joules = np.concatenate([np.zeros(len(tuples)), [run.joules for run in runs], np.zeros(len(moves))])
         self._balances = self._matrix([*_balances(tuples, runs, moves), *_shares(classes, len(of_class))])
-        self._limits = self._matrix(_limits(world, tuples, runs, moves))
+        self._limits = self._matrix(_limits(world, kinds, tuples, runs, moves))
         self._floors = np.zeros((0, self._count))
         if classes:
             floors = np.array([*self._class_floors.values()])
@@ -228,9 +251,9 @@ def require_solvable(world: World, widths: int | None = None) -> None:
 
 def unknowns_of(world: World, widths: int) -> float:
     """How large the programme becomes: tuples, runs and moves; each takes a kilobyte and some 10 us to write down."""
-    config = world.cluster.router
-    batches = sum(server.knobs.batch_limit for server in world.cluster.servers)
-    moves = (1 + (config.segments - 1) * widths) * float(config.servers) ** 2
+    config, kinds = world.cluster.router, kinds_of(world)
+    batches = sum(world.cluster.servers[kind.first].knobs.batch_limit for kind in kinds)
+    moves = (1 + (config.segments - 1) * widths) * 2.0 * len(kinds) ** 2
     return float(widths) ** config.segments + (1 + (config.segments - 1) * widths) * widths * batches + moves
 
 
@@ -262,20 +285,21 @@ def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
     alone. 0 where no server holds all segments at that width.
     """
     tuples = [narrowest * world.cluster.router.segments]
-    runs, moves = list(_runs(world, narrowest)), list(_moves(world, narrowest))
-    limits = _limits(world, tuples, runs, moves)
+    kinds = kinds_of(world)
+    runs, moves = list(_runs(world, kinds, narrowest)), list(_moves(world, kinds, narrowest))
+    limits = _limits(world, kinds, tuples, runs, moves)
     uses = []
-    for server in range(len(world.cluster.servers)):
-        of_edge = {run.edge: at for at, run in enumerate(runs, start=1) if run.server == server}  # its largest batch
+    for kind in range(len(kinds)):
+        of_edge = {run.edge: at for at, run in enumerate(runs, start=1) if run.kind == kind}  # its largest batch
         if len(of_edge) == len(tuples[0]):
             rates = {0, *of_edge.values()}
             for at, move in enumerate(moves, start=1 + len(runs)):
-                if move.server == server and move.source in (ROUTER, server):
+                if move.kind == kind and (move.source == ROUTER or move.stays):
                     rates.add(at)
             uses.append([sum(row[column] for column in rates & row.keys()) for row in limits])
     if not uses:
         return 0.0
-    used = np.array(uses)  # (servers, limits), of each limit by one image a second
+    used = np.array(uses)  # (kinds, limits), of each limit by one image a second
     alone_img_s = 1 / used.max(axis=1)
     return float(alone_img_s.sum() / (alone_img_s @ used).max())
 
@@ -402,13 +426,39 @@ def _edges(segments: int, widths: tuple[float, ...]) -> list[Edge]:
     return [(s, w, p) for s in range(1, segments + 1) for w in widths for p in previous[s - 1]]
 
 
-def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
-    """Every edge on every server that can hold it, with every batch size."""
+def kinds_of(world: World) -> list[_Kind]:
+    """Servers are of one kind where all that the programme knows of them is alike, and no other shares what they use.
+
+    A rack counts with what stands in it.
+    """
+    cluster, alike = world.cluster, world.costs.alike
+    on_device = Counter(server.device for server in cluster.servers)
+    on_medium = Counter(server.attachment.medium for server in cluster.servers)
+
+    def own(index: int) -> tuple[object, ...]:
+        server = cluster.servers[index]
+        is_alone = on_device[server.device] == on_medium[server.attachment.medium] == 1
+        it = -1 if is_alone else index
+        return it, alike.devices[index], alike.links[index], cluster.router.holds[index]
+
+    of_rack: dict[int, Counter[tuple[object, ...]]] = {}
+    for index, rack in enumerate(alike.racks):
+        of_rack.setdefault(rack, Counter())[own(index)] += 1
+    racks = {rack: frozenset(of_rack[rack].items()) for rack in of_rack}
+    members: dict[tuple[object, ...], list[int]] = {}
+    for index, rack in enumerate(alike.racks):
+        members.setdefault((*own(index), racks[rack]), []).append(index)
+    return [_Kind(tuple(each)) for each in members.values()]
+
+
+def _runs(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Run]:
+    """Every edge on every kind of server that can hold it, with every batch size."""
     config, host = world.cluster.router, world.cluster.host
     cost_s = _host_s(host.decision, 1) if host is not None else 0.0
     sent_s = cost_s * host.sent_permille / 1000 if host is not None else 0.0
     booked_s, sent_s = cost_s - sent_s, sent_s + world.cluster.decision_ns / NS_PER_S
-    for index, server in enumerate(world.cluster.servers):
+    for number, index in enumerate(kind.first for kind in kinds):
+        server = world.cluster.servers[index]
         tables = world.cluster.devices[server.device]
         ways_s = (_mean_ns(tables.there_ns) + tables.dispatch_ns + _mean_ns(tables.back_ns)) / NS_PER_S
         for edge in _edges(config.segments, widths):
@@ -421,7 +471,7 @@ def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
                 image_s = solo_s / batch
                 returned_s = _host_s(host.returned, batch) if host is not None else 0.0
                 yield _Run(
-                    server=index,
+                    kind=number,
                     edge=edge,
                     demand_s=table.demand_permille[padded] / 1000 * image_s,
                     host_s=table.host_permille[padded] / 1000 * image_s,
@@ -475,15 +525,19 @@ def _spare(tables: DeviceTables) -> float:
     return float(max(1.0, tables.profile.device.vram_bytes / smallest) ** (1 - beta))
 
 
-def _moves(world: World, widths: tuple[float, ...]) -> Iterator[_Move]:
-    """From the router to every server, and after each segment but the last from every server to every server."""
-    config, costs = world.cluster.router, world.costs
+def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Move]:
+    """From the router to every kind, and after each segment but the last from every kind to every kind."""
+    config, costs, alike = world.cluster.router, world.costs, world.costs.alike
+    numbers = {server: number for number, kind in enumerate(kinds) for server in kind.servers}
+    of_kind = tuple(numbers[server] for server in range(config.servers))
+    ways = replace(alike, links=of_kind).ways()
     for segment in range(config.segments):
         for width in widths if segment else (IMAGE,):
-            sources = range(config.servers) if segment else (ROUTER,)
-            for source, server in product(sources, range(config.servers)):
-                one_s, two_s = (costs.transfer_s(source, server, segment + 1, width, images) for images in (1, 2))
-                yield _Move(segment, width, source, server, one_s, two_s - one_s)
+            for (source, kind, _), pair in ways.items():
+                if (segment > 0) == (source > 0):
+                    one_s, two_s = (costs.transfer_s(*pair, segment + 1, width, images) for images in (1, 2))
+                    uplink_s, stays = costs.uplink_s(*pair, segment + 1, width), pair[0] == pair[1]
+                    yield _Move(segment, width, source - 1, kind, stays, one_s, two_s - one_s - uplink_s, uplink_s)
 
 
 def _balances(
@@ -498,11 +552,11 @@ def _balances(
     for column, run in enumerate(runs, start=len(tuples)):
         segment, width, previous = run.edge
         rows["edge", segment, width, previous][column] = 1.0
-        rows.setdefault(("comes", segment, previous, run.server), {})[column] = 1.0
+        rows.setdefault(("comes", segment, previous, run.kind), {})[column] = 1.0
         if segment < last:
-            rows.setdefault(("leaves", segment, width, run.server), {})[column] = 1.0
+            rows.setdefault(("leaves", segment, width, run.kind), {})[column] = 1.0
     for column, move in enumerate(moves, start=len(tuples) + len(runs)):
-        rows.setdefault(("comes", move.segment + 1, move.width, move.server), {})[column] = -1.0
+        rows.setdefault(("comes", move.segment + 1, move.width, move.kind), {})[column] = -1.0
         if move.source != ROUTER:
             rows.setdefault(("leaves", move.segment, move.width, move.source), {})[column] = -1.0
     return list(rows.values())
@@ -518,19 +572,28 @@ def _shares(classes: Sequence[ClassSection], tuples: int) -> list[dict[int, floa
 
 
 def _limits(
-    world: World, tuples: Sequence[tuple[float, ...]], runs: Sequence[_Run], moves: Sequence[_Move]
+    world: World,
+    kinds: Sequence[_Kind],
+    tuples: Sequence[tuple[float, ...]],
+    runs: Sequence[_Run],
+    moves: Sequence[_Move],
 ) -> list[dict[int, float]]:
     """Rows whose sum is at most 1: every device, every process that launches, every medium, and the router."""
     servers, devices = world.cluster.servers, world.cluster.devices
     rows: dict[tuple[object, ...], dict[int, float]] = {}
     for column, run in enumerate(runs, start=len(tuples)):
-        device = servers[run.server].device
-        spare = _spare(devices[device])
+        kind = kinds[run.kind]
+        device, count = servers[kind.first].device, len(kind.servers)
+        spare = _spare(devices[device]) * count
         is_hosted = devices[device].hosted
         rows.setdefault(("device", device), {})[column] = run.demand_s / spare
-        rows.setdefault(("host", device if is_hosted else -1 - run.server), {})[column] = run.host_s / spare
+        rows.setdefault(("host", device if is_hosted else -1 - kind.first), {})[column] = run.host_s / spare
     for column, move in enumerate(moves, start=len(tuples) + len(runs)):
-        rows.setdefault(("medium", servers[move.server].attachment.medium), {})[column] = move.busy_s
+        kind = kinds[move.kind]
+        medium = servers[kind.first].attachment.medium
+        rows.setdefault(("medium", medium), {})[column] = move.busy_s / len(kind.servers)
+        racks = frozenset(world.costs.alike.racks[server] for server in kind.servers)  # with the same in each
+        rows.setdefault(("uplink", racks), {})[column] = move.uplink_s / len(racks)
     cluster, largest = world.cluster, world.cluster.router.groups[-1]
     decision_s = cluster.decision_ns / NS_PER_S
     if cluster.host is not None:

@@ -60,7 +60,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
             name=server.name,
             device=devices[owners[server.name]],
             knobs=_knobs(scenario, server, tables[owners[server.name]], len(sharing[owners[server.name]])),
-            attachment=_attachment(server, profiles[owners[server.name]], scenario.name),
+            attachment=_in_rack(scenario, server, _attachment(server, profiles[owners[server.name]], scenario.name)),
         )
         for server in servers
     )
@@ -218,6 +218,15 @@ def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachm
     return Attachment(given if given in SHARED_PRESETS else name, PRESETS[given])
 
 
+def _in_rack(scenario: Scenario, server: ServerSection, attachment: Attachment) -> Attachment:
+    """Where racks are alike, `server.rack` has a number behind the name."""
+    if server.rack is None:
+        return attachment
+    racks = {name: rack for rack in scenario.cluster.racks for name in rack.names}
+    uplink = Link(latency_s=racks[server.rack].latency_s, bandwidth_bytes_s=racks[server.rack].bandwidth_bytes_s)
+    return replace(attachment, rack=server.rack, uplink=uplink)
+
+
 def _router_config(
     scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile, prior: AccuracyPrior
 ) -> RouterConfig:
@@ -238,7 +247,8 @@ def _router_config(
         shed_expired=scenario.shed,
         outstanding_blocks=_outstanding_blocks(scenario),
         classes=scenario.class_names,
-        **_in_ns(given, "decision_s", "outstanding_blocks"),
+        samples=given.samples or 0,
+        **_in_ns(given, "decision_s", "outstanding_blocks", "samples"),
     )
     return replace(config, top1=top1_of(config, prior))
 

@@ -28,7 +28,12 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     sheet.accuracy_sum, sheet.late, sheet.goal_floor = tally.accuracy_sum, tally.late, tally.floor
     sheet.goal_limit_ns, sheet.goal_energy_weight = tally.limit_ns, tally.energy_weight
     sheet.service_class, sheet.others_completed = request.service_class, c.completed - tally.completed
-    for index in range(p.servers):
+    sheet.outstanding, sheet.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + segment]
+    sheet.samples = 0 if plan.sees_all else c.looked
+    for place in range(sheet.samples if sheet.samples else p.servers):
+        index = place
+        if sheet.samples:
+            index = ints(sheet)[sheet.samples_at + place] = ints(c)[p.looked_at + place]
         server, seen = server_at(c, p, index), seen_at(sheet, index)
         seen.code = code_of(c, p, index, segment)
         seen.holds = ints(p)[knobs_of(p, server).codes_at + segment]

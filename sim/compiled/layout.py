@@ -33,7 +33,7 @@ class Cluster(Record):
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
     first_heard = last_heard = NONE
-    line = is_alone = in_line = candidates = removals = removals_seen = server = width = group = INT
+    looked = freed = line = is_alone = in_line = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
     own_limit_ns = NONE
     goals_at = goals = goal = INT
@@ -148,7 +148,7 @@ class Device(Record):
 
 
 class Medium(Record):
-    """What transfers share."""
+    """What transfers share; from `uplinks` on, racks' uplinks."""
 
     free_ns = transfers = INT
 
@@ -359,6 +359,7 @@ class Parameters(Record):
     mean_top1 = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     tallies_at = INT
+    samples = up_at = looked_at = freed_at = uplinks = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
@@ -376,8 +377,9 @@ class ServerKnobs(Record):
     idle_unload_ns = scale_trigger = scale_cap = blocks_head_of_line = skip_limit_ns = INT
     serves_as_instance = fits_exactly = padded_at = padded_count = preload_at = preload_count = load_retries = INT
     load_backoff_ns = context_bytes = INT
-    medium = INT
-    latency_s = bandwidth_bytes_s = loss = REAL
+    medium = rack = INT
+    latency_s = bandwidth_bytes_s = loss = uplink_s = REAL
+    uplink_bytes_s = REAL
     instance_bytes_at = can_hold_at = holds_any_at = codes_at = INT
     power_limit_w = REAL
 

@@ -105,6 +105,7 @@ class Program:
         servers_at = self._writer.reserve(ServerKnobs.size * self.servers)
         devices_at = self._writer.reserve(DeviceModel.size * len(cluster.devices))
         self.media = list(dict.fromkeys(server.attachment.medium for server in cluster.servers))
+        self.racks = list(dict.fromkeys(server.attachment.rack for server in cluster.servers))
         servers = [self._server(index, spec) for index, spec in enumerate(cluster.servers)]
         devices = [self._device(index, tables) for index, tables in enumerate(cluster.devices)]
         head = self._head()
@@ -129,12 +130,14 @@ class Program:
         p = Parameters.blank()
         for each in (cluster, config, rules, cluster.weights):
             _copy(each, p)
-        p.devices, p.media, p.widths, p.keys = len(cluster.devices), len(self.media), self.width_count, len(self.keys)
+        p.devices, p.widths, p.keys = len(cluster.devices), self.width_count, len(self.keys)
+        p.media = len(self.media) + len(self.racks)
         p.specs = self.segments * self.width_count
         p.classes = config.class_count
         p.lines = p.classes * self.segments * (self.width_count + 1) * (self.servers + 2)
         p.cap, p.group = config.outstanding_blocks, self.group
         p.moves = 1 if config.block_key == "location" else self.group
+        p.uplinks = len(self.media)
         p.leaves = 1 << (self.servers - 1).bit_length()
         if (host := cluster.host) is not None:
             _copy(host, p)
@@ -171,7 +174,9 @@ class Program:
         its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
         its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
         its.preload_count = len(knobs.preload)
-        its.medium = self.media.index(spec.attachment.medium)
+        its.medium, its.rack = self.media.index(spec.attachment.medium), self.racks.index(spec.attachment.rack)
+        if (uplink := spec.attachment.uplink) is not None:
+            its.uplink_s, its.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
         its.instance_bytes_at = add([knobs.instance_bytes.get(each, 0) for each in specs])
         its.can_hold_at = add([knobs.can_hold(each) for each in specs])
         its.holds_any_at = add([any(segment) for segment in holds])
@@ -310,6 +315,9 @@ class Shape:
         self._areas = {
             "tree_at": 2 * p.leaves,
             "valid_at": p.segments,
+            "up_at": p.segments,
+            "looked_at": p.samples,
+            "freed_at": p.samples,
             "tallies_at": p.classes * Tally.size,
             "servers_at": p.servers * p.server_size,
             "devices_at": p.devices * Device.size,

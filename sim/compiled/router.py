@@ -7,7 +7,8 @@ from math import ceil, expm1, log
 import numpy as np
 
 from kit.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
-from sim.compiled.chance import hashed_share
+from policies.sampling import SALT, TRIES
+from sim.compiled.chance import hashed_below, hashed_share
 from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
 from sim.compiled.holds import (
@@ -43,6 +44,7 @@ from sim.compiled.ledger import (
     record_request,
     sort_by_id,
 )
+from sim.compiled.observation import code_of
 from sim.compiled.physics import do_chore, free_ns
 from sim.compiled.rows import (
     block_at,
@@ -62,6 +64,7 @@ from sim.network import PACKET_BYTES
 
 _PACKET = PACKET_BYTES
 _NS = 1_000_000_000
+_SALT, _TRIES = SALT, TRIES
 _REQUEST = Request.size
 
 # ----------------------------------------------------------------------------------------------------------- arrivals
@@ -185,6 +188,41 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
     c.decision += 1
     c.snapshot_ns = now
     c.asked = 1
+    if 0 < p.samples < p.servers:
+        _sample_servers(c, p, request)
+    return True
+
+
+@kernel
+def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
+    """`policies.sampling.sampled_servers`; `looked` is 0 where all are looked at."""
+    location, count, any_can = NONE if p.anywhere else request.location, 0, False
+    if location != NONE:
+        ints(c)[p.looked_at], count = location, 1
+        any_can = code_of(c, p, location, request.segment) != 0
+    for n in range(min(c.freed, p.samples)):
+        if count > p.samples // 2:
+            break
+        index = ints(c)[p.freed_at + (c.freed - 1 - n) % p.samples]
+        if _joins_sample(c, p, request, count, index):
+            count, any_can = count + 1, True
+    for draw in range(_TRIES * p.samples):
+        if count == p.samples:
+            break
+        if _joins_sample(c, p, request, count, hashed_below(_SALT, c.decision, draw, p.servers)):
+            count, any_can = count + 1, True
+    c.looked = count if any_can else 0
+
+
+@kernel
+def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index: int) -> bool:
+    """Take a server into the sample of so many, if it can take the block and is not in it."""
+    if code_of(c, p, index, request.segment) == 0:
+        return False
+    for n in range(count):
+        if ints(c)[p.looked_at + n] == index:
+            return False
+    ints(c)[p.looked_at + count] = index
     return True
 
 
@@ -292,6 +330,8 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
     server.blocks += 1
     if server.blocks == p.cap:
         _count_free(c, p, server, -1)
+    if server.blocks == 1:
+        _count_up(c, p, server, 1, 0)
     if count == c.in_line and not c.is_alone:
         hold_late_comers(c, p, c.line, now)
     if block.moves > 0:
@@ -355,6 +395,18 @@ def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
         ints(c)[p.valid_at + segment] += change * ints(p)[holds + segment]
 
 
+@kernel
+def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
+    """One more, or one fewer, server is up to a head's eye (`context.is_up`): it holds the segment, or it has blocks.
+
+    `holds` is 1 where the server came or went, and 0 where its blocks did, which tells of the segments that it does not
+    hold.
+    """
+    held = knobs_of(p, server).holds_any_at
+    for segment in range(p.segments):
+        ints(c)[p.up_at + segment] += change * (ints(p)[held + segment] == holds)
+
+
 # -------------------------------------------------------------------------------------------------------------- links
 
 
@@ -397,13 +449,21 @@ def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_b
     """Book a transfer on the destination's medium; returns when it arrives (`Network.transfer`)."""
     knobs = knobs_of(p, server)
     latency_s, bandwidth, arrives = knobs.latency_s, knobs.bandwidth_bytes_s, 1.0
+    uplinks_s, is_near = 0.0, False
     if source != NONE:
         other = ServerKnobs(p, p.server_knobs_at, source)
+        is_near, uplinks_s = other.rack == knobs.rack, other.uplink_s
         latency_s, bandwidth = max(other.latency_s, latency_s), min(other.bandwidth_bytes_s, bandwidth)
         arrives *= 1 - other.loss
     arrives *= 1 - knobs.loss
     loss = 1 - arrives
     medium = Medium(c, p.media_at, knobs.medium)
+    if not is_near:
+        latency_s += uplinks_s + knobs.uplink_s
+        if knobs.uplink_bytes_s > 0:
+            uplink = Medium(c, p.media_at, p.uplinks + knobs.rack)
+            now = max(now, uplink.free_ns) + ceil(transfer_bytes / (1 - loss) / knobs.uplink_bytes_s * _NS)
+            uplink.free_ns = now
     started = max(now, medium.free_ns)
     medium.free_ns = started + ceil(transfer_bytes / (1 - loss) / bandwidth * _NS)
     latencies = 1
@@ -625,6 +685,11 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
     if server.blocks == p.cap and server.is_up:
         _count_free(c, p, server, 1)
     server.blocks -= 1
+    if server.blocks == 0:
+        _count_up(c, p, server, -1, 0)
+    if p.samples:
+        ints(c)[p.freed_at + c.freed % p.samples] = server.index
+        c.freed += 1
     c.at_cap = 0
     credited = close_block(c, p, block, now)
     if c.pending_holds > 0:
@@ -640,6 +705,7 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
 def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server is in service, in a new epoch, with nothing sent there (`ServerUp` at the router)."""
     _count_free(c, p, server, 1)
+    _count_up(c, p, server, 1, 1)
     c.at_cap = 0
     end_due_holds(c, p, NEVER, now)
     server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
@@ -653,6 +719,7 @@ def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """
     if server.blocks < p.cap:
         _count_free(c, p, server, -1)
+    _count_up(c, p, server, -1, 1)
     end_due_holds(c, p, NEVER, now)
     scratch = _scratch(c, p)
     waiting = _remove_waiting(c, p, server, scratch)

@@ -227,7 +227,9 @@ class CompiledSimulation:
             )
             at = end
         head = HeadKey(segment + 1, self._widths[x], location, service_class)
-        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *goal_facts)
+        looked_at = run.shape.p.looked_at
+        sample = tuple(run.row[looked_at : looked_at + run.cluster.looked].tolist())
+        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *goal_facts, sample)
         return ClusterView(self.now_ns, head, *seen)
 
     # ------------------------------------------------------------------------------------------------------ records

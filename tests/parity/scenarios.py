@@ -480,7 +480,11 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     found = draw_scenario(draws, name)
     found = replace(found, policy_name="compass") if draws.chance(10) else found
     found = with_classes(draws, found) if draws.chance(30) else found
-    return as_a_family(found) if draws.chance(25) else found
+    found = as_a_family(found) if draws.chance(25) else found
+    if draws.chance(30):
+        router = replace(found.cluster.router, samples=draws.pick((1, 2, 3)))
+        found = replace(found, cluster=replace(found.cluster, router=router))
+    return found
 
 
 def as_a_family(scenario: Scenario) -> Scenario:

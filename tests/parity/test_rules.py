@@ -44,6 +44,7 @@ from sim.compiled.codes import REQUESTS_FULL
 from sim.compiled.program import Program, Shape, margin, message_margin
 from sim.compiled.run import RunRow
 from sim.compiled.simulation import CompiledSimulation
+from sim.profile import Link
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
@@ -345,10 +346,34 @@ def cramped() -> Scenario:
     return Scenario("cramped", spec, worlds.run(spec, np.array([*worlds.poisson_s(300, 0.3)]), 0.3))
 
 
+def sampled(scenario: Scenario, samples: int) -> Scenario:
+    """One in which a decision looks at so many servers."""
+    cluster = scenario.cluster
+    router = replace(cluster.router, samples=samples)
+    return replace(scenario, name=f"{scenario.name}, sampled", cluster=replace(cluster, router=router))
+
+
+def many() -> Scenario:
+    """Nine servers of three kinds, in three racks, of which a decision looks at three; two die."""
+    kinds = [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))]
+    spec = worlds.cluster(kinds * 3, router={"groups": (1, 2, 4, 8), "samples": 3}, greedy={"batch_limit": 8})
+    uplink = Link(latency_s=2e-5, bandwidth_bytes_s=2e7)
+    spec = replace(
+        spec,
+        servers=tuple(
+            replace(server, attachment=replace(server.attachment, rack="xyz"[index % 3], uplink=uplink))
+            for index, server in enumerate(spec.servers)
+        ),
+    )
+    faults = (Crash(0, 60_000_000), Crash(4, 120_000_000))
+    return Scenario("many", spec, worlds.run(spec, worlds.poisson_s(4000, 0.15), 0.15, faults=faults))
+
+
 @lru_cache
 def scenarios() -> tuple[tuple[Scenario, RouterContext], ...]:
     """A busy one, one with little memory, and drawn ones that are not too large and have something to decide."""
     found = [busy(), classed(), cramped(), *(draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)]
+    found += [many(), *(sampled(each, 2) for each in found[3:] if each.cluster.router.servers > 3)]
     return tuple((each, each.context()) for each in found)
 
 

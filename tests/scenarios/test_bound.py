@@ -16,6 +16,7 @@ import pytest
 from kit import strict
 from kit.errors import InputError, WorkError
 from scenarios.files.spec import PoissonWorkload, Scenario
+from scenarios.runs import bound
 from scenarios.runs.bound import (
     FluidModel,
     busy_router_of,
@@ -137,6 +138,36 @@ def test_what_is_carried_for_certain_is_less_than_what_can_be(name: str) -> None
     for width in WIDTHS:
         certain_img_s, most_img_s = whole_img_s(world, (width,)), FluidModel(world, (width,)).capacity_img_s()
         assert 0.8 * most_img_s < certain_img_s <= most_img_s * (1 + 1e-9)
+
+
+def racked(uplink_bytes_s: float) -> World:
+    """Three racks of one composition, and one with another; a medium that two servers share."""
+    link = "{latency_s: 1e-4, bandwidth_bytes_s: 2e7%s}"
+    servers = [
+        *(f"{{name: {name}, profile: {name[0]}.yaml, rack: many, link: {link % ''}}}" for name in ("a0", "a1", "b0")),
+        *(f"{{name: {name}, profile: a.yaml, rack: one, link: {link % ', medium: air'}}}" for name in ("a8", "a9")),
+    ]
+    text = TEXT.format(servers=", ".join(servers), more="", served="requested", jitter="false")
+    uplink = f"latency_s: 1e-4, bandwidth_bytes_s: {uplink_bytes_s}"
+    racks = f"racks: [{{name: many, count: 3, {uplink}}}, {{name: one, {uplink}}}]"
+    scenario = strict.parse(Scenario, text.replace("cluster:", f"cluster:\n  {racks}"), "racked")
+    slow, fast = toy("x", 0.5), toy("x", 1.0)
+    profiles = {each.name: slow if "b0" in each.name else fast for each in scenario.cluster.named_servers}
+    return build_world(scenario, profiles, NetworkAccuracy(worlds.prior(2, WIDTHS)))
+
+
+@pytest.mark.parametrize("uplink_bytes_s", [1e6, 1e9])
+def test_servers_of_a_kind_need_not_be_told_apart(uplink_bytes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each server by itself is a programme of the same worth."""
+    world = racked(uplink_bytes_s)
+    assert sorted(len(kind.servers) for kind in bound.kinds_of(world)) == [1, 1, 3, 6]
+    few = FluidModel(world).bound(0.5, 100.0), whole_img_s(world, WIDTHS[:1])
+    each = [bound._Kind((server,)) for server in range(11)]
+    monkeypatch.setattr(bound, "kinds_of", lambda world: each)
+    many = (FluidModel(world).bound(0.5, 100.0),)
+    for name in ("capacity_img_s", "energy_per_image_j", "latency_mean_s"):
+        assert getattr(few[0], name) == pytest.approx(getattr(many[0], name), rel=1e-6)
+    assert few[1] <= few[0].capacity_img_s * (1 + 1e-9)
 
 
 def test_one_server_by_hand() -> None:

@@ -21,7 +21,7 @@ from hw.networks.registry import ModelFile, Network
 from policies.registry import BASELINES, COMPASS
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
-from scenarios.files.shipped import scenario_file
+from scenarios.files.shipped import FOLDERS, scenario_file
 from scenarios.files.spec import RatesWorkload
 from scenarios.job.network import training_knobs, training_text
 from scenarios.learn.tune import knobs_of
@@ -91,7 +91,7 @@ def test_a_scenario_names_a_shipped_network_by_its_name(name: str, tmp_path: Pat
 
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
-LIVE_SCENARIOS = sorted((ROOT / "scenarios" / "live").glob("*.yaml"))
+BELOW = [path for folder in FOLDERS for path in sorted((ROOT / "scenarios" / folder).glob("*.yaml"))]
 LIVE = "paper-live"  # on emulated devices: nothing is reported of them
 REPORTED = [p for p in scenario_files(ROOT / "scenarios") if not p.stem.startswith(LIVE)]
 
@@ -110,7 +110,7 @@ def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch:
     assert scenario_file(Path(name)) == Path(name)
 
 
-@pytest.mark.parametrize("path", [*SCENARIOS, *LIVE_SCENARIOS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*SCENARIOS, *BELOW], ids=lambda path: path.stem)
 def test_every_scenario_reads_and_is_listed(path: Path) -> None:
     """It names itself as its file does (of `live/NAME` it is `live-NAME`), and stands in the page of scenarios."""
     place = str(path.relative_to(ROOT / "scenarios").with_suffix(""))

@@ -70,3 +70,44 @@ def test_half_a_character_is_no_yaml() -> None:
     """libyaml complains of it in its own way."""
     with pytest.raises(InputError, match="not valid YAML"):
         strict.mapping("a: \ud800", "x.yaml")
+
+
+# --------------------------------------------------------------------------------------------------- racks and counts
+
+RACKS = """
+schema: slimsched.scenario/1
+name: racks
+model: {accuracy: slimresnet18-paper}
+cluster:
+  racks:
+    - {name: r, count: 2, latency_s: 1e-5, bandwidth_bytes_s: 1e9}
+    - {name: s, latency_s: 1e-5, bandwidth_bytes_s: 1e9}
+  servers:
+    - {name: a, count: 2, device: {emulated: t4}, link: 10gbe, rack: r}
+    - {name: b, device: {emulated: l4}, link: 10gbe, rack: s}
+workload: {kind: poisson, load: 0.5}
+"""
+
+
+def test_racks_and_counts_are_servers_one_by_one() -> None:
+    cluster = strict.parse(Scenario, RACKS, "x").cluster
+    assert [(server.name, server.rack) for server in cluster.named_servers] == [
+        ("r0-a-0", "r0"), ("r0-a-1", "r0"), ("r1-a-0", "r1"), ("r1-a-1", "r1"), ("b", "s")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "right, wrong, problem",
+    [
+        ("rack: s}", "rack: r}", "no server stands in s"),
+        ("rack: s}", "rack: t}", "b's rack is t; name one of r, s"),
+        (", rack: s}", "}", "b's rack is missing; name one of r, s"),
+        ("{name: s, latency", "{name: r1, latency", "'r1' is given twice"),
+        ("count: 2, latency", "count: 9000, latency", "these are 18001 servers; allowed are 10000"),
+        ("{emulated: l4}, link: 10gbe", "{emulated: l4}, shares_device_with: a", "b shares a device"),
+        ("count: 2, latency", "count: 0, latency", "greater than or equal to 1"),
+    ],
+)
+def test_a_topology_that_does_not_close_is_refused(right: str, wrong: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        strict.parse(Scenario, RACKS.replace(right, wrong), "x")

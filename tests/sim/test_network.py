@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.chance import hashed_share
+from kit.units import nanoseconds
 from sim.network import FREE, PACKET_BYTES, PRESETS, Attachment, Interconnect, rounds
 from sim.profile import Link
 
@@ -35,6 +36,21 @@ def test_the_slower_end_sets_the_slowdown() -> None:
     network = Interconnect((Attachment("a", FAST), Attachment("b", SLOW)))
     assert network.transfer(1, 0, 1000, 0) == (0, 1_000_000 + 1_000_000)
     assert network.duration_s(-1, 0, 1000) == 1e-6 + 1e-6
+
+
+def test_what_comes_into_a_rack_passes_its_uplink_too() -> None:
+    """1000 bytes at 100 MB/s, one behind the other, then the server's own link; two more latencies between racks."""
+    uplink = Link(latency_s=5e-6, bandwidth_bytes_s=1e8)
+    racks = (("a", "x"), ("b", "x"), ("c", "y"))
+    far_ns = nanoseconds(1e-6 + 2 * 5e-6)
+    network = Interconnect(tuple(Attachment(medium, FAST, rack, uplink) for medium, rack in racks))
+    assert network.transfer(-1, 0, 1000, 0) == (10_000, 10_000 + 1000 + 6000)
+    assert network.transfer(2, 1, 1000, 0) == (20_000, 20_000 + 1000 + far_ns)
+    assert network.transfer(1, 0, 1000, 30_000) == (30_000, 30_000 + 1000 + 1000), "within the rack"
+    assert network.transfer(0, 2, 1000, 0) == (10_000, 10_000 + 1000 + far_ns), "another uplink"
+    assert network.duration_s(2, 1, 1000) == pytest.approx(10e-6 + 1e-6 + 11e-6)
+    assert network.uplink_s(2, 1, 1000) == pytest.approx(10e-6)
+    assert network.uplink_s(1, 0, 1000) == 0.0
 
 
 def lossy(loss: float, latency_s: float = 1e-3) -> Link:

@@ -12,10 +12,9 @@ import pytest
 import policies.plan_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet, blank_sheet
 from policies.compiled.milp import view_of
-from policies.compiled.plan import PlanRow, alike_of, cost_table, exists, ways_of, work_keys
-from policies.compiled.rows import ELSEWHERE, HERE, IN_RACK, WAYS
+from policies.compiled.plan import PlanRow, alike_of, cost_table, exists, work_keys
 from policies.compiled.rules import Variant, VariantSteps
-from policies.interfaces import Alike, RouterConfig, RoutingPolicy
+from policies.interfaces import ELSEWHERE, HERE, IN_RACK, WAYS, Alike, RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.plan_of import plan_of
 from policies.rules import costs as rule_costs
@@ -227,7 +226,7 @@ def test_servers_that_cost_the_same_share_the_rows_of_tables() -> None:
     costs.alike = Alike(devices=(7, 7, 3, 7, 3), links=(2, 2, 2, 5, 5), racks=(0, 0, 1, 1, 1))
     assert alike_of(config, costs) == Alike((0, 0, 1, 0, 1), (0, 0, 0, 1, 1), (0, 0, 1, 1, 1))
     assert len(cost_table(config, costs, "batch")) == len(cost_table(config, costs, "load")) == 2
-    ways = ways_of(alike_of(config, costs))
+    ways = alike_of(config, costs).ways()
     assert ways[0, 0, ELSEWHERE] == (ROUTER, 0)
     assert ways[1, 0, IN_RACK] == (0, 1)
     assert ways[1, 1, ELSEWHERE] == (0, 3)

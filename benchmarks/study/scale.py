@@ -1,0 +1,166 @@
+"""From ten servers to a thousand: the shipped router untuned beside rules and the fluid bound (docs/scale.md).
+
+    python -m benchmarks scale                            # every size, a crowd and a night; docs/data/scale.csv
+    python -m benchmarks scale --size 100 --only crowd    # one
+
+Every size has the same mix of servers in racks, a load that is the same share of the capacity, and faults at the same
+rate a server. `decision_us` is what a decision costs in compiled code, on what is seen in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - it measures
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numba
+import numpy as np
+import pandas as pd
+
+from benchmarks.grid import GridRow, Row, code_state
+from kit.chance import stream
+from kit.documents import inputs_hash
+from policies.compiled.draws import Draws
+from policies.compiled.layout import Plan, Sheet, blank_sheet
+from policies.compiled.rules import choose
+from policies.interfaces import hold_rule_of
+from policies.plan_of import plan_of
+from scenarios.files.reading import load_scenario
+from scenarios.metrics.slo import Slo
+from scenarios.metrics.statistics import estimate
+from scenarios.runs.bound import FluidModel
+from scenarios.runs.planning import best_single
+from scenarios.runs.simulate import simulate_metrics
+from scenarios.world.materials import make_world
+from scenarios.world.world import World
+from sim.compiled.codes import ASKED
+from sim.compiled.decide import write_sheet
+from sim.compiled.layout import Cluster, Parameters
+from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
+from sim.compiled.run_plan import go_on
+
+SIZES: Final = (10, 30, 100, 300, 1000)
+LOADS: Final = ("crowd", "night")
+SAMPLES: Final = 16
+ALL: Final = ", all seen"  # behind the name of a router that looks at every server
+FIXED: Final = "fixed"
+ROUTERS: Final = ("compass", f"compass{ALL}", "ladder", FIXED, "sticky")
+SERVER_GAP_S: Final = 1000.0  # mean time between a server's faults
+RACK: Final = 10  # servers
+ASKED_AGAIN: Final = 2000  # times, of a decision that is timed
+FIGURES: Final = {
+    "mean_s": ("latency_s", "mean"),
+    "p99_s": ("latency_s", "p99"),
+    "accuracy": ("expected_accuracy",),
+    "energy_j": ("energy_per_image_j", "total"),
+}
+
+
+def points(folder: Path, loads: Sequence[str], sizes: Sequence[int], routers: Sequence[str]) -> list[GridRow]:
+    """A row a load, a size and a router."""
+    code = code_state()
+    return [
+        GridRow(
+            {"scenario": f"scale-{load}", "servers": size, "router": router},
+            inputs_hash(folder / f"{load}.yaml", code),
+            folder / f"{load}.yaml",
+        )
+        for load in loads
+        for size in sizes
+        for router in routers
+    ]
+
+
+@lru_cache(maxsize=4)
+def world_of(path: Path, servers: int, samples: int | None) -> World:
+    """The scenario at a size."""
+    changes: dict[str, Any] = {"cluster.racks.0.count": servers // RACK, "router.samples": samples}
+    changes["faults.0.mean_gap_s"] = SERVER_GAP_S / servers
+    return make_world(load_scenario(path, changes=changes), Path("runs/scale"))
+
+
+def measure(seeds: int, point: GridRow) -> Row:
+    """Means over so many of the scenario's seeds, the fluid bound, and what a decision costs."""
+    router, servers = point.key["router"], point.key["servers"]
+    world = world_of(point.given, servers, None if router.endswith(ALL) else SAMPLES)
+    name = _name_of(world, router.removesuffix(ALL))
+    begun_s, decided = time.process_time(), 0
+    results = []
+    for seed in world.scenario.compare.seeds[:seeds]:
+        results.append(simulate_metrics(world, world.router(name), name, seed, engine="compiled", detail=False))
+        decided += results[-1]["decisions"]
+    row: Row = {"cpu_s": time.process_time() - begun_s, "decisions": decided}
+    for figure, path in FIGURES.items():
+        mean = estimate([_at(result, path) for result in results])
+        row[figure], row[f"{figure}_ci95"] = mean["mean"], mean["ci95"]
+    bound = FluidModel(world).bound(world.scenario.slo.floor or 0.0, world.mean_rate_img_s)
+    row |= {"bound_mean_s": bound.latency_mean_s, "bound_energy_j": bound.energy_per_image_j}
+    row["bound_img_s"], row["rate_img_s"] = bound.capacity_img_s, world.mean_rate_img_s
+    return row | {"decision_us": decision_us(world, name)}
+
+
+def _name_of(world: World, router: str) -> str:
+    """`fixed` is the tuple that keeps the floor and is thought to carry most, each image on one server."""
+    if router != FIXED:
+        return router
+    single = best_single(world, Slo.of(world.scenario)) or world.cluster.router.widths[-1:]
+    return "fixed:" + ",".join(f"{width:g}" for width in single) + "@sticky"
+
+
+def _at(result: Any, path: Sequence[str]) -> float:
+    for key in path:
+        result = result[key]
+    return float(result)
+
+
+def _ask_again(row: Any, parameters: Any, plan_row: Any, sheet_row: Any, times: int) -> int:
+    c, p, plan, sheet = Cluster(row), Parameters(parameters), Plan(plan_row), Sheet(sheet_row)
+    chosen = 0
+    for _ in range(times):
+        plan.draw = 0
+        write_sheet(c, p, plan, sheet)
+        choose(plan, sheet)
+        chosen += plan.server
+    return chosen
+
+
+_asked_again: Any = numba.njit(nogil=True, error_model="numpy")(_ask_again)  # as in benchmarks.speed.driving
+
+
+def decision_us(world: World, name: str) -> float:
+    """CPU time of one decision, seeing included: the median over decisions in the middle of a run."""
+    run = RunRow(program_of(world.cluster), world.run_spec(0, duration_s=world.scenario.duration_s / 2), keeps=False)
+    router = world.router(name)
+    planned, costs_us = plan_of(router, world.cluster.router), list[float]()
+    assert planned is not None, f"{name} has no compiled form here"
+    sheet, rule = blank_sheet(run.program.servers), hold_rule_of(router)
+    if rule is not None:
+        run.set_hold_rule(rule)
+    plan, outside = planned.row, np.zeros(Plan.size, np.int64)
+    Draws(plan, stream(0, "router")).draw()
+    answer = (-1, -1, -1)
+    while len(costs_us) < 40:
+        status = go_on(run, answer, outside, sheet)  # type: ignore[arg-type]
+        answer = (-1, -1, -1)
+        if status != ASKED:
+            run.grow(status)
+            continue
+        is_late = run.cluster.now_ns > run.cluster.horizon_ns // 2
+        again = ASKED_AGAIN if is_late and run.cluster.decision % 97 == 0 else 1
+        begun_s = time.process_time()
+        _asked_again(run.row, run.shape.parameters, plan, sheet, again)
+        if again > 1:
+            costs_us.append((time.process_time() - begun_s) / again * 1e6)
+        answer = (Plan(plan).server, Plan(plan).width, Plan(plan).group)
+    return float(np.median(costs_us))
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a load, size and router; of the bound how much of its mean latency and joules a router has."""
+    frame = pd.DataFrame(rows).drop(columns="inputs", errors="ignore")
+    frame["bound_share_of_mean"] = frame.bound_mean_s / frame.mean_s
+    frame["bound_share_of_energy"] = frame.bound_energy_j / frame.energy_j
+    return frame
