@@ -44,7 +44,7 @@ from sim.compiled.run_plan import go_on
 
 SIZES: Final = (10, 30, 100, 300, 1000)
 LOADS: Final = ("crowd", "night")
-SAMPLES: Final = 16
+SAMPLES: Final = 64
 ALL: Final = ", all seen"  # behind the name of a router that looks at every server
 FIXED: Final = "fixed"
 ROUTERS: Final = ("compass", f"compass{ALL}", "ladder", FIXED, "sticky")

@@ -7,6 +7,7 @@ narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -92,7 +93,8 @@ class SignatureContext:
 def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
     """What the numbers of a cluster's runs are held against."""
     config, prior = cluster.router, cluster.prior
-    on_device = [sum(other.device == server.device for other in cluster.servers) for server in cluster.servers]
+    sharing = Counter(server.device for server in cluster.servers)
+    on_device = [sharing[server.device] for server in cluster.servers]
     speeds = [1 / _image_s(cluster, costs, server) / sharing for server, sharing in enumerate(on_device)]
     servers = tuple(
         ServerContext(
