@@ -108,6 +108,16 @@ class SlimVit(SlimmableModel):
         x = _norm(weights, f"{prefix}norm", x).mean(dim=1)
         return F.linear(x, weights[f"{prefix}classes"], weights[f"{prefix}classes_bias"])
 
+    def activation_shape(self, segment: int, width: float) -> Shape:
+        """See `SlimmableModel`; from the configuration alone."""
+        config = self.config
+        if segment in (0, len(config.dims)):
+            return super().activation_shape(segment, width)
+        pixels = config.image_size
+        for stride in (2, *config.strides[:segment]):  # the stem's, and of each segment's tokens
+            pixels = -(-pixels // stride)
+        return (round(config.dims[segment - 1] * width), pixels, pixels)
+
     def _block(self, weights: Weights, prefix: str, x: Tensor, head: int) -> Tensor:
         y = F.linear(_norm(weights, f"{prefix}norm0", x), weights[f"{prefix}heads"])
         query, key, value = y.reshape(*y.shape[:2], -1, 3, head).transpose(1, 2).unbind(3)  # (B, heads, tokens, head)
