@@ -71,7 +71,7 @@ class GivenNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images to (B, classes) logits."""
         found = self.network(self.rescale(x))
-        logits: Tensor = getattr(found, "logits", found)  # of transformers' networks
+        logits: Tensor = found["logits"] if isinstance(found, Mapping) else found  # of transformers'
         return logits
 
 

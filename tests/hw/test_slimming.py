@@ -382,3 +382,14 @@ def test_an_image_is_rescaled_within_the_network() -> None:
     assert "rescale/weight" not in dict(model.named_parameters())
     with torch.no_grad():
         torch.testing.assert_close(model(x, (1.0,) * model.spec.segments), wrapped(x), rtol=1e-4, atol=1e-5)
+
+
+def test_logits_are_taken_out_of_what_else_a_network_gives() -> None:
+    """As networks of `transformers` do, in a mapping; torch.fx follows a plain one still."""
+
+    class Several(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"hidden": x, "logits": x.mean((2, 3))}
+
+    x = torch.randn(2, 3, 4, 4)
+    assert torch.equal(GivenNetwork(nn.Identity(), Several())(x), x.mean((2, 3)))

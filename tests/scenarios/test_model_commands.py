@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.study.paper_table import paper_table
 from hw.networks.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
+from hw.networks.conformance import RULES
 from hw.networks.registry import Network, save_model
 from slimsched.cli import main
 from tests.scenarios.given_network import trained
@@ -58,7 +59,7 @@ def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     """A good one is told so; one that breaks a rule has exit code 1 and says where."""
     assert main(["model", "check", 'tests.scenarios.own_network:DigitsPerceptron {"features": 8}']) == 0
-    assert capsys.readouterr().out.count("kept") == 10
+    assert capsys.readouterr().out.count("kept") == len(RULES)
     broken = ["model", "check", 'tests.hw.test_networks:Pooled {"fault": "cost"}']
     assert main(broken) == 1
     assert "counted are" in capsys.readouterr().out
@@ -81,7 +82,7 @@ def test_a_given_network_is_slimmed_and_taken_by_the_next_command(
     assert min(each["top1"] for each in found["widths"]) > 0.85
     assert sorted(tmp_path.iterdir()) == [weights, path]
     assert main(["model", "check", str(path)]) == 0
-    assert capsys.readouterr().out.count("kept") == 10
+    assert capsys.readouterr().out.count("kept") == len(RULES)
     brought = scenario(tmp_path, f"{{checkpoint: {path.name}, dataset: digits}}")
     assert main(["model", "train", str(brought), "--out", str(tmp_path / "run"), "--quiet", "--json", "-"]) == 0
     table = {tuple(row["widths"]): row["top1"] for row in json.loads(capsys.readouterr().out)["tuples"]}
