@@ -67,7 +67,8 @@ class Stage:
 
     def _next(self, router: int) -> ToRouter:
         assert self.routers[router].poll(10), "nothing comes"
-        return decode_to_router(self.routers[router].recv_bytes())
+        word: ToRouter = decode_to_router(self.routers[router].recv_bytes())
+        return word
 
     def end(self, router: int, requests: Sequence[int]) -> None:
         ended = tuple(EndedRequest(request, 5, (1.0,), router, True) for request in requests)
@@ -89,8 +90,8 @@ def fates(stage: Stage) -> Iterator[Callable[[], Fates]]:
         for router in (0, 1):
             assert isinstance(stage.heard(router, Begin), Begin)
         yield lambda: future.result(10)
-        for router in stage.routers:  # where a test has failed it would wait
-            router.close()
+        for connection in stage.routers:  # where a test has failed it would wait
+            connection.close()
 
 
 def test_all_leave_when_every_image_has_ended(stage: Stage, fates: Callable[[], Fates]) -> None:
