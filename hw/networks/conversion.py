@@ -137,7 +137,6 @@ def converted(
     label: str,
     *,
     seconds: float,
-    seed: int = 0,
     device: str = "cpu",
     checkpoint: Path | None = None,
     on_step: Callable[[int, int], None] | None = None,
@@ -161,7 +160,7 @@ def converted(
         raise InputError(label, "", f"can't be made slimmable: {error}") from None
     knobs = replace(
         recipe(dataset.name, ""), batch=min(64, len(dataset.train_labels)), learning_rate=0.02, warmup_epochs=0.2,
-        label_smoothing=0.0, random_tuples=2, label_share=0.5, growth=(), probe_epochs=0, seed=seed, device=device,
+        label_smoothing=0.0, random_tuples=2, label_share=0.5, growth=(), probe_epochs=0, device=device,
     )  # fmt: skip
     source = _Sorted(f"{label} {model_hash(model.state_dict())}", model)
     if checkpoint is not None and checkpoint.exists():
@@ -172,7 +171,7 @@ def converted(
     if checkpoint is not None:
         checkpoint.unlink()
     assert isinstance(tuned, SlimmedNetwork), "it was one"
-    recalibrate(tuned.to(device), torch.from_numpy(dataset.train_images), seed)
+    recalibrate(tuned.to(device), torch.from_numpy(dataset.train_images), knobs.seed)
     tuned.eval()
     right = {
         width: top1(lambda x, width=width: tuned(x, (width,) * tuned.spec.segments), dataset, device)  # type: ignore[misc]

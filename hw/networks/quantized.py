@@ -117,5 +117,7 @@ def _as_stored(name: str, value: Any, state: Mapping[str, Tensor], prefix: str) 
     numbers = state[prefix + name]
     if not value.is_quantized:
         return numbers
-    scales, zeros = state[prefix + name + _SCALES], state[prefix + name + _ZEROS]
-    return torch._make_per_channel_quantized_tensor(numbers, scales, zeros, value.q_per_channel_axis())
+    scales, zeros, axis = state[prefix + name + _SCALES], state[prefix + name + _ZEROS], value.q_per_channel_axis()
+    shape = [-1 if place == axis else 1 for place in range(numbers.dim())]
+    exact = (numbers - zeros.view(shape)) * scales.view(shape)  # rounds to the same numbers again
+    return torch.quantize_per_channel(exact.float(), scales, zeros, axis, value.dtype)
