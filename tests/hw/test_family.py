@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 
 import numpy as np
 import pytest
@@ -241,6 +241,11 @@ def test_a_family_keeps_the_rules_that_are_not_of_nesting(tmp_path: Path) -> Non
     assert set(rules_of(made)) == {"spec", "shapes", "no state", "no neighbours", "instances", "memory", "concurrent"}
 
 
+def _pause(*_: object) -> None:
+    """So that lanes meet, on a busy host, too."""
+    Event().wait(1e-3)
+
+
 class Shared(SlimmableModel):
     """The obvious way to serve a module, and wrong: two lanes put their weights into one module."""
 
@@ -249,6 +254,7 @@ class Shared(SlimmableModel):
         self.module = nn.Sequential(
             nn.Conv2d(1, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(1024, 3)
         )
+        self.module[2].register_forward_pre_hook(_pause)
         self.wide = nn.Parameter(torch.ones(2))
 
     @property

@@ -97,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("compared", "validated"):
         write_rule(tmp_path / f"{name}.rule.yaml", LadderRule(thresholds=(7,), rungs=((1.0, 1.0), (0.5, 0.5))))
     (tmp_path / "own.yaml").write_text(OWN)
-    monkeypatch.setattr(network, "require_conformance", lambda _: None)
+    monkeypatch.setattr(network, "require_conformance", lambda *_: None)
     monkeypatch.setattr(ModelFile, "load", lambda _: None)
     for name in ("require_devices", "require_ready", "warn_of_another_stack"):
         monkeypatch.setattr(validation, name, lambda *_: None)

@@ -33,7 +33,7 @@ def test_each_name_is_one_that_commands_take(
     found = listed(capsys)
     names = {kind: [each["name"] for each in entries] for kind, entries in found.items()}
     assert all(each["about"] and each["ships"] for entries in found.values() for each in entries)
-    files = [path for folder in ("", "live/") for path in SHIPPED_SCENARIOS.glob(f"{folder}*.yaml")]
+    files = [path for folder in ("", "live/", "scale/") for path in SHIPPED_SCENARIOS.glob(f"{folder}*.yaml")]
     assert sorted(str(scenario_path(name)) for name in names["scenarios"]) == sorted(map(str, files))
     assert load_scenario(scenario_path("live/bursts")).name == "live-bursts"
     assert len(names["profiles"]) == len(list(SHIPPED_PROFILES.glob("*.yaml"))) > 5
