@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from jobs.learning.learned import Learned, NamedPolicy, read_learned
-from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Speeds
+from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Pool, Speeds
 from jobs.policies.history import ORACLE
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
@@ -449,19 +449,21 @@ def require_a_fit(case: JobsCase) -> None:
     Raises:
         InputError: no measured job fits into the cluster, by its size, its types or its virtual cluster.
     """
-    cluster, rooms = Cluster(case.world.groups), dict[tuple[str, str], int]()
+    cluster, rooms = Cluster(case.world.groups), dict[tuple[str, str], list[Pool]]()
     jobs = case.jobs.rows(case.run_of(case.baseline).is_measured)
-    for vc, types, gpus in zip(jobs.vc.tolist(), jobs.gpu_types.tolist(), jobs.gpus.tolist(), strict=True):
+    columns = [column.tolist() for column in (jobs.vc, jobs.gpu_types, jobs.gpus, jobs.nodes)]
+    for vc, types, gpus, nodes in zip(*columns, strict=True):
         if (vc, types) not in rooms:
-            pools = cluster.open_to(vc, types.split("|") if types else ())
-            rooms[vc, types] = max((pool.gpus for pool in pools), default=0)
-        if gpus <= rooms[vc, types]:
+            rooms[vc, types] = cluster.open_to(vc, types.split("|") if types else ())
+        if any(pool.may_hold(gpus, nodes) for pool in rooms[vc, types]):
             return
     if missing := _missing_types(case):
         why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}"
     else:
-        least, most = jobs.gpus.min(), max(rooms.values())
+        least, most = jobs.gpus.min(), max((pool.gpus for pools in rooms.values() for pool in pools), default=0)
         why = f"the smallest asks for {least:,} GPUs, and {most:,} is the most that one may have"
+        if least <= most:
+            why = "no type of node that a job may use has as many GPUs, and nodes, as it asks for"
     raise InputError(case.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
 
 

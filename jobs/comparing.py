@@ -144,7 +144,11 @@ def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
     """(n, pools) seconds by pool, infinite where a job may not run; (n,) on the fastest type that it may use."""
     speeds = cluster.speeds(case.jobs.arrivals(), case.world.speeds)
     fastest = speeds.max(axis=1)
-    speeds[case.jobs.gpus[:, None] > np.array([pool.gpus for pool in cluster.pools])] = 0.0
+    for wanted, most in (
+        (case.jobs.gpus, [pool.gpus for pool in cluster.pools]),
+        (case.jobs.nodes, [len(pool.nodes) for pool in cluster.pools]),
+    ):
+        speeds[wanted[:, None] > np.array(most)] = 0.0
     work_s = case.jobs.work_ns / NS_PER_S
     with np.errstate(divide="ignore"):
         return work_s[:, None] / speeds, work_s / np.where(fastest > 0, fastest, 1.0)

@@ -44,6 +44,7 @@ class JobTrace:
         attempts: how often it was begun.
         job_class: its row in a table of speeds; empty where there is none.
         gpu_share: how much of its one GPU it needs, in whole thousandths; 1 for all of it.
+        nodes: over so many at least its GPUs lie, evenly (Slurm's `--nodes`); 1 for any.
         provenance: where it comes from: `format`, `file`, `start` (the calendar's, or None) and counts.
     """
 
@@ -61,6 +62,7 @@ class JobTrace:
     attempts: Counts
     job_class: Texts
     gpu_share: Numbers
+    nodes: Counts
     provenance: Mapping[str, Any]
 
     @staticmethod
@@ -154,6 +156,7 @@ class JobTrace:
                 None if np.isnan(requested[row]) else int(requested[row]),
                 str(self.job_class[row]),
                 gpu_milli=milli[row],
+                nodes=int(self.nodes[row]),
             )
             for row, submit_ns in enumerate(self.submit_ns.tolist())
         ]
@@ -266,6 +269,7 @@ def _check(trace: JobTrace, source: str) -> None:
         ("gpus", trace.gpus >= 1, "1 or more"),
         ("attempts", trace.attempts >= 1, "1 or more"),
         ("gpu_share", is_share(trace.gpu_share, trace.gpus), "0.001 to 1, below 1 of one GPU alone"),
+        ("nodes", (trace.nodes >= 1) & (trace.nodes <= trace.gpus), "1 to the job's GPUs"),
         *((name, ~((each := getattr(trace, name)) < 0) & ~np.isinf(each), seconds) for name in _MAY_BE_UNKNOWN),
         ("status", np.isin(statuses, STATUSES)[status], ", ".join(STATUSES)),
     ]

@@ -89,7 +89,7 @@ class Log:
         is_first = is_next(*(key[rows] for key in keys))
         is_first[1:] |= (np.diff(part) <= 0) | (np.diff(submitted_s) > LONGEST_SUBMIT_S)
         begins, first = np.flatnonzero(is_first), rows[is_first]
-        for name, of_all in (("gpus", np.add), ("run_s", np.maximum), ("requested_s", np.fmax)):
+        for name, of_all in (("gpus", np.add), ("nodes", np.maximum), ("run_s", np.maximum), ("requested_s", np.fmax)):
             self.numbers[name][first] = of_all.reduceat(self.numbers[name][rows], begins)
         types = np.split(self.words["gpu_types"].take(pyarrow.array(rows)).to_numpy(), begins[1:])
         self._replace("gpu_types", first, ["|".join(sorted(set("|".join(each).split("|")) - {""})) for each in types])

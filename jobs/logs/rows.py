@@ -26,7 +26,8 @@ WORDS: Final = ("user", "vc", "gpu_types", "status", "job_class", "whose")
 START, END, ELIGIBLE, WAIT = "recorded_start_s", "recorded_end_s", "eligible_s", "recorded_wait_s"
 TIMES: Final = {"submit_s": "submit time", ELIGIBLE: "eligible time", START: "start", END: "end"}
 DURATIONS: Final = {"run_s": "run time", WAIT: "wait", "requested_s": "time limit"}
-QUANTITIES: Final = {**TIMES, **DURATIONS, "gpus": "GPUs", "gpu_share": "share of a GPU", "attempts": "attempts"}
+SIZES: Final = {"gpus": "GPUs", "gpu_share": "share of a GPU", "nodes": "nodes"}
+QUANTITIES: Final = {**TIMES, **DURATIONS, **SIZES, "attempts": "attempts"}
 HELD: Final = "could not begin at their Submit (dependency, hold, begin time): they wait from Eligible on"
 BACKWARDS: Final = "started before they were submitted: wait and start are not known"
 ENDED_FIRST: Final = "ended before it started"
@@ -149,13 +150,15 @@ def table_of(rows: Rows, options: Options, tally: Tally) -> Any:
     cells = {name: _cells(rows, name, options) for name in QUANTITIES if name in given}
     of = dict.fromkeys(QUANTITIES, np.full(many, np.nan)) | {name: each.values for name, each in cells.items()}
     submit_s = np.where(of[ELIGIBLE] > of["submit_s"], of[ELIGIBLE], of["submit_s"])
+    gpus = np.ceil(np.clip(np.nan_to_num(of["gpus"]), 0, MAX_GPUS + 1)).astype(np.int32)
     columns = {
         "submit_s": submit_s,
         **({"submitted_s": of["submit_s"]} if ELIGIBLE in given else {}),
         "start_s": of[START] if START in given else submit_s + known(of[WAIT]),
         "run_s": of["run_s"] if "run_s" in given else of[END] - of[START],
         "requested_s": known(of["requested_s"]),
-        "gpus": np.ceil(np.clip(np.nan_to_num(of["gpus"]), 0, MAX_GPUS + 1)).astype(np.int32),
+        "gpus": gpus,
+        "nodes": np.clip(np.nan_to_num(of["nodes"], nan=1.0), 1, np.maximum(gpus, 1)).astype(np.int32),
         "gpu_milli": np.round(np.clip(np.nan_to_num(of["gpu_share"], nan=1.0), -1, 9) * 1000).astype(np.int16),
         "attempts": np.fmax(of["attempts"], 1).astype(np.int32),
         "kind": _kind(rows, cells),

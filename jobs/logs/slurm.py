@@ -32,6 +32,7 @@ _TIMES: Final = {"submit_s": "Submit", ELIGIBLE: "Eligible", START: "Start", END
 _GPUS_OF: Final = ("AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES")  # the first that names some counts
 _WANTED: Final = (*FIELDS.split(","), "Elapsed", "Timelimit", *_GPUS_OF)
 _GPUS: Final = re.compile(r"(?:^|,)(?:gres/)?gpu(?::([^=:,(]+))?[=:](\d+)")
+_NODES: Final = re.compile(r"(?:^|,)node=(\d+)")
 _SOME_GPUS: Final = re.compile(rb"gres/gpu(?::[^=|\n]+)?=[1-9]|\|(?:[^|\n]*,)?gpu(?::[^:,|\n]+)?:[1-9]")
 _NOT_ENDED: Final = pyarrow.array(
     ["RUNNING", "PENDING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STAGE_OUT"]
@@ -44,7 +45,8 @@ _NO_LIMIT_S: Final = 365 * 86400  # what Slurm notes of a job without a limit
 NOT_ELIGIBLE: Final = "jobs that were held, or depended on others, wait from their Submit on, as if they could begin"
 FILLED: Final = "name no GPU: their nodes times --gpus-per-node"
 MORE: Final = "were given more GPUs than they asked for (--exclusive): all that they held count"
-SPREAD: Final = "lay on more nodes than their GPUs need (-N and the like): simulated on as few as they can"
+SPREAD: Final = "lay on more nodes than their GPUs need, and had not asked for so many: simulated on as few as they can"
+ASKED: Final = "asked for more nodes than their GPUs need (-N, by ReqTRES): simulated evenly over so many"
 CLOCK_CHANGED: Final = (
     "End - Start differs from ElapsedRaw by an hour (clocks were changed: use `TZ=UTC sacct`, or --timezone)"
 )
@@ -84,7 +86,7 @@ def _attempts(rows: Rows, options: Options) -> Rows:
         name: times(given[own], options.timezone, zero_is_nothing=True) for name, own in _TIMES.items() if own in given
     }
     start_s, end_s = cells[START].values, cells[END].values
-    gpus, types, noted_gpus = _gpus(rows, options)
+    sizes, noted_sizes = _sizes(rows, options)
     ids, part = _het(rows, id_name)
     run_s, noted = _elapsed(rows, end_s - start_s)
     limit = durations(rows.of("TimelimitRaw" if "TimelimitRaw" in given else "Timelimit"), 60)
@@ -92,11 +94,10 @@ def _attempts(rows: Rows, options: Options) -> Rows:
         **cells,
         "job_id": ids,
         "run_s": Cells(run_s),
-        "gpus": Cells(gpus),
+        **sizes,
         "requested_s": replace(limit, values=np.where(limit.values == _NO_LIMIT_S, np.nan, limit.values)),
         "user": rows.of("User"),
         "vc": rows.of({"partition": "Partition", "account": "Account", "qos": "QOS"}[options.vc]),
-        "gpu_types": types,
         "status": state,
         "whose": compute.binary_join_element_wise(*(rows.of(name) for name in ("User", "Account", "Cluster")), "|"),
         "is_open": truths(compute.is_in(state, value_set=_NOT_ENDED)),
@@ -108,7 +109,7 @@ def _attempts(rows: Rows, options: Options) -> Rows:
         "steps of jobs (`sacct -X` leaves them out)": truths(compute.match_substring(ids, ".")),
         ENDED_FIRST: (run_s < 0) | ((end_s < start_s) & ~noted[CLOCK_CHANGED]),
     }
-    return Rows(rows.lines, columns, _TIMES, True, refused, {**noted, **noted_gpus})
+    return Rows(rows.lines, columns, _TIMES, True, refused, {**noted, **noted_sizes})
 
 
 def _het(rows: Rows, id_name: str) -> tuple[Any, NDArray[np.int16] | int]:
@@ -130,8 +131,8 @@ def _elapsed(rows: Rows, between_s: Numbers) -> tuple[Numbers, dict[str, Mask]]:
     return np.where(is_odd, between_s, elapsed_s), {CLOCK_CHANGED: is_changed, _ODD_ELAPSED: is_odd}
 
 
-def _gpus(rows: Rows, options: Options) -> tuple[Numbers, Any, dict[str, Mask]]:
-    """GPUs of each job, the types that it asked for, and what is to be said of them.
+def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask]]:
+    """GPUs of each job, the types and nodes that it asked for, and what is to be said of them.
 
     What it was given counts; where that names none, what it asked for. Any type that it did not ask for by name is
     allowed. How many GPUs a node has is told by the job that had most of one.
@@ -143,9 +144,13 @@ def _gpus(rows: Rows, options: Options) -> tuple[Numbers, Any, dict[str, Mask]]:
     nodes, asked_gpus = numbers(rows.of("NNodes")).values, mapped(asked, count_of)
     is_filled = (gpus == 0) & (options.gpus_per_node is not None)
     of_a_node = np.ceil(np.divide(gpus, nodes, out=np.ones_like(gpus), where=nodes > 0).max(initial=1.0))
-    more, spread = (asked_gpus > 0) & (gpus > asked_gpus), (gpus > 0) & (nodes > np.ceil(gpus / of_a_node))
+    needed, asked_nodes = np.ceil(gpus / of_a_node), mapped(asked, nodes_of)
+    more, spread = (asked_gpus > 0) & (gpus > asked_gpus), (gpus > 0) & (nodes > needed)
+    is_asked = spread & (asked_nodes > needed)
     filled = np.where(is_filled, nodes * (options.gpus_per_node or 0), gpus)
-    return filled, named(asked, types_of), {FILLED: is_filled, MORE: more, SPREAD: spread}
+    columns = {"gpus": Cells(filled), "gpu_types": named(asked, types_of)}
+    columns["nodes"] = Cells(np.where(is_asked, asked_nodes, 1.0))
+    return columns, {FILLED: is_filled, MORE: more, SPREAD: spread & ~is_asked, ASKED: is_asked}
 
 
 def count_of(tres: str) -> float:
@@ -153,6 +158,12 @@ def count_of(tres: str) -> float:
     matches = _GPUS.findall(tres)
     totals = [int(count) for kind, count in matches if not kind]
     return float(totals[0] if totals else sum(int(count) for _, count in matches))
+
+
+def nodes_of(tres: str) -> float:
+    """The nodes that a text of TRES has at least; 0 where it names none."""
+    found = _NODES.search(tres)
+    return float(found[1]) if found else 0.0
 
 
 def types_of(tres: str) -> str:

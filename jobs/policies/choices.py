@@ -184,7 +184,7 @@ class Choices:
     def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, ledger: JobLedger) -> None:
         placement = _room(waiting, ledger.search)
         assert placement is not None, "a job was chosen that does not fit"
-        if self._mapper is not None:
+        if self._mapper is not None and waiting.nodes == 1:
             classes = _those_waiting(line, ledger)
             jobs, number = _in_order(classes)
             view = self._view(line, classes, jobs, number, ledger)
@@ -258,7 +258,7 @@ def _room(waiting: WaitingClass, search: Search) -> tuple[Pool, Allocation] | No
     """Where one of this class can lie now, in the first of its pools that has room."""
     for pool in waiting.pools:
         if pool.free_gpus >= waiting.gpus:
-            allocation = search(pool, waiting.gpus)
+            allocation = search(pool, waiting.gpus, waiting.nodes)
             if allocation is not None:
                 return pool, allocation
     return None

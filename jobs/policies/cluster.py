@@ -35,6 +35,7 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
         submit_ns: when it was submitted; not later than now.
         done_ns: work that it has behind it, where it ran before the scheduler knew it.
         gpu_milli: how much of its one GPU it needs, in thousandths; 1000 for all of it, as jobs of several have.
+        nodes: over so many at least its GPUs lie, evenly; 1 for any.
     """
 
     job: int
@@ -47,6 +48,7 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
     job_class: str = ""
     done_ns: int = 0
     gpu_milli: int = 1000
+    nodes: int = 1
 
 
 class JobEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -119,7 +121,7 @@ JobCommand = StartJob | PreemptJob | RefuseJob
 # found without a search, and the lowest number among them is the lowest bit.
 
 
-Search = Callable[["Pool", int], Allocation | None]  # where so many GPUs can go, and whether they can
+Search = Callable[["Pool", int, int], Allocation | None]  # where so many GPUs can go, over so many nodes at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,13 @@ class Pool:
         """Whether a node is in service."""
         return not self._down >> place & 1
 
-    def fewest_nodes(self, gpus: int) -> int:
-        """On so many nodes such a gang must lie."""
-        return -(-gpus // self.size)
+    def fewest_nodes(self, gpus: int, nodes: int = 1) -> int:
+        """On so many nodes such a gang must lie, that asks for so many."""
+        return max(-(-gpus // self.size), nodes)
+
+    def may_hold(self, gpus: int, nodes: int) -> bool:
+        """Whether such a gang fits when all is free and in service."""
+        return self.gpus >= gpus and len(self.nodes) >= nodes
 
     def clone(self) -> Pool:
         """A copy to try things on."""
@@ -253,6 +259,19 @@ class Pool:
             chosen.append((place, left))
             chosen.sort()
         return tuple(chosen)
+
+    def even(self, gpus: int, nodes: int, rest: Rest) -> Allocation | None:
+        """On exactly so many nodes, on each as many as on any other, or one more."""
+        sets, chosen = self._sets.copy(), []
+        least, more = divmod(gpus, nodes)
+        for number in range(nodes):
+            part = least + (number < more)
+            place = _place(sets, part, self.size, rest)
+            if place < 0:
+                return None
+            sets[self.free[place]] ^= 1 << place
+            chosen.append((place, part))
+        return tuple(sorted(chosen))
 
     def spread(self, gpus: int) -> Allocation | None:
         """Over as few nodes as can be, the emptiest first."""
@@ -503,7 +522,7 @@ class SharedGpus:
     def find(self, pool: Pool, milli: int, search: Search) -> Allocation | None:
         """Where a share can go: beside others, where least is left; else on a whole GPU."""
         best = self._best([each for each in self._of_pool.get(pool.index, ()) if pool.is_up(each.place)], milli)
-        return search(pool, 1) if best is None else ((best.place, 1),)
+        return search(pool, 1, 1) if best is None else ((best.place, 1),)
 
     def take(self, job: int, pool: Pool, allocation: Allocation, milli: int) -> None:
         """A share is used from now on, on the node that was found."""
@@ -565,20 +584,22 @@ class Placement:
     is_by_number: bool = False
     is_programme: bool = False
 
-    def search(self, pool: Pool, gpus: int) -> Allocation | None:
-        """Where so many GPUs of a pool can go, and whether they can."""
+    def search(self, pool: Pool, gpus: int, nodes: int = 1) -> Allocation | None:
+        """Where so many GPUs of a pool can go, and whether they can; evenly, where more nodes than 1 are asked for."""
+        if nodes > 1:
+            return pool.even(gpus, pool.fewest_nodes(gpus, nodes), self.rest)
         return pool.fewest(gpus, self.rest) or (pool.spread(gpus) if self.may_spread else None)
 
     def largest(self, pool: Pool) -> int:
         """The largest gang for which the search would find something; it does for all that are smaller."""
         return pool.free_gpus if self.may_spread else pool.largest_gang
 
-    def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
+    def sorted_pools(self, job: JobArrived, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
         """In the order in which they are searched; equal ones as the cluster's file names them."""
 
         def merit(pool: Pool) -> tuple[float, int, int]:
-            speed = speeds.of(job_class, pool.gpu_type) if self.is_speed_aware else 0.0
-            return -speed, 0 if self.is_by_number else pool.fewest_nodes(gpus), pool.index
+            speed = speeds.of(job.job_class, pool.gpu_type) if self.is_speed_aware else 0.0
+            return -speed, 0 if self.is_by_number else pool.fewest_nodes(job.gpus, job.nodes), pool.index
 
         return tuple(sorted(pools, key=merit))
 

@@ -114,7 +114,7 @@ class JobLedger:
         largest: dict[int, int] = {}  # by pool, the gang that fits
         fits = []
         for waiting in classes:
-            if waiting.milli < WHOLE_MILLI:  # there may be room beside others' shares
+            if waiting.milli < WHOLE_MILLI or waiting.nodes > 1:  # there may be room beside others' shares, or spread
                 fits.append(waiting)
                 continue
             for pool in waiting.pools:
@@ -171,11 +171,11 @@ class JobLedger:
 
     def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
         """Where the first of a class can start in a pool."""
-        if self.slots is not None and self.slots.is_aware:
+        if self.slots is not None and self.slots.is_aware and waiting.nodes == 1:
             return self.slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
         if waiting.milli < WHOLE_MILLI:
             return self._shared.find(pool, waiting.milli, self.search)
-        return self.search(pool, waiting.gpus)
+        return self.search(pool, waiting.gpus, waiting.nodes)
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
@@ -185,7 +185,7 @@ class JobLedger:
         else:
             pool.take(allocation)
         speed = waiting.speeds[waiting.pools.index(pool)]
-        if len(allocation) > 1 and len(allocation) > pool.fewest_nodes(waiting.gpus):
+        if len(allocation) > 1 and len(allocation) > pool.fewest_nodes(waiting.gpus, waiting.nodes):
             speed /= self.speeds.spread_slowdown
         slots: Slots = ()
         if self.slots is not None:
@@ -229,11 +229,10 @@ class JobLedger:
     # ------------------------------------------------------------------------------------------------- preemption
 
     def _start_by_preemption(self, waiting: WaitingClass, closed: Sequence[Pool]) -> bool:
-        index, _ = waiting.first
         for pool in waiting.pools:
             if pool in closed:
                 continue
-            room = self._ranking(pool).make_room(waiting.gpus, index, self.placement, self.book)
+            room = self._ranking(pool).make_room(waiting, self.placement, self.book)
             if room is not None:
                 allocation, victims = room
                 for job in victims:

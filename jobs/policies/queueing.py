@@ -44,15 +44,15 @@ class Reservation:
             self.spare.move(place, spare - self.spare.free[place])
 
 
-def reserve(pool: Pool, gpus: int, search: Search, ends: Ends) -> Reservation | None:
+def reserve(pool: Pool, waiting: WaitingClass, search: Search, ends: Ends) -> Reservation | None:
     """For a job that does not fit now; None where it won't, because nodes are down."""
     then = pool.clone()
     for at_ns, freed in groupby(ends, key=lambda end: end[0]):
         for _, allocation in freed:
             then.give(allocation)
-        if then.free_gpus < gpus:
+        if then.free_gpus < waiting.gpus:
             continue
-        place = search(then, gpus)
+        place = search(then, waiting.gpus, waiting.nodes)
         if place is not None:
             then.take(place)
             return Reservation(at_ns, then.free, pool.with_free(list(map(min, pool.free, then.free))))
@@ -72,14 +72,14 @@ class FreeGpuProfile:
             for place, gpus in allocation:
                 self._free[-1][place] += gpus
 
-    def earliest(self, gpus: int, length_ns: int, search: Search) -> tuple[int, Allocation] | None:
+    def earliest(self, waiting: WaitingClass, length_ns: int, search: Search) -> tuple[int, Allocation] | None:
         """When and where a job of this length can start first; None for never (nodes are down)."""
         for step, at_ns in enumerate(self._times):
             after = bisect_left(self._times, at_ns + length_ns, lo=step + 1)
             least = [min(frees) for frees in zip(*self._free[step:after], strict=True)]
-            if sum(least) < gpus:
+            if sum(least) < waiting.gpus:
                 continue
-            allocation = search(self._pool.with_free(least), gpus)
+            allocation = search(self._pool.with_free(least), waiting.gpus, waiting.nodes)
             if allocation is not None:
                 return at_ns, allocation
         return None
@@ -133,14 +133,15 @@ def _first_fit(line: CompetingClasses, ledger: JobLedger) -> None:
         if not classes:
             return
     heads, stopped = _heads(classes, ledger), ledger.stopped
-    blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
+    blocked: dict[tuple[tuple[Pool, ...], int], int] = {}  # by pools and nodes: nobody of this demand or more can start
     while heads and ledger.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
         _, number = heappop(heads)
         waiting = classes[number]
-        if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):
+        alike = waiting.pools, waiting.nodes
+        if waiting.demand_milli >= blocked.get(alike, waiting.demand_milli + 1):
             continue
         if not ledger.try_head(waiting):
-            blocked[waiting.pools] = waiting.demand_milli
+            blocked[alike] = waiting.demand_milli
         elif waiting.count:
             heappush(heads, (waiting.first, number))
 
@@ -190,10 +191,10 @@ def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], ledge
     """The place of the first of a class who may start now and delays no reservation."""
     may: NDArray[np.bool_] | None = None
     for pool in waiting.pools:
-        if ledger.search(pool, waiting.gpus) is None:
+        if ledger.search(pool, waiting.gpus, waiting.nodes) is None:
             continue
         reservation = kept.get(pool.index)
-        if reservation is None or ledger.search(reservation.spare, waiting.gpus) is not None:
+        if reservation is None or ledger.search(reservation.spare, waiting.gpus, waiting.nodes) is not None:
             return waiting.head
         in_time = ledger.lengths_ns(waiting, pool) <= reservation.at_ns - ledger.now_ns
         may = in_time if may is None else may | in_time
@@ -204,10 +205,10 @@ def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reserva
     for pool in waiting.pools:
         reservation = kept.get(pool.index)
         if reservation is None:
-            allocation, is_long = ledger.search(pool, waiting.gpus), False
+            allocation, is_long = ledger.search(pool, waiting.gpus, waiting.nodes), False
         else:
             is_long = bool(ledger.lengths_ns(waiting, pool)[place] > reservation.at_ns - ledger.now_ns)
-            allocation = ledger.search(reservation.spare if is_long else pool, waiting.gpus)
+            allocation = ledger.search(reservation.spare if is_long else pool, waiting.gpus, waiting.nodes)
         if allocation is not None:
             ledger.start(waiting, place, pool, allocation)
             if reservation is not None:
@@ -218,7 +219,7 @@ def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reserva
 
 def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLedger) -> None:
     """Reserve for the first of a class, in the pool where it can start first; nothing where it can't in any."""
-    reservations = [reserve(pool, waiting.gpus, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
+    reservations = [reserve(pool, waiting, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
     times = [(one.at_ns, number) for number, one in enumerate(reservations) if one is not None]
     if times:
         _, number = min(times)
@@ -250,7 +251,7 @@ def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuP
         if profile is None:
             profile = profiles[pool.index] = FreeGpuProfile(pool, ledger.now_ns, ledger.ends(pool))
         length_ns = int(ledger.lengths_ns(waiting, pool)[place])
-        slot = profile.earliest(waiting.gpus, length_ns, ledger.search)
+        slot = profile.earliest(waiting, length_ns, ledger.search)
         if slot is not None:
             reservations.append((slot[0], order, slot[1], length_ns))
     if reservations:
@@ -397,12 +398,12 @@ class Rounds:
     def _arrange(self, pool: Pool, chosen: Sequence[int], ledger: JobLedger) -> None:
         """On which nodes; who runs elsewhere, or is not among them, is stopped."""
         running = dict(ledger.running[pool.index].held)
-        gpus = {job: ledger.class_of[job].gpus for job in chosen}
-        largest_first = sorted(chosen, key=lambda job: -gpus[job])
-        places = _places(pool, largest_first, gpus, running, ledger.search, keeps=True)
+        classes = {job: ledger.class_of[job] for job in chosen}
+        largest_first = sorted(chosen, key=lambda job: -classes[job].gpus)
+        places = _places(pool, largest_first, classes, running, ledger.search, keeps=True)
         for order in (largest_first, chosen):
             if len(places) < len(chosen):
-                places = _places(pool, order, gpus, running, ledger.search, keeps=False)
+                places = _places(pool, order, classes, running, ledger.search, keeps=False)
         for job, allocation in running.items():
             if places.get(job) != allocation:
                 ledger.stop(job)
@@ -421,7 +422,7 @@ class Rounds:
 def _places(
     pool: Pool,
     jobs: Sequence[int],
-    gpus: Mapping[int, int],
+    classes: Mapping[int, WaitingClass],
     running: Mapping[int, Allocation],
     search: Search,
     keeps: bool,
@@ -432,7 +433,7 @@ def _places(
     """
     trial, places = pool.clone(), dict[int, Allocation]()
     for job, allocation in running.items():
-        if keeps and job in gpus:
+        if keeps and job in classes:
             places[job] = allocation
         else:
             trial.give(allocation)
@@ -441,7 +442,7 @@ def _places(
             continue
         stays = running.get(job)
         is_free = stays is not None and all(trial.free[node] >= used for node, used in stays)
-        placement = stays if is_free else search(trial, gpus[job])
+        placement = stays if is_free else search(trial, classes[job].gpus, classes[job].nodes)
         if placement is not None:
             trial.take(placement)
             places[job] = placement

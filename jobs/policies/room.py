@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from jobs.policies.cluster import Allocation, Placement, Pool
 from jobs.policies.orders import RUNNING, JobBook
+from jobs.policies.waiting import WaitingClass
 from kit.jit import entry, kernel
 
 _Ints = NDArray[np.int64]
@@ -96,32 +97,36 @@ class PoolRanking:
     running: Running
 
     def make_room(
-        self, gpus: int, index: float, placement: Placement, book: JobBook
+        self, waiting: WaitingClass, placement: Placement, book: JobBook
     ) -> tuple[Allocation, list[int]] | None:
-        """Where a gang of GPUs can go if some of a larger index stop, and who; None if not even all make room.
+        """Where the first of a class can go if some of a larger index stop, and who; None if not even all make room.
 
         They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
         before the others.
         """
-        running, stopped = self.running, np.empty(len(self.jobs), np.int64)
+        running, stopped, (index, _) = self.running, np.empty(len(self.jobs), np.int64), waiting.first
+        nodes = running.pool.fewest_nodes(waiting.gpus, waiting.nodes) if waiting.nodes > 1 else 0
         many = _stops(
             self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns,
-            running.free, running.is_up, running.pool.size, gpus, placement.may_spread, stopped,
+            running.free, running.is_up, running.pool.size, waiting.gpus, nodes, placement.may_spread, stopped,
         )  # fmt: skip
-        return _room(running, gpus, placement, stopped[:many].tolist()) if many else None
+        return _room(running, waiting, placement, stopped[:many].tolist()) if many else None
 
 
 @kernel
-def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, may_spread: bool) -> bool:
-    """Whether a gang does: on the fewest nodes, or wherever."""
-    whole, left = gpus // size, gpus % size
-    total, wholes, others = 0, 0, 0
+def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, nodes: int, may_spread: bool) -> bool:
+    """Whether a gang does: evenly on so many nodes, unless 0; on the fewest, or wherever."""
+    if nodes:
+        part, many, least, all_of_them = gpus // nodes + 1, gpus % nodes, gpus // nodes, nodes
+    else:
+        part, many, least, all_of_them = size, gpus // size, gpus % size, -(-gpus // size)
+    total, parts, others = 0, 0, 0
     for node in range(len(free)):
         if is_up[node]:
             total += free[node]
-            wholes += free[node] == size
-            others += free[node] >= left
-    return total >= gpus if may_spread else wholes >= whole and (left == 0 or others > whole)
+            parts += free[node] >= part
+            others += free[node] >= least
+    return total >= gpus if may_spread and not nodes else parts >= many and others >= all_of_them
 
 
 @kernel
@@ -148,6 +153,7 @@ def _stops(
     is_up: _Flags,
     size: int,
     wanted: int,
+    on_nodes: int,
     may_spread: bool,
     stopped: _Ints,
 ) -> int:
@@ -164,11 +170,11 @@ def _stops(
             rows[behind] = row
             behind += 1
             free[nodes[row]] += gpus[row]
-    if not _fits(free, is_up, size, wanted, may_spread):
+    if not _fits(free, is_up, size, wanted, on_nodes, may_spread):
         return 0
     free[:] = free_now
     going_on = behind  # these rows come first, those of jobs that have stopped come behind them, the last to stop first
-    while not _fits(free, is_up, size, wanted, may_spread):
+    while not _fits(free, is_up, size, wanted, on_nodes, may_spread):
         last = _last(index, jobs, rows[:going_on])
         for place in range(going_on - 1, -1, -1):
             row = rows[place]
@@ -176,7 +182,7 @@ def _stops(
                 going_on -= 1
                 rows[place], rows[going_on] = rows[going_on], row
                 free[nodes[row]] += gpus[row]
-    enough = 1 if may_spread else wanted % size or size
+    enough = wanted // on_nodes if on_nodes else 1 if may_spread else wanted % size or size
     many = 0
     for row in rows[going_on:behind][::-1]:
         is_new = many == 0 or stopped[many - 1] != jobs[row]
@@ -186,12 +192,14 @@ def _stops(
     return many
 
 
-def _room(running: Running, gpus: int, placement: Placement, stopped: Sequence[int]) -> tuple[Allocation, list[int]]:
+def _room(
+    running: Running, waiting: WaitingClass, placement: Placement, stopped: Sequence[int]
+) -> tuple[Allocation, list[int]]:
     """Where the gang goes if these stop, and who of them must."""
     trial, held = running.pool.clone(), running.held
     for job in stopped:
         trial.give(held[job])
-    allocation = placement.search(trial, gpus)
+    allocation = placement.search(trial, waiting.gpus, waiting.nodes)
     assert allocation is not None, "GPUs were counted as free that are not"
     left = {node: trial.free[node] - used for node, used in allocation}
     victims = []

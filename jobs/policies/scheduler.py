@@ -38,7 +38,7 @@ from jobs.policies.policy import CHOICE, RESERVING, ROUNDS, JobPolicy
 from jobs.policies.queueing import QUEUEINGS, Rounds
 from jobs.policies.waiting import CompetingClasses, WaitingClass
 
-_Demand = tuple[int, tuple[int, ...], tuple[float, ...], int]  # GPUs, pools in order, speeds there, thousandths of each
+_Demand = tuple[int, tuple[int, ...], tuple[float, ...], int, int]  # GPUs, pools, speeds there, thousandths, nodes
 
 
 class JobScheduler(JobLedger):
@@ -188,7 +188,7 @@ class JobScheduler(JobLedger):
 
     def _class_for(self, event: JobArrived) -> WaitingClass | str:
         """The class of jobs with its demand; or why no such job can ever run here."""
-        demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli)
+        demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli, event.nodes)
         known = self._known.get(demand)
         if known is None:
             known = self._known[demand] = self._make_class(event)
@@ -196,17 +196,17 @@ class JobScheduler(JobLedger):
 
     def _make_class(self, event: JobArrived) -> WaitingClass | str:
         allowed = self.cluster.open_to(event.vc, event.gpu_types)
-        pools = [pool for pool in allowed if pool.gpus >= event.gpus]
+        pools = [pool for pool in allowed if pool.may_hold(event.gpus, event.nodes)]
         if not pools:
             return _why_not(event, allowed)
-        chosen = self.placement.sorted_pools(event.gpus, event.job_class, pools, self.speeds)
+        chosen = self.placement.sorted_pools(event, pools, self.speeds)
         speeds = tuple(self.speeds.of(event.job_class, pool.gpu_type) for pool in chosen)
         packs = self.policy.packs_shares and self.slots is None
         milli = event.gpu_milli if packs else WHOLE_MILLI
-        key = (event.gpus, tuple(pool.index for pool in chosen), speeds, milli)
+        key = (event.gpus, tuple(pool.index for pool in chosen), speeds, milli, event.nodes)
         waiting = self._classes.get(key)
         if waiting is None:
-            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds, milli)
+            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds, milli, event.nodes)
             self._join_lines(waiting)
         return waiting
 
@@ -243,4 +243,6 @@ def _why_not(event: JobArrived, allowed: Sequence[Pool]) -> str:
         types = f" of type {' or '.join(event.gpu_types)}" if event.gpu_types else ""
         return f"no node{types} is open to VC {event.vc!r}" if event.vc else f"there is no node{types}"
     most = max(pool.gpus for pool in allowed)
+    if most >= event.gpus:
+        return f"asks for {event.nodes} nodes; no pool that it may use has so many, and {event.gpus} GPUs"
     return f"asks for {event.gpus} GPUs; the largest pool that it may use has {most}"

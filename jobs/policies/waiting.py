@@ -17,13 +17,16 @@ class WaitingClass:
     Attributes:
         gpus: that each of them needs.
         milli: of each of these, in thousandths.
+        nodes: over so many at least they lie, evenly; 1 for any.
         pools: that they may use, in the order in which these are searched.
         speeds: how fast they run there.
     """
 
-    def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000) -> None:
-        self.gpus, self.pools, self.speeds, self.milli = gpus, pools, speeds, milli
-        self.demand_milli = gpus * milli  # who fits, fits where less is asked for
+    def __init__(
+        self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000, nodes: int = 1
+    ) -> None:
+        self.gpus, self.pools, self.speeds, self.milli, self.nodes = gpus, pools, speeds, milli, nodes
+        self.demand_milli = gpus * milli  # who fits, fits where less is asked for, over as many nodes
         self.count = 0
         self.version = 0, 0  # of what its indices rest on
         self._jobs = np.empty(16, np.int64)

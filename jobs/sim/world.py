@@ -306,7 +306,7 @@ class JobSimulation:
     def _speed(self, job: int, command: StartJob) -> float:
         pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
         arrival, world = self._arrivals[job], self.world
-        is_spread = len(command.allocation) > 1 and len(command.allocation) > pool.fewest_nodes(arrival.gpus)
+        is_spread = len(command.allocation) > pool.fewest_nodes(arrival.gpus, arrival.nodes)
         speed = world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
         if world.variability is not None:
             speed *= world.variability.of(arrival.job_class, command.allocation, command.slots)

@@ -119,6 +119,12 @@ def test_what_is_no_share_of_a_gpu_is_left_out_and_nothing_said_is_all_of_it(tmp
     assert trace.gpu_share.tolist() == [0.48, 1, 1]
 
 
+def test_nodes_are_those_that_are_asked_for_and_no_more_than_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("submit_s,run_s,gpus,nodes\n0,60,4,\n1,60,4,0\n2,60,4,3\n3,60,4,9\n")
+    assert imported(path).nodes.tolist() == [1, 1, 3, 4]
+
+
 def test_own_columns_have_other_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("id,when,len,n,who\na,2024-03-01 10:00:00Z,60,2,x\nb,2024-03-01T11:00:00+01:00,5.5,1,y\n")

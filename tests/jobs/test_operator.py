@@ -133,6 +133,12 @@ def test_no_job_fits(
     assert "done" not in streams.err
 
 
+def test_no_job_fits_that_wants_so_many_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = trace_of([(0, 10, 4), (1000, 10, 4)], nodes=[2, 2])
+    assert main(["jobs", "compare", str(write_case(tmp_path, trace))]) == 2
+    assert "no type of node that a job may use has as many GPUs, and nodes, as it asks for" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------------- capacity
 
 

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 from jobs.comparing import log_error, run_policy
 from jobs.figures import by_job
 from jobs.logs.importing import import_log
-from jobs.logs.slurm import MORE, SPREAD
+from jobs.logs.slurm import ASKED, MORE, SPREAD
 from jobs.policies.cluster import NodeGroup
 from jobs.site import site_of
 from jobs.slurm_conf import SlurmConf
@@ -139,7 +139,9 @@ def test_what_is_no_plain_job(tmp_path: Path) -> None:
     trace = trace_of_log("mess", tmp_path)
     assert len(trace) == 25
     noted = import_log(tmp_path / "mess.log", tmp_path / "t.parquet").tally.noted
-    assert (noted[MORE].rows, noted[SPREAD].rows) == (1, 2)
+    assert [noted[each].rows for each in (MORE, SPREAD, ASKED)] == [1, 1, 1]
+    assert trace.job_id[trace.nodes != 1].tolist() == ["4"]  # `-N 2`; 27 lay on two nodes, and had not asked for them
+    assert trace.nodes[trace.job_id == "4"] == 2
     assert trace.gpus[trace.job_id == "23"] == 8  # of one GPU, `--exclusive`
     assert trace.attempts.max() == 2
     assert set(trace.status) >= {"completed", "failed", "cancelled", "timeout"}

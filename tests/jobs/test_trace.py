@@ -19,7 +19,7 @@ from tests.jobs.cases import trace_of
 def small(**changes: Any) -> JobTrace:
     """Three jobs."""
     known = {"requested_s": [np.nan, 60, 60], "status": ["completed", "failed", "unknown"], "gpu_share": [0.25, 1, 1]}
-    trace = trace_of([(0, 10, 1), (1.5, 20, 2), (1.5, 30, 4)], job_id=["a", "b", "c"], **known)
+    trace = trace_of([(0, 10, 1), (1.5, 20, 2), (1.5, 30, 4)], job_id=["a", "b", "c"], nodes=[1, 1, 2], **known)
     return replace(trace, **changes)
 
 
@@ -54,6 +54,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no share": ({"gpu_share": np.array([0.0, 1, 1])}, "gpu_share: row 0.*0.001 to 1"),
     "more than all of it": ({"gpu_share": np.array([1, 1.5, 1])}, "gpu_share: row 1"),
     "a share of several": ({"gpu_share": np.array([1, 0.5, 1])}, "gpu_share: row 1.*of one GPU alone"),
+    "nowhere": ({"nodes": np.array([0, 1, 1], np.int32)}, "nodes: row 0: 0; allowed: 1 to the job's GPUs"),
+    "on more nodes than it has GPUs": ({"nodes": np.array([1, 3, 1], np.int32)}, "nodes: row 1: 3"),
     "an unknown status": ({"status": np.array(["failed", "x", "failed"], object)}, "status: row 1: 'x'; allowed"),
     "an id twice": ({"job_id": np.array(["a", "b", "a"], object)}, "job_id: 'a' stands there more than once"),
 }  # fmt: skip
@@ -78,7 +80,7 @@ def _written(path: Path, change: Any) -> None:
         (lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; allowed"),
         (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
         (lambda table: table.drop_columns(["vc"]), "vc: no such column"),
-        (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order gpu_share"),
+        (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order nodes"),
         (lambda table: table.set_column(3, "gpus", pyarrow.array([1, 2, 4])), "gpus: holds int64, not int32"),
         (
             lambda table: table.set_column(4, "user", pyarrow.array(["a", None, "b"])),

@@ -16,6 +16,7 @@ class Job:
     run: int
     gpus: int
     estimate: int
+    nodes: int = 1
     start: int = -1
     place: Place = field(default_factory=list)
     promised: int | None = None  # the start of its first reservation
@@ -29,9 +30,11 @@ class Job:
         return end if end > now else now + 1
 
 
-def fit(free: Free, gpus: int, size: int) -> Place | None:
-    """Best fit on the fewest nodes: whole nodes first, the rest where least is left over."""
-    whole, rest = divmod(gpus, size)
+def fit(free: Free, job: Job, size: int) -> Place | None:
+    """Best fit: evenly, the larger parts first, where several nodes are asked for; else as few as can be."""
+    if job.nodes > 1:
+        return even(free, job.gpus, max(job.nodes, -(-job.gpus // size)))
+    whole, rest = divmod(job.gpus, size)
     empty = [node for node, left in enumerate(free) if left == size][:whole]
     if len(empty) < whole:
         return None
@@ -41,6 +44,17 @@ def fit(free: Free, gpus: int, size: int) -> Place | None:
         if not able:
             return None
         place.append((min(able)[1], rest))
+    return sorted(place)
+
+
+def even(free: Free, gpus: int, nodes: int) -> Place | None:
+    """Each part where least is left over, no two on one node."""
+    place: Place = []
+    for part in sorted((gpus // nodes + (number < gpus % nodes) for number in range(nodes)), reverse=True):
+        able = [(left, node) for node, left in enumerate(free) if left >= part and node not in dict(place)]
+        if not able:
+            return None
+        place.append((min(able)[1], part))
     return sorted(place)
 
 
@@ -65,7 +79,7 @@ def easy(now: int, queue: list[Job], running: list[Job], free: Free, size: int) 
     started: list[Job] = []
     head = None
     for position, job in enumerate(queue):
-        place = fit(free, job.gpus, size)
+        place = fit(free, job, size)
         if place is None:
             head, behind = job, queue[position + 1 :]
             break
@@ -74,13 +88,13 @@ def easy(now: int, queue: list[Job], running: list[Job], free: Free, size: int) 
     if head is None:
         return started
     at = now + 1
-    while (place := fit(free_at(at, now, running + started, free), head.gpus, size)) is None:
+    while (place := fit(free_at(at, now, running + started, free), head, size)) is None:
         at += 1
     head.promised = at if head.promised is None else head.promised
     extra = minus(free_at(at, now, running + started, free), place)
     for job in behind:
         is_long = now + job.estimate > at
-        place = fit([min(pair) for pair in zip(free, extra, strict=True)] if is_long else free, job.gpus, size)
+        place = fit([min(pair) for pair in zip(free, extra, strict=True)] if is_long else free, job, size)
         if place is not None:
             job.start, job.place, free = now, place, minus(free, place)
             extra = minus(extra, place) if is_long else extra
@@ -98,7 +112,7 @@ def conservative(now: int, queue: list[Job], running: list[Job], free: Free, siz
     for job in queue:
         for at in range(now, horizon + 1):
             span = range(at, min(at + job.estimate, horizon + 1))
-            place = fit([min(plan[time][node] for time in span) for node in range(len(free))], job.gpus, size)
+            place = fit([min(plan[time][node] for time in span) for node in range(len(free))], job, size)
             if place is not None:
                 break
         else:

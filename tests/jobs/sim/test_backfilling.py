@@ -12,12 +12,14 @@ from jobs.policies.cluster import NodeGroup
 from tests.jobs.sim import brute_force
 from tests.jobs.sim.worlds import jobs, run, seconds
 
+Row = tuple[int, int, int, int, int]
 ROWS = st.lists(
     st.tuples(
         st.integers(0, 12),  # submitted
         st.integers(1, 9),  # runs
         st.integers(1, 8),  # GPUs
         st.integers(1, 12),  # requested
+        st.sampled_from([1, 1, 2, 3]),  # nodes
     ),
     min_size=1,
     max_size=9,
@@ -30,11 +32,11 @@ KEYS: dict[str, Callable[[brute_force.Job], tuple[float, int]]] = {
 
 
 def by_definition(
-    rows: list[tuple[int, int, int, int]], nodes: int, size: int, rule: brute_force.Rule, order: str, is_oracle: bool
+    rows: list[Row], nodes: int, size: int, rule: brute_force.Rule, order: str, is_oracle: bool
 ) -> list[brute_force.Job]:
     many = [
-        brute_force.Job(number, submit, ran, gpus, ran if is_oracle else asked)
-        for number, (submit, ran, gpus, asked) in enumerate(rows)
+        brute_force.Job(number, submit, ran, gpus, ran if is_oracle else asked, apart)
+        for number, (submit, ran, gpus, asked, apart) in enumerate(rows)
     ]
     return brute_force.simulate(many, nodes, size, rule, KEYS[order])
 
@@ -49,12 +51,14 @@ def by_definition(
     is_oracle=st.booleans(),
 )
 def test_starts_are_those_of_the_definition(
-    queueing: str, rows: list[tuple[int, int, int, int]], nodes: int, size: int, order: str, is_oracle: bool
+    queueing: str, rows: list[Row], nodes: int, size: int, order: str, is_oracle: bool
 ) -> None:
-    rows = sorted((submit, ran, min(gpus, nodes * size), asked) for submit, ran, gpus, asked in rows)
+    fitting = [(submit, ran, min(gpus, nodes * size), asked, apart) for submit, ran, gpus, asked, apart in rows]
+    rows = sorted((*row[:4], min(row[4], row[2], nodes)) for row in fitting)
     rule = {"easy": brute_force.easy, "conservative": brute_force.conservative}[queueing]
     expected = by_definition(rows, nodes, size, rule, order, is_oracle)
-    these = jobs(*((submit, ran, gpus) for submit, ran, gpus, _ in rows), requested_s=[row[3] for row in rows])
+    columns = {"requested_s": [row[3] for row in rows], "nodes": [row[4] for row in rows]}
+    these = jobs(*(row[:3] for row in rows), **columns)
     estimate = "oracle" if is_oracle else "requested"
     record = run(f"{order}-{queueing}-{estimate}", these, groups=(NodeGroup(nodes, size),))
     assert seconds(record.start_ns) == [job.start for job in expected]

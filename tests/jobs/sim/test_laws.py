@@ -109,7 +109,8 @@ class Watched(JobSimulation):
             is_gone = self._columns.end_ns[job] >= 0 or self._columns.is_refused[job] or job in self.places
             if arrival.submit_ns <= now_ns and not is_gone:
                 pools = cluster.open_to(arrival.vc, arrival.gpu_types)
-                assert not any(search(pool, arrival.gpus) for pool in pools if pool.gpus >= arrival.gpus)
+                gang = arrival.gpus, arrival.nodes
+                assert not any(search(pool, *gang) for pool in pools if pool.may_hold(*gang))
 
     def _follow(self, command: JobCommand) -> None:
         if isinstance(command, PreemptJob):
@@ -118,6 +119,7 @@ class Watched(JobSimulation):
             assert command.job not in self.places
             assert sum(gpus for _, gpus in command.allocation) == self.spec.jobs.gpus[command.job]
             assert len({self.sizes[node] for node, _ in command.allocation}) == 1
+            assert len(command.allocation) >= self.spec.jobs.nodes[command.job]
             self.places[command.job] = command
             for node, gpus in command.allocation:
                 assert gpus > 0
