@@ -114,8 +114,8 @@ class Share:
     def begin(self, host: Host) -> int:
         """Wait until all routers are ready; returns when they begin."""
         self.pipe.send_bytes(encode(Ready(host.clock_ns())))
-        word = decode_to_router(self.pipe.recv_bytes())
-        assert isinstance(word, Begin), "the first word"
+        while not isinstance(word := decode_to_router(self.pipe.recv_bytes()), Begin):
+            pass  # of the run before: it came when this router had left
         host.wait((), max(0, word.clock_ns - host.clock_ns()) / 1e9)
         return word.clock_ns
 
@@ -143,7 +143,6 @@ class DealtTraffic(PlannedTraffic):
 
     def __init__(self, run: HardwareRun, router: RouterCore, clock: RunClock, share: Share) -> None:
         super().__init__(run, router, clock)
-        self.descriptors = (share.pipe.fileno(),)
         self.has_ended = False
         self._share = share
         self._router = router
@@ -153,6 +152,11 @@ class DealtTraffic(PlannedTraffic):
         self._ended: list[EndedRequest] = []
         self._next_word_ns = 0
         self._settle_next()
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """See `Traffic`; before the run's begin its words are of the run before."""
+        return (self._share.pipe.fileno(),) if self._clock.runs else ()
 
     def _settle_next(self) -> None:
         """Who was given is due since he came."""

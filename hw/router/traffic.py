@@ -21,14 +21,17 @@ class Traffic(Protocol):
         next_ns: when the next one is due; never, while none is known.
         horizon_ns: arrivals end here; never, while they go on.
         has_ended: whether all have come that will.
-        descriptors: to select on, beside the agents' ports.
     """
 
     images: Images
     next_ns: int
     horizon_ns: int
     has_ended: bool
-    descriptors: Sequence[int]
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """To select on now, beside the agents' ports."""
+        ...
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
         """The next one, which is due now, and when it came; None where another router takes it."""
@@ -69,8 +72,6 @@ class PlannedTraffic:
         lags_ns: how late each was noticed.
     """
 
-    descriptors: Sequence[int] = ()
-
     def __init__(self, run: HardwareRun, router: RouterCore, clock: RunClock) -> None:
         poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
         self.images: Images = ImageSource(run.images, poisoned)
@@ -85,6 +86,11 @@ class PlannedTraffic:
         self._right: list[int] = run.labels.tolist()
         self._is_correct = run.is_correct
         self._widths_of = router.widths_of
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """See `Traffic`: a plan has none."""
+        return ()
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
         """See `Traffic`: each at its own time, for a router that was busy hides nobody's wait."""

@@ -421,7 +421,7 @@ def faults_of(
                 drawn = np.flatnonzero(poison.random(requests) < share)
                 faults.append(Poison(frozenset(drawn.tolist())))
             case RouterKilledFault():
-                pass  # of `World.division`
+                pass  # no server's: `World.division` has it
             case ChaosFault():
                 faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
             case _:
