@@ -168,7 +168,7 @@ def doubts_of(config: str) -> list[str]:
     Raises:
         InputError: a SiteFactor would move nothing.
     """
-    said = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", config, re.MULTILINE))
+    said = dict(re.findall(r"^(\w+) *= *(\S+)", config, re.MULTILINE))
     if (kind := said.get("PriorityType", "nothing")) != "priority/multifactor":
         remedy = "only under priority/multifactor do priorities hang on a SiteFactor; write that into slurm.conf"
         raise InputError("slurm.conf", "PriorityType", f"{kind!r:.80}: {remedy}")

@@ -17,7 +17,7 @@ from kit.parallel import Jobs, results
 from kit.units import NS_PER_S
 
 DRAWS: Final = 2000
-EBB: Final = policy_of("qssf-lowest")
+_QSSF: Final = policy_of("qssf-lowest")
 Numbers = NDArray[np.float64]
 
 
@@ -25,13 +25,13 @@ BASELINES: Final = (
     NamedPolicy("fifo-first-fit", policy_of("fifo-first-fit-lowest")),
     NamedPolicy("random-fitting", JobPolicy("fifo", CHOICE, placement="lowest", learned="random")),
     NamedPolicy("smallest", policy_of("smallest-lowest")),
-    NamedPolicy("qssf", EBB),
-    NamedPolicy("qssf-24h", replace(EBB, age_guard_ns=24 * 3600 * NS_PER_S)),
+    NamedPolicy("qssf", _QSSF),
+    NamedPolicy("qssf-24h", replace(_QSSF, age_guard_ns=24 * 3600 * NS_PER_S)),
     NamedPolicy("sjf-oracle", policy_of("sjf-oracle-lowest")),
     NamedPolicy("saf-oracle", policy_of("saf-oracle-lowest")),
 )
 """What a learned policy is set against, all with its placement. `random-fitting` is what is left of a learner that has
-learned nothing; `qssf-24h` has a guard of age, which makes it Ebb without preemption."""
+learned nothing; `qssf-24h` has a guard of age."""
 
 
 def judge(

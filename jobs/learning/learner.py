@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class JobPPOKnobs:
-    """The settings of learning. RLTune has 80 steps at 3e-4 and 1e-3: as far, in three times the time.
+    """The settings of learning. RLTune has 80 steps at 3e-4 and 1e-3.
 
     Attributes:
         steps: gradient steps an update, at most, of the policy; as many of the value.

@@ -30,6 +30,7 @@ from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from jobs.trace import JobTrace
 from kit.chance import derived_seed, stream
+from kit.documents import inputs_hash
 from kit.errors import InputError
 from kit.parallel import Jobs, results
 from kit.units import NS_PER_S
@@ -156,13 +157,15 @@ class TrainingConfig:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must have been begun with; the number of epochs may change."""
-        windows = self.windows
+        windows, jobs = self.windows, self.windows.jobs
         return {
             "spec": asdict(self.spec),
             "knobs": asdict(self.knobs),
             "episodes": self.episodes,
             "seed": self.seed,
             "windows": [len(windows.jobs), windows.first, windows.last, windows.length, windows.warm],
+            "jobs": inputs_hash(*(column.tolist() for column in (jobs.submit_ns, jobs.work_ns, jobs.gpus, jobs.nodes))),
+            "cluster": inputs_hash(repr(windows.world)),
         }
 
 

@@ -19,6 +19,7 @@ from jobs.logs.fields import FORMS, NAIVE, ZONED
 from jobs.logs.formats import FORMATS, format_of
 from jobs.logs.joining import Log
 from jobs.logs.rows import EARLIEST_S, LATEST_S, NO_GPU, UNITS_S, WORDS, Options, Tally, table_of
+from jobs.logs.slurm import keep_asked_nodes
 from jobs.trace import COLUMNS, SLICE_ROWS, write_slices
 from kit.errors import InputError
 
@@ -85,6 +86,8 @@ def import_log(
     if not sum(map(len, tables)):
         raise InputError(str(log), "", _nothing(tally))
     whole = _whole(tables, tally)
+    if "used_nodes" in whole.numbers:
+        keep_asked_nodes(whole.numbers, tally)
     order = whole.jobs(joins=FORMATS[log_format].joins, sums=sums)
     if not len(order):
         raise InputError(str(log), "", _nothing(tally))

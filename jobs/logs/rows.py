@@ -113,7 +113,7 @@ class Rows:
         lines: on which line each stands, from 1.
         columns: texts by the log's own names; in the end by those of the normal form and of `QUANTITIES` (or `Cells`).
             Slurm has more: `whose` (user, account and cluster, of which only equality counts), `is_open`,
-            `is_requeued` and `part` (of a heterogeneous job, from 0; -1 of any other).
+            `is_requeued`, `part` (of a heterogeneous job, from 0; -1 of any other) and `used_nodes`.
         required: quantities without which a row makes no job.
         is_calendar: whether times are of the calendar, or numbers alone; None where their form tells.
         refused: reasons of the format's own to leave rows out, each with the rows; the first that holds is told.
@@ -163,6 +163,7 @@ def table_of(rows: Rows, options: Options, tally: Tally) -> Any:
         "attempts": np.fmax(of["attempts"], 1).astype(np.int32),
         "kind": _kind(rows, cells),
         "part": np.broadcast_to(given.get("part", -1), many).astype(np.int16),
+        **({"used_nodes": given["used_nodes"].astype(np.int32)} if "used_nodes" in given else {}),
         "line": rows.lines,
     }
     kept = pyarrow.array(_kept(rows, cells, columns, tally))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from jobs.logs.fields import Cells, Mask, Numbers, durations, mapped, named, numbers, times, truths
-from jobs.logs.rows import ELIGIBLE, END, ENDED_FIRST, START, Options, Rows, Tally
+from jobs.logs.rows import ELIGIBLE, END, ENDED_FIRST, MAX_GPUS, REQUEUED, START, Options, Rows, Tally
 from jobs.logs.text import blocks, first_line, names_of, rows_of
 from kit.errors import InputError
 
@@ -135,7 +135,7 @@ def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask
     """GPUs of each job, the types and nodes that it asked for, and what is to be said of them.
 
     What it was given counts; where that names none, what it asked for. Any type that it did not ask for by name is
-    allowed. How many GPUs a node has is told by the job that had most of one.
+    allowed.
     """
     gpus, asked = np.zeros(len(rows.lines)), rows.of("ReqTRES" if "ReqTRES" in rows.columns else "ReqGRES")
     for name in _GPUS_OF:
@@ -143,14 +143,28 @@ def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask
             gpus = np.where(gpus > 0, gpus, mapped(rows.of(name), count_of))
     nodes, asked_gpus = numbers(rows.of("NNodes")).values, mapped(asked, count_of)
     is_filled = (gpus == 0) & (options.gpus_per_node is not None)
-    of_a_node = np.ceil(np.divide(gpus, nodes, out=np.ones_like(gpus), where=nodes > 0).max(initial=1.0))
-    needed, asked_nodes = np.ceil(gpus / of_a_node), mapped(asked, nodes_of)
-    more, spread = (asked_gpus > 0) & (gpus > asked_gpus), (gpus > 0) & (nodes > needed)
-    is_asked = spread & (asked_nodes > needed)
-    filled = np.where(is_filled, nodes * (options.gpus_per_node or 0), gpus)
-    columns = {"gpus": Cells(filled), "gpu_types": named(asked, types_of)}
-    columns["nodes"] = Cells(np.where(is_asked, asked_nodes, 1.0))
-    return columns, {FILLED: is_filled, MORE: more, SPREAD: spread & ~is_asked, ASKED: is_asked}
+    columns = {
+        "gpus": Cells(np.where(is_filled, nodes * (options.gpus_per_node or 0), gpus)),
+        "gpu_types": named(asked, types_of),
+        "nodes": Cells(mapped(asked, nodes_of)),
+        "used_nodes": np.clip(np.nan_to_num(nodes), 0, MAX_GPUS),
+    }
+    return columns, {FILLED: is_filled, MORE: (asked_gpus > 0) & (gpus > asked_gpus)}
+
+
+def keep_asked_nodes(numbers: dict[str, NDArray[Any]], tally: Tally) -> None:
+    """Of all rows: nodes that a job asked for count where they are more than its GPUs need, and it lay on more.
+
+    How many GPUs a node has is told by the job that had most of one.
+    """
+    gpus, used, asked, lines = (numbers[name] for name in ("gpus", "used_nodes", "nodes", "line"))
+    is_job = (numbers["kind"] <= REQUEUED) & (used > 0)
+    of_a_node = np.ceil(np.divide(gpus, used, out=np.ones(len(gpus)), where=is_job)).max(initial=1.0)
+    needed = np.ceil(gpus / of_a_node)
+    is_spread, is_asked = is_job & (used > needed), asked > needed
+    tally.noted.add(SPREAD, lines[is_spread & ~is_asked])
+    tally.noted.add(ASKED, lines[is_spread & is_asked])
+    numbers["nodes"] = np.where(is_spread & is_asked, asked, np.int32(1))
 
 
 def count_of(tres: str) -> float:

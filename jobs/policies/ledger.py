@@ -114,13 +114,17 @@ class JobLedger:
         largest: dict[int, int] = {}  # by pool, the gang that fits
         fits = []
         for waiting in classes:
-            if waiting.milli < WHOLE_MILLI or waiting.nodes > 1:  # there may be room beside others' shares, or spread
+            if waiting.milli < WHOLE_MILLI:  # there may be room beside others' shares
                 fits.append(waiting)
                 continue
             for pool in waiting.pools:
                 if pool.index not in largest:
                     largest[pool.index] = self.placement.largest(pool)
-                if waiting.gpus <= largest[pool.index]:
+                if (
+                    waiting.gpus <= largest[pool.index]
+                    if waiting.nodes == 1
+                    else self.search(pool, waiting.gpus, waiting.nodes) is not None
+                ):
                     fits.append(waiting)
                     break
         return fits
@@ -185,7 +189,7 @@ class JobLedger:
         else:
             pool.take(allocation)
         speed = waiting.speeds[waiting.pools.index(pool)]
-        if len(allocation) > 1 and len(allocation) > pool.fewest_nodes(waiting.gpus, waiting.nodes):
+        if len(allocation) > pool.fewest_nodes(waiting.gpus, waiting.nodes):
             speed /= self.speeds.spread_slowdown
         slots: Slots = ()
         if self.slots is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -133,11 +133,12 @@ def _first_fit(line: CompetingClasses, ledger: JobLedger) -> None:
         if not classes:
             return
     heads, stopped = _heads(classes, ledger), ledger.stopped
-    blocked: dict[tuple[tuple[Pool, ...], int], int] = {}  # by pools and nodes: nobody of this demand or more can start
+    blocked: dict[Hashable, int] = {}  # by pools: nobody of this demand or more can start there any more
     while heads and ledger.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
         _, number = heappop(heads)
         waiting = classes[number]
-        alike = waiting.pools, waiting.nodes
+        # who asks for nodes is alike to nobody: 14 GPUs on two nodes of 8 may not fit where 18, evenly on three, do
+        alike = waiting.pools, waiting.nodes > 1 and (waiting.nodes, waiting.gpus)
         if waiting.demand_milli >= blocked.get(alike, waiting.demand_milli + 1):
             continue
         if not ledger.try_head(waiting):
@@ -461,6 +462,8 @@ def _speeds(waiting: WaitingClass, pools: Sequence[Pool], capacity: Numbers) -> 
     """In each pool; 0 where it may not run, or too few nodes are in service."""
     by_pool = {pool.index: speed for pool, speed in zip(waiting.pools, waiting.speeds, strict=True)}
     return [
-        by_pool[pool.index] if pool.index in by_pool and room >= waiting.gpus else 0.0
+        by_pool[pool.index]
+        if pool.index in by_pool and room >= pool.fewest_nodes(waiting.gpus, waiting.nodes) * pool.size
+        else 0.0
         for pool, room in zip(pools, capacity.tolist(), strict=True)
     ]

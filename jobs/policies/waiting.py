@@ -26,7 +26,7 @@ class WaitingClass:
         self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000, nodes: int = 1
     ) -> None:
         self.gpus, self.pools, self.speeds, self.milli, self.nodes = gpus, pools, speeds, milli, nodes
-        self.demand_milli = gpus * milli  # who fits, fits where less is asked for, over as many nodes
+        self.demand_milli = gpus * milli  # who fits, fits where less is asked for, if none asks for nodes
         self.count = 0
         self.version = 0, 0  # of what its indices rest on
         self._jobs = np.empty(16, np.int64)

@@ -25,7 +25,8 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
     Observation: eight numbers of each of the first 128 jobs that wait, in the policy's order; float32 of shape
         (1024,), as `jobs.policies.choices` says, with its padding.
     Action: Discrete(129), the slot of the job whose turn it is, or 128 to wait until something happens. One that is
-        masked is replaced by the first that is not, and `info["replaced"]` says so.
+        masked is replaced by the first that is not, and `info["replaced"]` says so. Where all are masked, as nobody
+        runs and of the first 128 nobody fits, the first that fits is started.
     Reward: minus the job hours spent in the system since the last choice, over the number of jobs. Their sum is minus
         the mean completion time in hours, of jobs that were not refused.
     Info: `action_mask` (129,), int8: 1 for what may be chosen; `time_s`, since the first submission.
@@ -64,6 +65,8 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
         mask = _mask(view)
         legal = int(action) if mask[action] else int(mask.argmax())
         self._answer = WAIT if legal == VISIBLE else legal
+        if not mask.any():  # while nobody runs there is no waiting, and of the visible nobody fits
+            self._answer = int(view.may.argmax())
         is_over = not simulation.advance()
         spent_ns = simulation.in_system_ns
         reward = -(spent_ns - self._spent_ns) / _HOUR_NS / len(simulation.spec.jobs)

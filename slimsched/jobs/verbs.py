@@ -610,8 +610,8 @@ def train(
 
     Args:
         scenario: a scenario of training jobs (YAML).
-        base: the policy whose order it sees jobs in, whose predicted run times it is shown, and which it is rewarded
-            for being ahead of.
+        base: the policy whose order it sees jobs in, and whose predicted run times it is shown; it is rewarded for
+            being ahead of first-fit in that order.
         seed: of what is drawn in training.
         out: where it goes; goes on from there where it was interrupted.
         epochs: updates.
@@ -658,7 +658,7 @@ def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[in
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(place),
-        "base": named.policy.order,
+        "base": f"{named.policy.order}-{named.policy.estimate}",
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }

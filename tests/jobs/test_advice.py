@@ -135,7 +135,7 @@ def test_only_multifactor_priorities_have_a_site_factor(config: str) -> None:
         ("PriorityWeightFairShare = 0\nPreemptType             = (null)\n", []),
         ("PreemptType             = preempt/none\n", []),
         ("PriorityWeightFairShare = 10000\n", ["PriorityWeightFairShare=10000: fair share moves priorities"]),
-        ("PreemptType             = preempt/qos\n", ["PreemptType=preempt/qos: jobs are stopped by QOS"]),
+        ("PreemptParameters       = \nPreemptType             = preempt/qos\n", ["PreemptType=preempt/qos: jobs are"]),
     ],
 )
 def test_what_a_site_has_that_is_not_simulated_is_told(

@@ -20,6 +20,7 @@ from jobs.comparing import log_error, run_policy
 from jobs.figures import by_job
 from jobs.logs.importing import import_log
 from jobs.logs.slurm import ASKED, MORE, SPREAD
+from jobs.logs.text import BLOCK_BYTES, blocks
 from jobs.policies.cluster import NodeGroup
 from jobs.site import site_of
 from jobs.slurm_conf import SlurmConf
@@ -134,8 +135,10 @@ def test_a_changed_rule_is_foretold(tmp_path: Path) -> None:
         assert foretold == pytest.approx(change, rel=0.25), policies[name]
 
 
-def test_what_is_no_plain_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [64, BLOCK_BYTES])
+def test_what_is_no_plain_job(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays, holds, dependencies, requeues, cancelled and heterogeneous jobs, typed GPUs; `--exclusive` and `-N`."""
+    monkeypatch.setattr(blocks, "__defaults__", (size,))
     trace = trace_of_log("mess", tmp_path)
     assert len(trace) == 25
     noted = import_log(tmp_path / "mess.log", tmp_path / "t.parquet").tally.noted

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.learning.judging import BASELINES, EBB, judge, mean_of, table_of
+from jobs.learning.judging import BASELINES, judge, mean_of, table_of
 from jobs.learning.learned import (
     SIZES,
     JobNet,
@@ -30,7 +30,7 @@ from jobs.learning.training import (
     train,
 )
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy
+from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.world import JobWorld
 from jobs.trace import JobTrace
 from kit.chance import stream
@@ -77,8 +77,8 @@ def test_what_history_says_is_of_jobs_that_had_ended() -> None:
     these = jobs((0, 10, 4), (5, 21, 4), (10, 5, 4), (26, 5, 4), user=["a"] * 4)
     assert predicted_s(these).tolist() == [3600, 3600, 10, 12]
     windows = Windows(these, WORLD, 1, 2, length=2, predicted_s=predicted_s(these))
-    scheduler = windows.simulation(2, EBB).scheduler
-    assert windows.simulation(2, EBB).spec.jobs.requested_s.tolist() == [10, 12]
+    scheduler = windows.simulation(2, policy_of("qssf-lowest")).scheduler
+    assert windows.simulation(2, policy_of("qssf-lowest")).spec.jobs.requested_s.tolist() == [10, 12]
     assert scheduler.policy.estimate == "requested"
 
 
@@ -125,6 +125,12 @@ def test_training_resumes_to_the_same_bits_and_refuses_another_course(tmp_path: 
     assert all(epoch["decisions"] >= 3 * 40 for epoch in history_in(tmp_path / "parts.safetensors"))
     with pytest.raises(InputError, match="begun with another seed"):
         train(replace(this, seed=1), tmp_path / "parts.safetensors")
+    for what, other in (
+        ("jobs", replace(this.windows, jobs=replace(this.windows.jobs, submit_s=this.windows.jobs.submit_s * 2))),
+        ("cluster", replace(this.windows, world=JobWorld((NodeGroup(3, 4),)))),
+    ):
+        with pytest.raises(InputError, match=f"begun with another {what};"):
+            train(replace(this, windows=other), tmp_path / "parts.safetensors")
     assert read_learned(tmp_path / "whole.safetensors")[0].spec == this.spec
 
 

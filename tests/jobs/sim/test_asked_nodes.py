@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, Speeds
 from jobs.policies.policy import policy_of
 from jobs.policies.scheduler import JobScheduler
-from jobs.sim.jobs import sampled_variability
+from jobs.sim.jobs import NodeOutage, sampled_variability
 from tests.jobs.sim.test_laws import BLIND, KNOWING, drawn, watched
-from tests.jobs.sim.worlds import jobs, run, seconds
+from tests.jobs.sim.worlds import S, jobs, run, seconds
 
 # ------------------------------------------------------------------------------------------------------- by hand
 
@@ -33,6 +33,12 @@ def test_who_asks_for_nodes_does_not_keep_others_out_that_fit_on_one() -> None:
     assert seconds(run("fifo-first-fit", scene, nodes=(4, 4)).start_ns) == [0, 0, 10, 1]
 
 
+def test_who_asks_for_nodes_does_not_keep_larger_gangs_out_that_need_one_more() -> None:
+    """Three nodes of 8, 6 free on each: 14 GPUs on two nodes (7 + 7) do not fit, 18, which need three (6 + 6 + 6), do."""
+    scene = jobs((0, 10, 6), (1, 1, 14), (1, 1, 18), nodes=[3, 2, 2])
+    assert seconds(run("fifo-first-fit", scene, groups=(NodeGroup(3, 8),)).start_ns) == [0, 10, 1]
+
+
 def test_a_reservation_is_of_as_many_nodes() -> None:
     """Two nodes of 4: one is held until 10 s, 3 of the other are free. Job 2 (1 + 1) is promised 10 s on both.
 
@@ -48,6 +54,12 @@ def test_as_many_give_way_as_are_needed_for_the_nodes(nodes: int, stops: list[in
     record = run("srtf-oracle", jobs((0, 100, 2), (0, 50, 2), (1, 5, 2), nodes=[1, 1, nodes]), nodes=(2, 2))
     assert seconds(record.start_ns) == [0, 0, 1]
     assert record.preemptions.tolist() == stops
+
+
+def test_in_rounds_who_waits_for_a_node_that_is_down_keeps_no_gpus_from_others() -> None:
+    scene = jobs((0, 10, 4), (0, 10, 2), nodes=[2, 1])
+    record = run("gavel", scene, nodes=(4, 4), outages=(NodeOutage(0, 100 * S, 1),))
+    assert seconds(record.start_ns) == [100, 0]
 
 
 def test_who_lies_on_the_nodes_that_it_asked_for_is_not_slowed_down() -> None:

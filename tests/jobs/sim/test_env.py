@@ -10,6 +10,7 @@ from jobs.policies.choices import Choosing
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.env import JobClusterEnv
+from jobs.sim.jobs import NodeOutage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from jobs.trace import JobTrace
 from kit.chance import stream
@@ -47,6 +48,20 @@ def test_the_first_that_may_be_chosen_is_first_fit_and_rewards_are_minus_the_mea
     same = JobSimulation(WORLD, JobRun(env._simulation.spec.jobs, policy_of("fifo-first-fit-lowest"))).run()
     assert record.start_ns.tolist() == same.start_ns.tolist()
     assert total == pytest.approx(-record.jct_s.mean() / 3600)
+
+
+def test_where_all_that_are_seen_are_masked_the_first_that_fits_is_started() -> None:
+    """One of two nodes is down at first: of 128 that want both nobody fits, the one behind them does."""
+    these = JobTrace.of([0] * 129, [5] * 129, [8] * 128 + [1])
+    world = JobWorld((NodeGroup(2, 4),), outages=(NodeOutage(0, 1000 * 10**9, 1),))
+    policy = JobPolicy("fifo", "choice", placement="lowest", learned="told")
+    env = JobClusterEnv(lambda _, choosing: JobSimulation(world, JobRun(these, policy, choosing=choosing)))
+    _, info = env.reset(seed=0)
+    assert not info["action_mask"].any()
+    info = env.step(np.int64(128))[4]
+    assert (info["replaced"], info["time_s"]) == (True, 1000)
+    assert env._simulation is not None
+    assert env._simulation.record().start_ns.tolist()[-1] == 0
 
 
 def test_what_is_masked_is_replaced_and_said_so() -> None:

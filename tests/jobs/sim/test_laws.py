@@ -119,7 +119,9 @@ class Watched(JobSimulation):
             assert command.job not in self.places
             assert sum(gpus for _, gpus in command.allocation) == self.spec.jobs.gpus[command.job]
             assert len({self.sizes[node] for node, _ in command.allocation}) == 1
-            assert len(command.allocation) >= self.spec.jobs.nodes[command.job]
+            if (nodes := self.spec.jobs.nodes[command.job]) > 1:
+                parts = [gpus for _, gpus in command.allocation]
+                assert (len(parts) >= nodes, max(parts) - min(parts) <= 1) == (True, True)
             self.places[command.job] = command
             for node, gpus in command.allocation:
                 assert gpus > 0

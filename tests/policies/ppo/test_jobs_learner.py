@@ -22,6 +22,7 @@ from jobs.learning.learner import (
     Episode,
     JobLearner,
     JobPPOKnobs,
+    _Choices,
     advantages,
     network,
     taken,
@@ -72,12 +73,15 @@ def episode(rng: np.random.Generator, net: JobNet, most: int = 6) -> Episode:
 
 
 def test_odds_are_a_softmax_over_the_rows_of_each_decision() -> None:
-    made = episode(np.random.default_rng(0), JobNet(fresh_weights(SIZES, 0, "actor")))
-    learner = JobLearner(JobPPOKnobs(), 0)
+    """Of several episodes; where there is one row there is no choice."""
+    rng, net = np.random.default_rng(0), JobNet(fresh_weights(SIZES, 0, "actor"))
+    made = [episode(rng, net), episode(rng, net)]
+    choices = _Choices.of(made, np.zeros(128, np.float32))
     with torch.no_grad():
-        scores = learner.actor(torch.from_numpy(made.rows))[:, 0].split(made.counts.tolist())
-    picked = [torch.log_softmax(each, 0)[place].item() for each, place in zip(scores, made.chosen, strict=True)]
-    assert made.log_prob == pytest.approx(picked, abs=1e-4)
+        log_prob = choices.log_prob_by(JobLearner(JobPPOKnobs(), 0).actor)
+    drawn = np.concatenate([each.log_prob[each.counts > 1] for each in made])
+    assert log_prob.numpy() == pytest.approx(drawn, abs=1e-4)
+    assert len(drawn) < choices.decisions == 128
 
 
 def test_it_learns_which_arm_pays() -> None:
