@@ -46,9 +46,14 @@ def plain_name(text: str) -> str:
     """The name that names folders and files, too; raises ValueError, with one that is near, for all else."""
     if _NAME.fullmatch(text):
         return text
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:100]).strip("-._")
+    plain = as_name(text)
     allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
     raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {plain}" if plain else ""))
+
+
+def as_name(text: str, otherwise: str = "") -> str:
+    """A plain name that is near."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100] or otherwise
 
 
 Name = Annotated[str, AfterValidator(plain_name)]

@@ -76,7 +76,7 @@ class ModelInfo(StrictModel):
     def _consistent(self) -> ModelInfo:
         if self.fit == "exact" and not self.labels:
             raise ValueError("fit: exact is of a family, whose members have labels")
-        if self.labels and len(set(self.labels)) != len(self.widths):
+        if self.labels and not len(set(self.labels)) == len(self.labels) == len(self.widths):
             raise ValueError(f"labels must name each of {len(self.widths)} widths once: {list(self.labels)}")
         if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[-1] > 1:
             raise ValueError(f"widths must ascend within (0, 1]: {list(self.widths)}")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from hw.networks.datasets import Dataset
     from hw.networks.family import Member
     from hw.networks.members import Judged
-    from sim.profile import Profile
+    from hw.networks.servable import ModelSpec
+    from sim.profile import LatencyCurve, Profile
 
 MODEL, SCENARIO, ACCURACY, IMAGES = "family.safetensors", "family.yaml", "accuracy.json", "images"
 MOST_PICTURES: Final = 100_000
@@ -61,8 +62,8 @@ def add_models(
 ) -> CommandResult:
     """Make a family of trained networks, and tell which of them to run where.
 
-    Each request is then served by one of them, whichever a router chooses. They are evaluated and timed on the devices
-    of this machine. One that knows no more than another one, which is as quick, is left out.
+    Each request is then served by one of them, whichever a router chooses. They are evaluated and timed on this
+    machine. One that knows no more than another one, which is as quick, is left out.
 
     Args:
         networks: torchvision:resnet18,resnet34 and the like, or `module:Class` of your own with what it is called with
@@ -70,7 +71,8 @@ def add_models(
         weights: a folder with a file for each, such as resnet18.pt (safetensors, or what torch.save wrote of a
             `state_dict`); or the file of a single one.
         images: a folder with test/CLASS/*.jpg, or with the classes alone; or another data set by name.
-        size: pixels along each side that pictures are resized to; by default their own where all are alike, else 224.
+        size: pixels along each side that pictures are resized to; by default their own where all are squares of one
+            size, else 224.
         pictures: so many of the folder's, as many of each class as can be.
         budget_s: for calibration, of each device.
         keep_all: also what another network beats.
@@ -80,22 +82,28 @@ def add_models(
     Raises:
         InputError: one of these is wrong, or they do not belong together.
     """
-    from hw.networks.members import dominated, family_of, members_of, weights_of
+    from hw.device import local_devices
+    from hw.networks.members import dominated, family_of, members_of, timed, weights_of
+    from scenarios.runs.folder import RunFolder
 
     require_within("--pictures", pictures, 100, MOST_PICTURES)
     require_within("--size", size, 4, 4096)
     members = members_of(networks, "NETWORKS")
     files = {member.label: weights_of(member, Path(weights), "--weights") for member in members}
+    place = "cuda" if any(device.kind == "cuda" for device in local_devices()) else "cpu"
+    if place == "cuda" and (int8 := [member.label for member in members if member.form == "int8"]):
+        raise InputError("NETWORKS", "", f"{int8[0]!r} runs on CPUs alone, and a GPU serves here; leave it out")
     folder = Path(out)
-    data, dataset = _images(members[0], images, size, pictures, folder)
-    found = [_judged(member, files[member.label], data) for member in members]
-    beaten = {} if keep_all else dominated(found)
-    kept = [each for each in found if each.member.label not in beaten]
-    family, evaluation = family_of(kept, data)
-    written = _Written(folder, dataset, kept, f"{budget_s:g}s, allow_busy: {str(allow_busy).lower()}")
-    written.write(family, evaluation)
+    with RunFolder(folder).opened():
+        data, dataset = _images(members[0], images, size, pictures, folder)
+        found = timed([_judged(member, files[member.label], data) for member in members], data, place)
+        beaten = {} if keep_all else dominated(found)
+        kept = [each for each in found if each.member.label not in beaten]
+        family, evaluation = family_of(kept, data)
+        written = _Written(folder, dataset, kept, f"{budget_s:g}s, allow_busy: {str(allow_busy).lower()}")
+        written.write(family, evaluation)
     profiles = written.calibrated(family.spec.widths)
-    return _answer(written, found, beaten, profiles, len(data.test_labels))
+    return _answer(written, family.spec, found, beaten, profiles)
 
 
 def _images(member: Member, images: str, size: int | None, pictures: int, folder: Path) -> tuple[Dataset, str]:
@@ -104,9 +112,8 @@ def _images(member: Member, images: str, size: int | None, pictures: int, folder
 
     from hw.networks.accuracy import MIN_IMAGES
     from hw.networks.datasets import is_image_folder, load_dataset
-    from hw.networks.ordinary import build_given
+    from hw.networks.ordinary import Named, build_given
     from hw.networks.pictures import test_sample
-    from hw.networks.registry import Network
     from scenarios.terminal.progress import Progress
 
     if not is_image_folder(images):
@@ -114,11 +121,12 @@ def _images(member: Member, images: str, size: int | None, pictures: int, folder
             raise InputError("--size", "", f"is for a folder of pictures; {images!r} has its own size")
         data, name = load_dataset(images), images
     else:
-        parts = build_given(Network(member.network, member.options, "NETWORKS", ""), 2).modules()
+        parts = build_given(Named(member.network, member.options, "NETWORKS", ""), 2).modules()
         channels = next((part.in_channels for part in parts if isinstance(part, nn.Conv2d)), 3)
         target, name = folder / IMAGES, IMAGES
-        if (target / "test").is_dir():
-            shutil.rmtree(target / "test")  # of a former call: the folder is ours
+        if Path(images).resolve().is_relative_to(target.resolve()):
+            raise InputError("--images", "", f"{images} is written anew; name the folder that it was made from")
+        shutil.rmtree(target, ignore_errors=True)  # of a former call: the folder is ours
         with Progress("resize pictures", None, unit="picture", quiet=observer().quiet) as progress:
             unreadable = test_sample(Path(images), target, size, channels, pictures, progress.set)
         if unreadable:
@@ -159,11 +167,10 @@ class _Written:
         from hw.networks.conformance import require_conformance
         from hw.networks.registry import ModelFile, Network, save_model
 
-        own = self._own_class
         model = self.folder / MODEL
         save_model(model, family, family.structure.label, {"dataset": evaluation.dataset})
         save_accuracy(self.folder / ACCURACY, evaluation)
-        if own:
+        for own in self._own_classes:
             named = Network(own, {}, "NETWORKS", "")
             require_conformance(named, ModelFile(model, named))
         self._write_scenario(1.0)
@@ -178,30 +185,28 @@ class _Written:
         with job.folder.opened(session.path):
             make_profiles(job)
         profiles = read_profiles(with_named_servers(session.scenario), session.folder)
-        most = [sum(_img_s(profile, width) for profile in profiles.values()) for width in (widths[0], widths[-1])]
+        most = [sum(_img_s(_curve(each, width)) for each in profiles.values()) for width in (widths[0], widths[-1])]
         self._write_scenario(_SHARE_OF_CAPACITY * sqrt(most[0] * most[1]))
         return profiles
 
     @property
-    def _own_class(self) -> str:
-        own = {each.member.network for each in self.members if not each.member.network.startswith("torchvision:")}
-        if len(own) > 1:
-            problem = (
-                f"{', '.join(sorted(own))}: a family has one class of your own at most; let its options tell which"
-            )
-            raise InputError("NETWORKS", "", problem)
-        return next(iter(own), "")
+    def _own_classes(self) -> set[str]:
+        """One, or none."""
+        from hw.networks.family import own_classes
+
+        return own_classes(each.member for each in self.members)
 
     def _write_scenario(self, rate_img_s: float) -> None:
         from hw.device import local_devices
         from kit.documents import write_text
+        from kit.named_files import as_name
 
         devices = local_devices()
         held = sum(each.network.held_bytes() for each in self.members)
-        network = f"  network: '{self._own_class}'\n" if self._own_class else ""
+        network = "".join(f"  network: '{own}'\n" for own in self._own_classes)
         text = _TEXT.format(
             file=self.scenario,
-            name=self.folder.absolute().name,
+            name=as_name(self.folder.resolve().name, "family"),
             network=network,
             dataset=self.dataset,
             batch_limit=32 if any(device.kind == "cuda" for device in devices) else 8,
@@ -212,69 +217,55 @@ class _Written:
         write_text(self.scenario, text)
 
 
-def _img_s(profile: Profile, width: float) -> float:
+def _curve(profile: Profile, width: float) -> LatencyCurve:
+    return next(curve for curve in profile.latency if curve.width == width)
+
+
+def _img_s(curve: LatencyCurve) -> float:
     """Images a second of a device that does nothing else, at its best batch size."""
-    curve = next(curve for curve in profile.latency if curve.width == width)
     return max(batch / mean_s for batch, mean_s in zip(curve.batches, curve.mean_s, strict=True))
 
 
 def _answer(
     written: _Written,
+    spec: ModelSpec,
     found: Sequence[Judged],
     beaten: Mapping[str, Judged],
     profiles: Mapping[str, Profile],
-    images: int,
 ) -> CommandResult:
+    from scipy.stats import binomtest
+
     from scenarios.show.table import Table, columns, to_text
 
-    ranks = {label: width for profile in profiles.values() for label, width in _named_widths(profile)}
-    rows, documents, carried = [], [], 0.0
+    rows, documents, carried, images = [], [], 0.0, len(found[0].correct)
     for each in sorted(found, key=lambda one: -one.top1):
         label, size_mb = each.member.label, each.network.held_bytes() / 1e6
-        interval = 1.96 * sqrt(each.top1 * (1 - each.top1) / images)
-        document: dict[str, Any] = {"label": label, "top1": each.top1, "top1_ci95": interval, "size_mb": size_mb}
-        cells = [label, f"{100 * each.top1:.1f}", f"+-{100 * interval:.1f}", f"{size_mb:.1f}"]
+        interval = binomtest(int(each.correct.sum()), images).proportion_ci(method="wilson")
+        document: dict[str, Any] = {"label": label, "top1": each.top1, "top1_ci95": list(interval), "size_mb": size_mb}
+        cells = [label, *(f"{100 * share:.1f}" for share in (each.top1, *interval)), f"{size_mb:.1f}"]
         if label in beaten:
-            use = f"left out: {beaten[label].member.label} is as good, and as quick"
-            cells += [f"{1e3 * each.pass_s:.3g}", *[""] * (2 * len(profiles) - 1)]
-            document["dominated_by"] = beaten[label].member.label
+            better = beaten[label]
+            cells += [""] * (2 * len(profiles))
+            use = f"left out: {better.member.label} knows as much in {better.pass_s / each.pass_s:.2f} of its time"
+            document["dominated_by"] = better.member.label
         else:
-            here = {name: _times(profile, ranks[label]) for name, profile in profiles.items()}
-            cells += [cell for times in here.values() for cell in times.cells]
-            most = sum(times.img_s for times in here.values())
-            use = f"up to {most:.0f} images/s" if not carried else f"{carried:.0f} to {most:.0f} images/s"
+            curves = {name: _curve(profile, spec.width_of(label)) for name, profile in profiles.items()}
+            img_s = {name: _img_s(curve) for name, curve in curves.items()}
+            for name, curve in curves.items():
+                cells += [f"{1e3 * curve.mean_s[0]:.3g} / {1e3 * curve.mean_s[-1]:.3g}", f"{img_s[name]:.0f}"]
+            most = sum(img_s.values())
+            use = f"{carried:.0f} to {most:.0f} images/s" if most > carried else "none here: a better one carries more"
             carried = max(carried, most)
-            document |= {"images_s": {name: times.img_s for name, times in here.items()}}
+            document["images_s"] = img_s
         rows.append([*cells, use])
         documents.append(document)
     heads = [head for name in profiles for head in (f"{name} ms at 1 / most", f"{name} images/s")]
     notes = [
-        f"top-1 of {images} test images, with its 95 % interval",
+        f"top-1 of {images} test images, and where its 95 % interval begins and ends",
+        "ms of a batch of one image, and of the largest; images/s at the best batch, with nothing else to do",
         f"network: {written.folder / MODEL}",
         f"next: slimsched run {written.scenario}",
     ]
     document = {"schema": "slimsched.family/1", "scenario": str(written.scenario), "members": documents}
-    names = ["network", "top-1 %", "95 %", "MB", *heads, "use"]
+    names = ["network", "top-1 %", "from", "to", "MB", *heads, "use"]
     return CommandResult(document, to_text([Table(columns(*names), rows, notes=notes)]))
-
-
-def _named_widths(profile: Profile) -> list[tuple[str, float]]:
-    return list(zip(profile.model.labels, profile.model.widths, strict=True))
-
-
-@dataclass(frozen=True)
-class _Times:
-    """Of one member on one device."""
-
-    single_ms: float
-    batch_ms: float
-    img_s: float
-
-    @property
-    def cells(self) -> tuple[str, str]:
-        return f"{self.single_ms:.3g} / {self.batch_ms:.3g}", f"{self.img_s:.0f}"
-
-
-def _times(profile: Profile, width: float) -> _Times:
-    curve = next(curve for curve in profile.latency if curve.width == width)
-    return _Times(1e3 * curve.mean_s[0], 1e3 * curve.mean_s[-1], _img_s(profile, width))

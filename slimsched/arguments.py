@@ -99,20 +99,16 @@ def network_of(text: str | None, source: str = "--network") -> Network | None:
     Raises:
         InputError: there is no such network, or what stands behind the name is no JSON object.
     """
-    import json
-
     from hw.networks.registry import Network
-    from kit.documents import no_number
+    from hw.networks.settings import options_of
 
     if text is None:
         return None
     name, _, words = text.partition(" ")
     try:
-        options = json.loads(words or "{}", parse_constant=no_number)
-    except (ValueError, RecursionError) as error:
-        raise InputError(source, "", f"{words!r:.80} is no JSON ({error})") from None
-    if not isinstance(options, dict):
-        raise InputError(source, "", f'{words!r:.80} is no JSON object, such as {{"classes": 10}}')
+        options = options_of(words)
+    except ValueError as error:
+        raise InputError(source, "", str(error)) from None
     return Network(name, options, source, "")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +51,7 @@ def init(
         InputError: the file is there already, or a choice is none.
     """
     from kit.documents import write_text
+    from kit.named_files import as_name
     from scenarios.files.reading import load_scenario
     from scenarios.files.starter import starter_text
     from scenarios.terminal.places import writable_file
@@ -61,7 +61,7 @@ def init(
     path = writable_file(Path(file))
     if path.exists():
         raise InputError(str(path), "", "is there already; name another file, or remove it")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:100] or "scenario"
+    name = as_name(path.stem, "scenario")
     given = {"gpu": list(gpus), "link": link, "rate": rate, "duration": duration}
     table = None if accuracy is None else Path(accuracy)
     chosen = _chosen(given, table, path.absolute().parent, asks=can_ask() and not observer().quiet)

@@ -451,5 +451,6 @@ def _inputs(model: Servable) -> Iterator[tuple[Key, Tensor]]:
 def require_conformance(network: Network, made_of: Buildable | None = None) -> None:
     """Raise `InputError` with the first rule that a network (or its file, `made_of`) breaks."""
     for name, (problem, remedy, _) in broken_rules(made_of or network).items():
-        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem}): {remedy}"
-        raise InputError(network.source, network.key, f"{rule}; `slimsched model check {network.name}` shows all")
+        broken = f"{network.name!r} breaks a rule: {RULES[name][0]} ({problem}): {remedy}"
+        shows = "" if made_of else f"; `slimsched model check {network.name}` shows all"
+        raise InputError(network.source, network.key, f"{broken}{shows}")

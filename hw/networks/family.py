@@ -10,7 +10,7 @@ A structure is plain data: it names torchvision's networks, or a class that whoe
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hw.networks.counting import counted
-from hw.networks.ordinary import GivenNetwork, Rescale, build_given
+from hw.networks.ordinary import TORCHVISION, GivenNetwork, Named, Rescale, build_given, logits_of
 from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.servable import ModelSpec, SegmentCost, Servable, Shape
 from hw.networks.settings import label_of
@@ -53,6 +53,11 @@ class Member(StrictModel):
         """Name, options and form in one line."""
         form = "" if self.form == "float32" else f" {self.form}"
         return label_of(self.network, self.options) + form
+
+
+def own_classes(members: Iterable[Member]) -> set[str]:
+    """Those that are not torchvision's, and run only where their user names them."""
+    return {each.network for each in members if each.network.partition(":")[0] != TORCHVISION}
 
 
 class FamilyStructure(StrictModel):
@@ -116,7 +121,7 @@ class Family(Servable):
 
     def _empty(self, member: Member, source: str, key: str) -> MemberNetwork:
         """With weights that are to be filled."""
-        named, classes = _Named(member, source, key), self.structure.classes
+        named, classes = Named(member.network, member.options, source, key), self.structure.classes
         rescale = Rescale.nothing(self.structure.input_shape[0])
         if member.form == "int8":
             return MemberNetwork(rescale, Int8Network(build_quantizable(named, classes)), member.form)
@@ -199,8 +204,7 @@ class MemberNetwork(GivenNetwork):
         """(B, C, H, W) images to (B, classes) logits."""
         images = self.rescale(x)
         found = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
-        logits: Tensor = getattr(found, "logits", found)  # of transformers' networks
-        return logits.to(x.dtype)
+        return logits_of(found).to(x.dtype)
 
     def held_bytes(self, element_bytes: int = 4) -> int:
         """Of all weights, where a number of float32 takes so many."""
@@ -236,14 +240,6 @@ class MemberInstance:
         module = copy.deepcopy(self.module).to(device, memory_format=memory_format)  # type: ignore[call-overload]
         (module if module.form == "float32" else module.rescale).to(dtype)
         return MemberInstance(module, self.width)
-
-
-class _Named:
-    """A member as `build_given` takes it."""
-
-    def __init__(self, member: Member, source: str, key: str) -> None:
-        self.name, self.options = member.network, member.options
-        self.source, self.key = source, key
 
 
 def ranked(members: Sequence[Member], input_shape: Shape, classes: int) -> FamilyStructure:

@@ -1,37 +1,41 @@
 """The members of a family, from what a user names: networks, their weights, and what each knows and takes.
 
 The order of a family is that of time on this machine, not of multiply-accumulates: across architectures sixty times as
-many may take five times as long. A member that another one beats in both is of no use to any router.
+many may take five times as long. A member that another one matches in both is of no use to any router. Passes are timed
+in turns, so that whoever else is at work slows all alike.
 """
 
 from __future__ import annotations
 
-import json
 import time  # noqa: TID251 - members are ordered by what a pass takes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Final, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor
 
 from hw.networks.accuracy import Evaluation
 from hw.networks.conversion import fitted
 from hw.networks.datasets import Dataset
 from hw.networks.evaluation import right
-from hw.networks.family import Family, Form, Member, MemberNetwork, ranked
+from hw.networks.family import MAX_MEMBERS, Family, Form, Member, MemberNetwork, own_classes, ranked
 from hw.networks.given import read_weights, take_weights
-from hw.networks.ordinary import Rescale, build_given
+from hw.networks.ordinary import Named, Rescale, build_given
+from hw.networks.pictures import spread
 from hw.networks.quantized import Int8Network, build_quantizable
-from hw.networks.registry import Network, model_hash
-from kit.errors import InputError
+from hw.networks.registry import model_hash
+from hw.networks.settings import options_of
+from kit.errors import InputError, in_a_line
 
 ENDINGS: Final = (".safetensors", ".pt", ".pth", ".bin")
 BATCH: Final = 8  # images of a pass that a member is ordered by
-_PASSES: Final = 5
+_PASSES: Final = 7
+NOISE: Final = 0.05  # of the least of so many passes
 _SHOWN: Final = 200  # images by which the scales of int8 are found
 _TRIED: Final = 48  # images that a normalisation is told by: it is the loudest of differences
 _FLOAT: Final = "float32"
@@ -43,13 +47,13 @@ def members_of(text: str, source: str) -> list[Member]:
     What stands before a colon holds for those after it that have none.
 
     Raises:
-        InputError: that is none, or a network is named twice.
+        InputError: that is none, or a network is named twice, or two classes of one's own are.
     """
-    found, kind = list[Member](), ""
+    found, kind, forms = list[Member](), "", get_args(Form)
     for words in _between_commas(text):
         name, _, rest = words.partition(" ")
         rest, form = rest.strip(), _FLOAT
-        if rest.rpartition(" ")[2] in get_args(Form):
+        if rest.rpartition(" ")[2] in forms:
             rest, _, form = rest.rpartition(" ")
         if ":" in name:
             kind = name.partition(":")[0]
@@ -57,20 +61,22 @@ def members_of(text: str, source: str) -> list[Member]:
             raise InputError(
                 source, "", f"{name!r}: name torchvision:NAME, such as torchvision:resnet18, or module:Class"
             )
-        try:
-            options = json.loads(rest or "{}")
-        except ValueError:
-            options = None
-        if not isinstance(options, dict):
-            forms = ", ".join(get_args(Form))
-            raise InputError(source, "", f"{words!r:.80}: behind a name stand options as JSON, then one of {forms}")
         short = name.rpartition(":")[2]
         label = " ".join(filter(None, (short, rest.strip(), form if form != _FLOAT else "")))
         if label in [each.label for each in found]:
             raise InputError(source, "", f"{label!r} is named twice")
-        found.append(Member(label=label, network=f"{kind}:{short}", options=options, form=form))  # type: ignore[arg-type]
-    if not found:
-        raise InputError(source, "", "name at least one network, such as torchvision:resnet18")
+        try:
+            found.append(Member(label=label, network=f"{kind}:{short}", options=options_of(rest), form=form))  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise InputError(source, "", f"{label!r:.80}: {error.errors()[0]['msg']}") from None
+        except ValueError as error:
+            remedy = f"behind a name stand options as JSON, then one of {', '.join(forms)}"
+            raise InputError(source, "", f"{error}; {remedy}") from None
+    if not 1 <= len(found) <= MAX_MEMBERS:
+        raise InputError(source, "", f"name 1 to {MAX_MEMBERS} networks, such as torchvision:resnet18")
+    if len(own := own_classes(found)) > 1:
+        problem = f"{', '.join(sorted(own))}: a family has one class of your own at most"
+        raise InputError(source, "", f"{problem}; let its options tell which")
     return found
 
 
@@ -114,14 +120,14 @@ class Judged:
     Attributes:
         normalisation: how it wants its images, in words.
         correct: (images,) which of the test images it gets right.
-        pass_s: seconds of a pass of `BATCH` images on this machine.
+        pass_s: seconds of a pass of `BATCH` images on this machine; 0 where that was not timed yet.
     """
 
     member: Member
     network: MemberNetwork
     normalisation: str
     correct: NDArray[np.bool_]
-    pass_s: float
+    pass_s: float = 0.0
 
     @property
     def top1(self) -> float:
@@ -131,7 +137,7 @@ class Judged:
 
 def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: Callable[[int, int], None]) -> Judged:
     """A member filled with its weights; raises `InputError` where it does not fit them, or the images."""
-    named = Network(member.network, member.options, source, "")
+    named = Named(member.network, member.options, source, "")
     module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
     take_weights(module, read_weights(file), file, data)
     given, normalisation = fitted(module, data, member.label, _TRIED)
@@ -139,38 +145,48 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
     if member.form == "int8":
         known = data.train_images if len(data.train_labels) else data.test_images
         with torch.inference_mode():
-            module = Int8Network(module, rescale(torch.from_numpy(known[:_SHOWN])))
+            shown = spread(range(len(known)), _SHOWN)
+            module = Int8Network(module, rescale(torch.from_numpy(known[shown])))
     network = MemberNetwork(rescale, module, member.form).requires_grad_(requires_grad=False)
-    correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
-    return Judged(member, network, normalisation, correct, _pass_s(network, data))
+    try:
+        correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
+    except Exception as error:  # in float32 it could: something in it is of another form
+        problem = in_a_line(f"{type(error).__name__}: {error}")
+        raise InputError(source, "", f"{member.label!r} can't run so ({problem}); leave out {member.form}") from None
+    return Judged(member, network, normalisation, correct)
 
 
-def _pass_s(network: MemberNetwork, data: Dataset) -> float:
-    images = torch.from_numpy(data.test_images[:BATCH]).contiguous(memory_format=torch.channels_last)
-    served = network.to(memory_format=torch.channels_last)
-    took_s = []
+def timed(members: Sequence[Judged], data: Dataset, place: str) -> list[Judged]:
+    """With the least that a pass takes at `place`, of some that are run in turns."""
+    images = torch.from_numpy(data.test_images[:BATCH]).to(place, memory_format=torch.channels_last)
+    for each in members:
+        each.network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.inference_mode():
-        for _ in range(1 + _PASSES):
-            begin_ns = time.perf_counter_ns()
-            served(images)
-            took_s.append((time.perf_counter_ns() - begin_ns) / 1e9)
-    return median(took_s[1:])
+        took_s = [[_pass_s(each.network, images) for each in members] for _ in range(1 + _PASSES)]
+    for each in members:
+        each.network.to("cpu")
+    return [replace(each, pass_s=min(its)) for each, its in zip(members, zip(*took_s[1:], strict=True), strict=True)]
+
+
+def _pass_s(network: MemberNetwork, images: Tensor) -> float:
+    begin_ns = time.perf_counter_ns()
+    network(images).cpu()  # waits for a GPU
+    return (time.perf_counter_ns() - begin_ns) / 1e9
 
 
 def dominated(members: Sequence[Judged]) -> dict[str, Judged]:
-    """By label: of each member that knows no more than another one, which takes no longer, that other one."""
-    found: dict[str, Judged] = {}
+    """By label: of each member that knows no more than another one, which takes no longer but for noise, that one.
+
+    Of two alike the first named stays.
+    """
+    kept, found = list[Judged](), dict[str, Judged]()
     for each in sorted(members, key=lambda one: (-one.top1, one.pass_s)):
-        better = [other for other in members if other is not each and other.member.label not in found]
-        worse = [o for o in better if o.top1 >= each.top1 and o.pass_s <= each.pass_s and _differs(o, each)]
-        if worse:
-            found[each.member.label] = min(worse, key=lambda other: other.pass_s)
+        as_quick = [other for other in kept if other.pass_s <= (1 + NOISE) * each.pass_s]
+        if as_quick:
+            found[each.member.label] = min(as_quick, key=lambda other: other.pass_s)
+        else:
+            kept.append(each)
     return found
-
-
-def _differs(one: Judged, other: Judged) -> bool:
-    """Of two alike the first named stays."""
-    return (one.top1, one.pass_s) != (other.top1, other.pass_s) or one.member.label < other.member.label
 
 
 def family_of(members: Sequence[Judged], data: Dataset) -> tuple[Family, Evaluation]:

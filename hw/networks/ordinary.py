@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +16,20 @@ from kit.plugins import blaming, own_class
 TORCHVISION: Final = "torchvision"  # before the colon: one of its networks
 
 
-class Named(Protocol):
-    """A network by its name: `torchvision:resnet18`, or `module:Class`; `source` and `key` say where it stands."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A network by its name.
 
-    @property
-    def name(self) -> str:
-        """The name."""
-        ...
+    Attributes:
+        name: `torchvision:resnet18`, or `module:Class`.
+        options: what it is called with.
+        source, key: where the name stands, for messages.
+    """
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What it is called with."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Where the name stands, for messages."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Under which key there."""
-        ...
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "model"
+    key: str = "network"
 
 
 class Rescale(nn.Module):
@@ -70,9 +63,13 @@ class GivenNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) images to (B, classes) logits."""
-        found = self.network(self.rescale(x))
-        logits: Tensor = found["logits"] if isinstance(found, Mapping) else found  # of transformers'
-        return logits
+        return logits_of(self.network(self.rescale(x)))
+
+
+def logits_of(answer: Any) -> Tensor:
+    """Of a network's answer: what it is, or holds as networks of `transformers` do."""
+    logits: Tensor = answer["logits"] if isinstance(answer, Mapping) else answer
+    return logits
 
 
 def build_given(network: Named, classes: int) -> nn.Module:
@@ -87,16 +84,14 @@ def build_given(network: Named, classes: int) -> nn.Module:
     """
     kind, _, name = network.name.partition(":")
     if kind == TORCHVISION:
-        from torchvision.models import get_model, list_models
+        from torchvision import models
 
-        if name not in list_models():
-            raise InputError(
-                network.source,
-                network.key,
-                f"torchvision has no {name!r}; {in_a_line(nearest(name, list_models()), 120)}",
-            )
+        known = models.list_models(models)  # of images: others fetch parts of theirs as they are made
+        if name not in known:
+            problem = f"torchvision has no {name!r} that tells what an image is of"
+            raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, known), 120)}")
         with blaming(network.name, network.source, network.key):
-            found: nn.Module = get_model(name, **{"weights": None, "num_classes": classes, **network.options})
+            found: nn.Module = models.get_model(name, **{"num_classes": classes, **network.options, "weights": None})
             return found.eval()
     given = own_class(network.name, network.source, network.key)
     is_ordinary = isinstance(given, type) and issubclass(given, nn.Module) and not issubclass(given, Servable)

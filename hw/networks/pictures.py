@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kit.errors import InputError
 
@@ -13,6 +13,8 @@ TEST_NAMES: Final = ("test", "val", "valid", "validation")
 TEST_SHARE: Final = 5  # where nothing says what is for the test: one picture in five of each class
 BORDER: Final = 256 / 224  # as torchvision's: resized to a little more, so that the middle can be cut out
 MOST_UNREADABLE: Final = 0.01
+
+_Picture = TypeVar("_Picture")
 
 
 def equally_large(
@@ -67,12 +69,12 @@ def test_sample(
     if empty := [path.name for path, pictures in classes.items() if not pictures]:
         raise InputError(str(place), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
     each = max(1, -(-most // len(classes)))
-    found = [("test", path) for pictures in classes.values() for path in _spread(pictures, each)]
+    found = [("test", path) for pictures in classes.values() for path in spread(pictures, each)]
     return _write(folder, found, target, size or _own_size([path for _, path in found]), channels, on_progress)
 
 
-def _spread(pictures: list[Path], most: int) -> list[Path]:
-    """From the first to the last, evenly: neighbours are often of one scene."""
+def spread(pictures: Sequence[_Picture], most: int) -> list[_Picture]:
+    """From the first to the last, evenly: neighbours are often of one scene, or class."""
     count = min(most, len(pictures))
     return [pictures[number * len(pictures) // count] for number in range(count)]
 

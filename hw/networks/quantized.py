@@ -34,7 +34,7 @@ def build_quantizable(network: Named, classes: int) -> nn.Module:
         allowed = in_a_line(nearest(name, known), 120)
         raise InputError(network.source, network.key, f"{network.name!r} has no int8 form in torchvision; {allowed}")
     with blaming(network.name, network.source, network.key):
-        options = {"weights": None, "num_classes": classes, **network.options, "quantize": False}
+        options = {"num_classes": classes, **network.options, "weights": None, "quantize": False}
         found: nn.Module = get_model(f"quantized_{name}", **options)
         return found.eval()
 

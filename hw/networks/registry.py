@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from hw.networks.family import Family, FamilyStructure
-from hw.networks.ordinary import TORCHVISION
+from hw.networks.family import Family, FamilyStructure, own_classes
+from hw.networks.ordinary import TORCHVISION, Named
 from hw.networks.servable import Servable
 from hw.networks.settings import label_of, network_settings
 from hw.networks.slimmable import SlimmableModel
@@ -59,19 +59,8 @@ class Trainable(Buildable, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """Which network is meant.
-
-    Attributes:
-        name: one of `PRESETS`, or `module:Class`: a subclass of `SlimmableModel`.
-        options: what a user's class is called with.
-        source, key: where the name stands, for messages.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    source: str = "model"
-    key: str = "network"
+class Network(Named):
+    """Which slimmable network is meant: one of `PRESETS`, or `module:Class`, a subclass of `SlimmableModel`."""
 
     def __post_init__(self) -> None:
         if self.name not in PRESETS and not self.is_own:
@@ -187,7 +176,7 @@ class ModelFile:
 
     def _family(self, structure: FamilyStructure, label: str) -> Family:
         """Of torchvision's networks, and of the one class that the caller names."""
-        own = {each.network for each in structure.members if each.network.partition(":")[0] != TORCHVISION}
+        own = own_classes(structure.members)
         given = None if self.network is None else self.network.name
         if given is not None and own != {given}:
             raise self._other(label)

@@ -65,6 +65,10 @@ class ModelSpec:
         """What people call a width."""
         return self.labels[self.widths.index(width)] if self.labels else f"{width:g}"
 
+    def width_of(self, name: str) -> float:
+        """The width that people call so."""
+        return self.widths[self.labels.index(name)]
+
     def serves(self, instance_width: float, width: float) -> bool:
         """Whether an instance of one width serves a request for another."""
         return width == instance_width or (width < instance_width and self.fit == "nested")

@@ -6,7 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kit.documents import no_number
 from kit.plugins import is_own, source_hash
+
+
+def options_of(words: str) -> dict[str, Any]:
+    """What a class is called with, from the JSON behind its name; raises `ValueError` where that is no JSON object."""
+    try:
+        options = json.loads(words or "{}", parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{words!r:.80} is no JSON ({error})") from None
+    if not isinstance(options, dict):
+        raise ValueError(f'{words!r:.80} is no JSON object, such as {{"classes": 10}}')
+    return options
 
 
 def label_of(name: str, options: Mapping[str, Any]) -> str:

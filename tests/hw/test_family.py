@@ -16,7 +16,7 @@ from hw.networks.counting import counted
 from hw.networks.datasets import Dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.family import Family, FamilyStructure, Member, ranked
-from hw.networks.ordinary import build_given
+from hw.networks.ordinary import Named, build_given
 from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.registry import ModelFile, Network, load_tensors, save_model, save_tensors
 from hw.networks.servable import ModelSpec, Shape
@@ -196,6 +196,15 @@ def test_it_knows_which_images_each_member_gets_right(ordinary: Family) -> None:
     assert evaluation.tuples == ((0.333,), (0.667,), (1.0,))
     for place, answer in enumerate(answers):
         assert (evaluation.correct[:, place] == (answer.numpy() == data.test_labels)).all()
+
+
+def test_what_torchvision_makes_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and options may be a file's, which must not make its reader fetch anything."""
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", None)
+    for build in (build_given, build_quantizable):
+        build(Named("torchvision:resnet18", {"weights": "DEFAULT"}), 5)
+    with pytest.raises(InputError, match="torchvision has no 'fcn_resnet50'"):
+        build_given(Named("torchvision:fcn_resnet50"), 5)  # it would fetch a backbone
 
 
 # ---------------------------------------------------------------------------------------------------------------- int8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from hw.device import DeviceSpec
+from hw.networks import members
 from hw.networks.accuracy import Evaluation, load_accuracy
-from hw.networks.datasets import load_dataset
-from hw.networks.family import Family
-from hw.networks.members import Judged, dominated, members_of, weights_of
+from hw.networks.datasets import Dataset, load_dataset
+from hw.networks.family import Family, MemberNetwork
+from hw.networks.members import Judged, dominated, judged, members_of, timed, weights_of
+from hw.networks.ordinary import GivenNetwork
 from hw.networks.pictures import test_sample as sample_of
 from hw.networks.registry import ModelFile, Network
 from kit.errors import InputError
@@ -30,6 +34,17 @@ from slimsched.cli import main
 from tests import worlds
 
 SOURCE = "NETWORKS"
+
+
+class Stiff(nn.Linear):
+    """It has numbers that follow no form."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.scale = 2 * torch.eye(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1) @ self.scale)
 
 
 class Pooled(nn.Module):
@@ -102,6 +117,7 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
     document = json.loads(capsys.readouterr().out)
     by_label = {each["label"]: each for each in document["members"]}
     assert [each.get("dominated_by") is not None for each in document["members"]] == [False, False, True]
+    assert all(low < each["top1"] < high for each in document["members"] for low, high in [each["top1_ci95"]])
     named = Network(f"{__name__}:Pooled")
     model, metadata = ModelFile(out / adding.MODEL, named).load()
     assert isinstance(model, Family)
@@ -123,9 +139,11 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
 
 @pytest.mark.usefixtures("measured")
 def test_all_are_kept_where_that_is_asked_for(weights: Path, tmp_path: Path) -> None:
-    out = tmp_path / "zoo"
+    """In a folder of any name: that of the scenario is near."""
+    out = tmp_path / "my zoo: 1"
     assert _add(NAMES, "--weights", str(weights), "--images", "digits", "--out", str(out), "--keep-all") == 0
     assert len(ModelFile(out / adding.MODEL, Network(f"{__name__}:Pooled")).build().spec.widths) == 3
+    assert load_scenario(out / adding.SCENARIO).name == "my-zoo-1"
 
 
 def test_names_carry_their_kind_on_and_forms_and_options_stand_behind_them() -> None:
@@ -146,6 +164,12 @@ def test_names_carry_their_kind_on_and_forms_and_options_stand_behind_them() -> 
         ("torchvision:resnet18,resnet18", "named twice"),
         ("torchvision:resnet18 int3", "options as JSON"),
         ("torchvision:resnet18 [1]", "options as JSON"),
+        ('nets:Net {"depth": NaN}', "options as JSON"),
+        ("nets:Net " + "[" * 9999, "options as JSON"),
+        (f'nets:Net {{"depth": {"9" * 200}}}', "at most 200 characters"),
+        (",".join(f"nets:Net{number}" for number in range(63)), "name 1 to 62 networks"),
+        ("nets:Net,others:Net", "named twice"),
+        ("nets:Net,others:Wide", "nets:Net, others:Wide: a family has one class of your own"),
     ],
 )
 def test_what_names_no_networks_is_refused(text: str, problem: str) -> None:
@@ -191,6 +215,64 @@ def test_what_does_not_fit_is_told_in_a_line(
     assert re.search(problem, said[0]), said
 
 
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """100 of two classes, which are somebody's own."""
+    for number in range(100):
+        path = tmp_path / "images" / "test" / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(path)
+    return tmp_path / "images"
+
+
+def test_pictures_that_it_did_not_write_are_not_touched(
+    weights: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The family's pictures lie in `images` of its folder: one that holds anything else is refused."""
+    words = [NAMES, "--weights", str(weights), "--images", str(pictures)]
+    assert _add(*words, "--out", str(pictures.parent)) == 2
+    assert "holds files and is no run folder" in capsys.readouterr().err
+    (pictures.parent / ".slimsched").mkdir()  # as if it were a family's
+    assert _add(*words, "--out", str(pictures.parent)) == 2
+    assert "is written anew" in capsys.readouterr().err
+    assert len(list(pictures.rglob("*.png"))) == 100
+
+
+def test_int8_is_refused_beside_a_gpu(
+    weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hw.device.local_devices", lambda: [DeviceSpec("cuda"), DeviceSpec()])
+    torch.save({}, weights / "resnet18.pt")
+    assert _add("torchvision:resnet18 int8", "--weights", str(weights), "--images", "digits") == 2
+    assert "'resnet18 int8' runs on CPUs alone" in capsys.readouterr().err
+
+
+def test_scales_of_int8_are_of_images_of_all_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder's images the classes stand one after the other."""
+    shown = list[Tensor]()
+    images = np.arange(900, dtype=np.float32).reshape(-1, 1, 1, 1).repeat(3, axis=1)
+    data = Dataset("any", images[:0], np.arange(0), images, np.arange(900) // 90, 10)
+    monkeypatch.setattr(members, "read_weights", lambda _: {})
+    monkeypatch.setattr(members, "take_weights", lambda *_: None)
+    monkeypatch.setattr(members, "fitted", lambda module, *_: (GivenNetwork(nn.Identity(), module), ""))
+    monkeypatch.setattr(members, "right", lambda *_, **__: np.ones(900, bool))
+    monkeypatch.setattr(members, "Int8Network", lambda module, images: shown.append(images) or module)
+    (member,) = members_of("torchvision:resnet18 int8", SOURCE)
+    judged(member, tmp_path, data, SOURCE, lambda *_: None)
+    assert np.bincount(shown[0][:, 0, 0, 0].numpy().astype(int) // 90, minlength=10).min() >= 20
+
+
+def test_a_form_that_a_network_can_not_run_in_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, known = tmp_path / "stiff.safetensors", taught(1)
+    save_file({"weight": known["head.weight"] / 2, "bias": known["head.bias"]}, file)
+    assert (
+        _add(f"{__name__}:Stiff bfloat16", "--weights", str(file), "--images", "digits", "--out", str(tmp_path / "out"))
+        == 2
+    )
+    assert "'Stiff bfloat16' can't run so (RuntimeError" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_sample_has_as_many_of_each_class_as_can_be_and_keeps_a_common_size(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, count in (("ant", 30), ("bee", 4)):
@@ -211,13 +293,25 @@ def test_a_sample_has_as_many_of_each_class_as_can_be_and_keeps_a_common_size(tm
     assert load_dataset(str(tmp_path / "sized")).test_images.shape[2:] == (224, 224)
 
 
-def test_of_members_that_know_and_take_the_same_one_stays() -> None:
+def _judged(label: str, top1: float = 1.0, pass_s: float = 0.0) -> Judged:
+    (member,) = members_of(f"torchvision:{label}", SOURCE)
+    network = MemberNetwork(nn.Identity(), nn.Identity(), "float32")
+    return Judged(member, network, "", np.arange(100) < round(100 * top1), pass_s)
 
-    def judged(label: str, top1: float, pass_s: float) -> Judged:
-        (member,) = members_of(f"torchvision:{label}", SOURCE)
-        correct = np.arange(100) < round(100 * top1)
-        return Judged(member, None, "", correct, pass_s)  # type: ignore[arg-type]
 
-    alike = [judged("a", 0.9, 1.0), judged("b", 0.9, 1.0), judged("c", 0.8, 0.5), judged("d", 0.8, 0.6)]
-    beaten = dominated(alike)
-    assert {label: other.member.label for label, other in beaten.items()} == {"b": "a", "d": "c"}
+def test_of_members_that_know_and_take_the_same_but_for_noise_one_stays() -> None:
+    """Who is quicker by less than times repeat is no quicker; of two alike the first named stays."""
+    known = {"a": (0.9, 1.0), "b": (0.9, 1.0), "c": (0.8, 0.5), "d": (0.8, 0.6), "e": (0.7, 0.48), "f": (0.7, 0.47)}
+    beaten = dominated([_judged(label, *values) for label, values in known.items()])
+    assert {label: other.member.label for label, other in beaten.items()} == {"b": "a", "d": "c", "e": "c"}
+
+
+def test_passes_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another program is at work, all are slow."""
+    found = [_judged("a"), _judged("b")]
+    true_s, calls = dict(zip([id(each.network) for each in found], [1.0, 0.9], strict=True)), itertools.count()
+    monkeypatch.setattr(
+        members, "_pass_s", lambda network, _: true_s[id(network)] * (9 if next(calls) < members._PASSES else 1)
+    )
+    data = Dataset("any", *(np.zeros((8, 3, 4, 4), np.float32), np.zeros(8, np.int64)) * 2, 1)
+    assert [each.pass_s for each in timed(found, data, "cpu")] == [1.0, 0.9]
