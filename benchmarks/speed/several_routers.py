@@ -1,20 +1,24 @@
-"""What several routers cost and gain on real processes: CPU time of routers for a block, latencies, beside simulation.
+"""What several routers cost and gain on real processes: CPU time for a block, latencies, beside simulation.
 
     python -m benchmarks.speed.several_routers --servers 64 --routers 1 4 --slowdown 300 --load 0.4 --seconds 40
 
 Emulated servers of seven kinds, slowed down so that this machine carries all of them; the router is `jsq`. Runs of
 each number of routers are made one after the other, each on executors of its own. `--ray HOST,HOST ...` puts servers on
-hosts of the Ray cluster that runs here, in turns. `--simulated` makes each run in simulation, too.
+hosts of the Ray cluster that runs here, in turns. `--simulated` makes each run in simulation, too. A block's CPU time
+is that of the routers' loops, and beside it that of the front end, which one router does without.
 """
 
 from __future__ import annotations
 
 import argparse
+import time  # noqa: TID251 - it measures
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.speed.harness import machine
+from hw.router.front_end import Fates, FrontEnd
 from kit import strict
 from scenarios.executors.run import RealRun, RunObserver
 from scenarios.executors.validating import real_side
@@ -83,18 +87,33 @@ def scenario_of(wanted: argparse.Namespace, routers: int) -> Scenario:
     )
 
 
+class _MeteredFrontEnd(FrontEnd):
+    """Keeps what its process takes during runs."""
+
+    cpu_s = 0.0
+
+    def carry_out(self) -> Fates:
+        """See `FrontEnd`."""
+        began_s = time.process_time()
+        fates = super().carry_out()
+        _MeteredFrontEnd.cpu_s = time.process_time() - began_s
+        return fates
+
+
 def real_run(world: World, count: int) -> None:
     """One run on executors."""
     scenario = world.scenario
     run = RealRun(ROUTER, world.router(ROUTER), SEED, scenario.duration_s, scenario.warmup_s, keep_log=False)
     observer = RunObserver(say=print)
-    with real_side(world, None, None, observer) as side:
+    metered = patch("scenarios.executors.several.FrontEnd", _MeteredFrontEnd)
+    with metered, real_side(world, None, None, observer) as side:
         result, record = side(world, run, observer)
     told("executors", count, result)
     blocks = len(record.blocks)
     print(
         f"  {blocks} blocks, {blocks / record.ended_ns * 1e9:.0f} a second; "
-        f"routers' CPU {record.router_busy_ns / blocks / 1e3:.1f} us a block; "
+        f"CPU a block: routers {record.router_busy_ns / blocks / 1e3:.1f} us, "
+        f"front end {_MeteredFrontEnd.cpu_s / blocks * 1e6:.1f} us; "
         f"servers that served: {len({batch.server for batch in record.batches})}",
         flush=True,
     )

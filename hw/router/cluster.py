@@ -229,7 +229,7 @@ class HardwareCluster:
         parts = self._parts(Operator(drained, share.orders if share else tuple), away, host, background)
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic
         if share is not None:
-            parts, traffic = replace(parts, begin=share.begin), share.traffic
+            parts, traffic = replace(parts, begin=share.begin, leave=share.leave), share.traffic
         with no_collections(), on_cores(parts.host.cores):
             return RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic).carry_out()
 
@@ -321,9 +321,9 @@ def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlo
 
     Devices of other machines are not looked at.
     """
+    router_cores = frozenset(own_cores(servers)) or None
     here = [pair for pair in zip(servers, slots, strict=True) if not pair[0].machine and pair[1].is_started]
     servers, slots = [server for server, _ in here], [slot for _, slot in here]
-    router_cores = frozenset(own_cores(servers)) or None
 
     def own() -> dict[int | str, Used]:
         used: dict[int | str, Used] = {"ended": ended_children()}

@@ -2,18 +2,20 @@
 
 It knows of each image which router has it, and whether it has ended. So when a router dies, what it had and had not
 said to be done is sent again to the others, and counts once, whatever its servers had done of it. A router that is
-silent for as long as a hung server may be is killed, so that none comes back as a former one.
+silent for as long as a hung server may be, beside the time between two words, is killed, so that none comes back as a
+former one.
 """
 
 from __future__ import annotations
 
+import select
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
 from multiprocessing.connection import Connection, wait
-from typing import Final
 
+from hw.host.failure_detector import FailureDetector
 from hw.router.share import (
     START_S,
     Begin,
@@ -32,10 +34,8 @@ from hw.router.share import (
 )
 from kit.errors import WorkError
 from policies.division import Division, Territory
+from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
-
-APART_NS: Final = 2 * NS_PER_S  # of two clocks that are read within one word's way
-_LOOK_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class FrontEnd:
         arrivals_ns: of each image, ascending.
         pipes: to each router.
         kill: ends a router's process by force.
-        hang_ns: for how long one may be silent.
+        supervision: for how long one may be silent.
         clock_ns: this host's.
         say: takes a line for people.
     """
@@ -72,7 +72,7 @@ class FrontEnd:
         territory: Territory,
         pipes: Sequence[Connection],
         kill: Callable[[int], None],
-        hang_ns: int,
+        supervision: Supervision,
         clock_ns: Callable[[], int],
         say: Callable[[str], None],
     ) -> None:
@@ -81,13 +81,17 @@ class FrontEnd:
         self._arrivals_ns = arrivals_ns
         self._pipes = {place: pipe for place, pipe in enumerate(pipes) if place in territory.alive}
         self._kill = kill
-        self._hang_ns = hang_ns
+        self._silence_ns = supervision.hang_ns + division.told_every_ns
+        self._detector = FailureDetector(supervision, 0)  # over this process itself
+        self._look_ns = 0
         self._clock_ns = clock_ns
         self._say = say
         self._deaths = sorted((at_ns, router) for router, at_ns in division.deaths)
         self._holder = [territory.router_of(request) for request in range(len(arrivals_ns))]
         self._waiting = [0.0] * division.count
         self._heard_ns: dict[int, int] = {}
+        self._unsent: dict[int, deque[bytes]] = {router: deque() for router in self._pipes}
+        self._is_over = False
         self._origin_ns = 0
 
     def plan_of(self, router: int) -> tuple[int, ...]:
@@ -100,20 +104,31 @@ class FrontEnd:
         while self._pipes:
             now_ns = self._now_ns()
             while self._deaths and self._deaths[0][0] <= now_ns:
-                self._kill(self._deaths.pop(0)[1])
-            for router, heard_ns in self._heard_ns.items():
-                if router in self._pipes and now_ns - heard_ns > self._hang_ns:
-                    self._say(f"router {router}: silent for {(now_ns - heard_ns) / NS_PER_S:.1f} s: it is killed")
+                if (router := self._deaths.pop(0)[1]) in self._pipes:
                     self._kill(router)
-            next_s = (self._deaths[0][0] - now_ns) / NS_PER_S if self._deaths else inf
-            self._listen(min(_LOOK_S, max(0.0, next_s)))
+            if now_ns >= self._look_ns:
+                self._look_after(now_ns)
+            next_ns = min(self._look_ns, self._deaths[0][0]) if self._deaths else self._look_ns
+            self._listen(max(0, next_ns - now_ns) / NS_PER_S)
+            for router in self._pipes:
+                self._flush(router)
         return self.fates
+
+    def _look_after(self, now_ns: int) -> None:
+        """Notice who hangs; not when this process was away itself."""
+        if self._detector.was_away(self._look_ns, now_ns):
+            self._heard_ns = dict.fromkeys(self._heard_ns, now_ns)
+        self._look_ns = now_ns + self._detector.period_ns
+        for router in self._pipes:
+            if (silent_ns := now_ns - self._heard_ns[router]) > self._silence_ns:
+                self._say(f"router {router}: silent for {silent_ns / NS_PER_S:.1f} s: it is killed")
+                self._kill(router)
 
     def _now_ns(self) -> int:
         return self._clock_ns() - self._origin_ns
 
     def _begin(self) -> None:
-        """When all are ready they begin at one moment; by one clock, or not at all."""
+        """When all are ready they begin at one moment."""
         waited = {pipe: router for router, pipe in self._pipes.items()}
         while waited:
             for pipe in wait([*waited]):
@@ -122,14 +137,11 @@ class FrontEnd:
                 try:
                     word = decode_from_router(pipe.recv_bytes())
                 except (EOFError, OSError):
-                    raise WorkError(f"router {router} died before the run") from None
+                    raise WorkError(f"router {router} died before the run; what it said stands above") from None
                 assert isinstance(word, Ready), "the first word"
-                if (apart_ns := abs(word.clock_ns - self._clock_ns())) > APART_NS:
-                    problem = f"router {router}: its clock is {apart_ns / NS_PER_S:.1f} s from this process's"
-                    raise WorkError(f"{problem}; routers of a run must be on hosts with one clock")
         self._origin_ns = self._clock_ns() + round(START_S * NS_PER_S)
         self._heard_ns = dict.fromkeys(self._pipes, 0)
-        for router in [*self._pipes]:
+        for router in self._pipes:
             self._send(router, Begin(self._origin_ns))
 
     def _listen(self, wait_s: float) -> None:
@@ -151,8 +163,11 @@ class FrontEnd:
                 self._waiting[router] = waiting
                 for each in ended:
                     self.fates.ended.setdefault(each.request, (router, each))
-                if len(self.fates.ended) == len(self._arrivals_ns):
-                    for place in [*self._pipes]:
+                if self._is_over:
+                    return
+                self._is_over = len(self.fates.ended) == len(self._arrivals_ns)
+                if self._is_over:
+                    for place in self._pipes:
                         self._send(place, Over())
                 else:
                     self._send(router, Waiting(tuple(self._waiting)))
@@ -195,6 +210,16 @@ class FrontEnd:
                 self._send(place, Take(tuple(requests), router))
 
     def _send(self, router: int, word: ToRouter) -> None:
-        """Who is dead by now is seen to be so when it is listened to."""
+        self._unsent[router].append(encode(word))
+        self._flush(router)
+
+    def _flush(self, router: int) -> None:
+        """As much as there is room for: one that hangs does not keep this process from seeing it.
+
+        Who is dead by now is seen to be so when it is listened to.
+        """
+        words, pipe, room = self._unsent[router], self._pipes[router], select.poll()
+        room.register(pipe, select.POLLOUT)
         with suppress(OSError):
-            self._pipes[router].send_bytes(encode(word))
+            while words and room.poll(0):
+                pipe.send_bytes(words.popleft())

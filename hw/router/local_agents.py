@@ -70,7 +70,7 @@ def live(spec: AgentSpec, port: AgentEnd, log: StepLog, fence: Callable[[int], o
 
 
 @contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """What is started meanwhile hears no Ctrl-C until it says so: it is the router's business, even while it opens."""
     resource_tracker.ensure_running()  # it would start with the first process, and let interrupts through after that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -110,7 +110,7 @@ class AgentProcess(AgentHandle):
 
     def _begin(self, remote: socket.socket) -> None:
         """Where it fails the port ends, as with an agent that dies at once."""
-        with contextlib.closing(remote), _no_interrupts():
+        with contextlib.closing(remote), no_interrupts():
             self._process.start()
 
     def _has_begun(self) -> bool:

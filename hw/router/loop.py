@@ -102,6 +102,7 @@ class Parts:
         host: the router's.
         background: what others take of its devices.
         begin: returns the reading of the host's clock at which the run begins; it may wait for others.
+        leave: is called when the last arrival has been looked at; what is left is to sum up.
     """
 
     servers: Sequence[HardwareServer]
@@ -116,6 +117,7 @@ class Parts:
     host: Host
     background: BackgroundWatch
     begin: Callable[[Host], int] = _now
+    leave: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ class RouterLoop:
         self._deaths: list[int] = []
         self._servers = self._remote_servers(cluster, say)
         self._own = [server for server in self._servers if not server.spec.elsewhere]
-        self._begin = cluster.begin
+        self._begin, self._leave = cluster.begin, cluster.leave
         self._away = cluster.away
         self._draining = Draining(
             cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
@@ -277,6 +279,7 @@ class RouterLoop:
         self._rolling.give_up("the end has come")
         ended_ns = self._clock.now_ns()
         self._arrive(ended_ns)
+        self._leave()
         self._finish()
         self._ledger.catch_up()
         background = self._background.take()

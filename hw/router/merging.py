@@ -113,14 +113,11 @@ def _requests(
 
 def _from_its_arrival(record: RequestRecord, arrived_ns: int, fates: Fates, power: ReportedPower) -> RequestRecord:
     """Who was moved to another router waited before it came there; with a dead one the time is lost."""
-    stages_ns = record.stages_ns
-    if record.request in fates.moved and stages_ns:
-        place = len(STAGES) - 1 if fates.moved[record.request] else 0
-        before_ns = record.arrived_ns - arrived_ns
-        stages_ns = (*stages_ns[:place], stages_ns[place] + before_ns, *stages_ns[place + 1 :])
-        record = structs.replace(record, arrived_ns=arrived_ns, stages_ns=stages_ns)
-    energy_j = power.energy_j(record.finished_ns) - power.energy_j(record.arrived_ns)
-    return structs.replace(record, energy_j=energy_j)
+    stages_ns = [*record.stages_ns]
+    if stages_ns:
+        stages_ns[-1 if fates.moved.get(record.request) else 0] += record.arrived_ns - arrived_ns
+    energy_j = power.energy_j(record.finished_ns) - power.energy_j(arrived_ns)
+    return structs.replace(record, arrived_ns=arrived_ns, stages_ns=tuple(stages_ns), energy_j=energy_j)
 
 
 def _background(records: Sequence[RunRecord]) -> BackgroundLoad | None:

@@ -18,6 +18,7 @@ from hw.host.waiting import Host
 from hw.router.draining import Adopted, Order
 from hw.router.run_spec import HardwareRun
 from hw.router.traffic import PlannedTraffic
+from hw.transport.messages import Message
 from policies.division import Division, Neighbours, Territory
 from policies.router import RouterCore
 from policies.vocabulary import RequestArrived, RequestCompleted, RequestFailed
@@ -36,50 +37,48 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Its servers have loaded what they should, by this reading of its clock."""
-
-    clock_ns: int
+class Ready(Message, frozen=True):
+    """Its servers have loaded what they should."""
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Told(Message, frozen=True):
     """How many images wait (`RouterCore.burden`), and what has ended since the last word."""
 
     waiting: float
     ended: tuple[EndedRequest, ...]
 
 
-class HandedOver(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class HandedOver(Message, frozen=True):
     """An image that another router should have."""
 
     request: int
     receiver: int
 
 
-class Left(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Its part of the run is over."""
+class Left(Message, frozen=True):
+    """Its part of the run is over: it says no more, and makes its record."""
 
 
-class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Begin(Message, frozen=True):
     """The run begins when the host's clock shows this."""
 
     clock_ns: int
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Waiting(Message, frozen=True):
     """What each router has said last."""
 
     images: tuple[float, ...]
 
 
-class Take(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Take(Message, frozen=True):
     """Images of another router; `dead`: that router is, and of its servers some are this one's now."""
 
     requests: tuple[int, ...]
     dead: int | None = None
 
 
-class Over(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Over(Message, frozen=True):
     """Every image has ended, at some router."""
 
 
@@ -98,6 +97,11 @@ class Share:
         plan: the images that are dealt to it, ascending.
         pipe: to the front end.
         territory: its own copy; all deal alike.
+
+    Attributes:
+        has_left: whether its part of the run is over.
+
+    Where the front end is gone, whatever speaks with it raises `EOFError` or `ConnectionError`.
     """
 
     def __init__(
@@ -109,15 +113,21 @@ class Share:
         self.territory = territory
         self.neighbours = Neighbours(division, territory, place)
         self.told_every_ns = division.told_every_ns
+        self.has_left = False
         self._orders: list[Order] = []
 
     def begin(self, host: Host) -> int:
         """Wait until all routers are ready; returns when they begin."""
-        self.pipe.send_bytes(encode(Ready(host.clock_ns())))
+        self.pipe.send_bytes(encode(Ready()))
         while not isinstance(word := decode_to_router(self.pipe.recv_bytes()), Begin):
             pass  # of the run before: it came when this router had left
         host.wait((), max(0, word.clock_ns - host.clock_ns()) / 1e9)
         return word.clock_ns
+
+    def leave(self) -> None:
+        """From here on its silence is no sign that it hangs."""
+        self.pipe.send_bytes(encode(Left()))
+        self.has_left = True
 
     def traffic(self, run: HardwareRun, router: RouterCore, clock: RunClock) -> DealtTraffic:
         """Where its requests come from."""
@@ -155,8 +165,8 @@ class DealtTraffic(PlannedTraffic):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """See `Traffic`; before the run's begin its words are of the run before."""
-        return (self._share.pipe.fileno(),) if self._clock.runs else ()
+        """See `Traffic`; before the run's begin its words are of the run before, and at the end of no interest."""
+        return (self._share.pipe.fileno(),) if self._clock.runs and not self._share.has_left else ()
 
     def _settle_next(self) -> None:
         """Who was given is due since he came."""
@@ -189,15 +199,10 @@ class DealtTraffic(PlannedTraffic):
             self._ended.append(EndedRequest(request, ended_ns, (), retries, False, command.reason))
 
     def hear(self) -> None:
-        """See `Traffic`: words of the front end; where it is gone the run has ended."""
+        """See `Traffic`: words of the front end."""
         share = self._share
-        while not self.has_ended and share.pipe.poll():
-            try:
-                word = decode_to_router(share.pipe.recv_bytes())
-            except EOFError:
-                self.has_ended = True
-                return
-            match word:
+        while share.pipe.poll():
+            match decode_to_router(share.pipe.recv_bytes()):
                 case Waiting(images):
                     for router, waiting in enumerate(images):
                         share.neighbours.hear(router, waiting)
@@ -219,7 +224,7 @@ class DealtTraffic(PlannedTraffic):
     def flush(self) -> bool:
         """See `Traffic`: a word now and then."""
         now_ns = self._clock.now_ns()
-        if now_ns >= self._next_word_ns and self._clock.runs:
+        if now_ns >= self._next_word_ns and self._clock.runs and not self._share.has_left:
             self._next_word_ns = now_ns + self._share.told_every_ns
             self.say()
         return True

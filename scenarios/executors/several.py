@@ -11,16 +11,16 @@ import signal
 import sys
 import time  # noqa: TID251 - one clock for all routers of this host
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from hw.networks.datasets import Dataset
 from hw.networks.registry import ModelFile
 from hw.router.front_end import FrontEnd
-from hw.router.local_agents import die_with_parent
+from hw.router.local_agents import die_with_parent, no_interrupts
 from hw.router.merging import merged
-from hw.router.share import Left, Share, encode
+from hw.router.share import Share
 from kit.chance import derived_seed, stream
 from kit.errors import InputError, WorkError
 from policies.division import ROUTERS, Division, Territory
@@ -29,7 +29,7 @@ from scenarios.executors.run import Part, RealRun, RunObserver, carried_out, rea
 from scenarios.metrics.result import Result
 from scenarios.world.world import World
 
-_ENDING_S = 20.0
+_ENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,14 @@ class RouterProcesses:
         self._setting = _Setting(world, model, dataset)
         self._processes = [_RouterProcess(place) for place in range(division_of(world).count)]
         for process in self._processes:  # all of them open meanwhile
-            process.orders.send(self._setting)
+            process.tell(self._setting)
 
     def close(self) -> None:
-        """End them, with their agents."""
+        """End them, with their agents, in the middle of a run, too."""
         for process in self._processes:
-            process.close()
+            process.hang_up()
+        for process in self._processes:
+            process.end()
 
     def run(self, world: World, wanted: RealRun, observer: RunObserver) -> tuple[Result, RunRecord]:
         """One run, in real time; a router that was killed in an earlier one is there again.
@@ -77,9 +79,10 @@ class RouterProcesses:
         began_ns = time.monotonic_ns()
         for place, process in enumerate(self._processes):
             if not process.is_there:
-                process.close()
+                process.hang_up()
+                process.end()
                 self._processes[place] = _RouterProcess(place)
-                self._processes[place].orders.send(self._setting)
+                self._processes[place].tell(self._setting)
         division = division_of(world)
         territory = Territory(division, derived_seed(wanted.seed, ROUTERS))
         run = world.run_spec(wanted.seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
@@ -90,12 +93,12 @@ class RouterProcesses:
             territory,
             [process.words for process in self._processes],
             lambda place: self._processes[place].kill(),
-            world.cluster.supervision.hang_ns,
+            world.cluster.supervision,
             time.monotonic_ns,
             observer.say,
         )
         for place, process in enumerate(self._processes):
-            process.orders.send(_Order(world, wanted, front_end.plan_of(place)))
+            process.tell(_Order(world, replace(wanted, keep_log=False), front_end.plan_of(place)))
         fates = front_end.carry_out()
         records = {place: self._processes[place].record() for place in territory.alive}
         record = merged(records, fates, territory.owner, arrivals_ns, division.count)
@@ -110,14 +113,15 @@ class _RouterProcess:
     def __init__(self, place: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._place = place
-        self.orders, its_orders = context.Pipe()
+        self._orders, its_orders = context.Pipe()
         self.words, its_words = context.Pipe()
         self._process = context.Process(
             target=_main,
             args=(place, its_orders, its_words),
             name=f"slimsched-router-{place}",
         )
-        self._process.start()
+        with no_interrupts():
+            self._process.start()
         its_orders.close()
         its_words.close()
 
@@ -126,11 +130,16 @@ class _RouterProcess:
         """Whether it can be told of a run."""
         return self._process.is_alive() and not self.words.closed
 
+    def tell(self, word: _Setting | _Order) -> None:
+        """Whoever has died meanwhile is missed when the run begins."""
+        with suppress(ConnectionError):
+            self._orders.send(word)
+
     def record(self) -> RunRecord:
         """Of the run that it has left."""
         try:
-            record: RunRecord = self.orders.recv()
-        except EOFError:
+            record: RunRecord = self._orders.recv()
+        except (EOFError, ConnectionError):
             raise WorkError(f"router {self._place} died as it told what it had done") from None
         return record
 
@@ -139,12 +148,15 @@ class _RouterProcess:
         self._process.kill()
         self._process.join()
 
-    def close(self) -> None:
-        """Gently, then by force."""
-        self.orders.close()
+    def hang_up(self) -> None:
+        """It ends when it sees this."""
+        self._orders.close()
+        self.words.close()
+
+    def end(self) -> None:
+        """Wait for its end, which is brought about by force where it does not come."""
         self._process.join(_ENDING_S)
         self.kill()
-        self.words.close()
 
 
 def division_of(world: World) -> Division:
@@ -158,33 +170,29 @@ def _main(place: int, orders: Connection, words: Connection) -> None:
     """A router's process: its agents, and one run after the other until nobody orders any."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end's business
-    setting: _Setting = orders.recv()
-    owned = [server for server, owner in enumerate(Territory(division_of(setting.world), 0).owner) if owner == place]
     observer = RunObserver(say=lambda text: print(f"router {place}: {text}", file=sys.stderr))
     try:
-        with real_cluster(setting.world, setting.model, owned=owned) as cluster:
-            while (order := _next(orders)) is not None:
-                wanted, division = order.wanted, division_of(order.world)
-                territory = Territory(division, derived_seed(wanted.seed, ROUTERS))
-                rng = stream(wanted.seed, f"router:{wanted.router}")
-                part = Part(
-                    Share(place, order.plan, words, division, territory),
-                    rng.spawn(division.count - 1)[place - 1] if place else rng,
-                )
-                record = carried_out(order.world, cluster, setting.dataset, wanted, observer, part=part)
-                words.send_bytes(encode(Left()))
-                orders.send(record)
+        with suppress(EOFError, ConnectionError):  # the front end hangs up where it wants no more
+            _serve(place, orders, words, observer)
     except (InputError, WorkError) as error:
         observer.say(str(error))
         sys.exit(1)
 
 
-def _next(orders: Connection) -> _Order | None:
-    try:
-        order: _Order = orders.recv()
-    except (EOFError, OSError):
-        return None
-    return order
+def _serve(place: int, orders: Connection, words: Connection, observer: RunObserver) -> None:
+    setting: _Setting = orders.recv()
+    owned = [server for server, owner in enumerate(Territory(division_of(setting.world), 0).owner) if owner == place]
+    with real_cluster(setting.world, setting.model, owned=owned) as cluster:
+        while True:
+            order: _Order = orders.recv()
+            wanted, division = order.wanted, division_of(order.world)
+            territory = Territory(division, derived_seed(wanted.seed, ROUTERS))
+            rng = stream(wanted.seed, f"router:{wanted.router}")
+            part = Part(
+                Share(place, order.plan, words, division, territory),
+                rng.spawn(division.count - 1)[place - 1] if place else rng,
+            )
+            orders.send(carried_out(order.world, cluster, setting.dataset, wanted, observer, part=part))
 
 
 @contextmanager
