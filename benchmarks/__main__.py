@@ -256,7 +256,7 @@ def _scale(
         kept: where rows are kept; an interrupted command goes on there.
         docs: whose data it is written to.
     """
-    points = scale.points(scenarios, only, size, router)
+    points = scale.points(scenarios, only, size, router, seeds)
     make_rows(kept, points, scale.measure, seeds, is_whole=False)
     frame = scale.frame_of([row for row in kept_rows(kept, points) if row is not None])
     pages.write_frames(docs / "data", {"scale": frame})

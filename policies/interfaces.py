@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal, Protocol
@@ -57,22 +57,38 @@ class Alike:
     links: tuple[int, ...]
     racks: tuple[int, ...]
 
+    @classmethod
+    def of(cls, devices: Iterable[Hashable], links: Iterable[Hashable], racks: Iterable[Hashable]) -> Alike:
+        """Of equal keys each has one number, from 0 on."""
+        return cls(_numbered(devices), _numbered(links), _numbered(racks))
+
     def ways(self) -> dict[tuple[int, int, int], tuple[int, int]]:
         """Of all ways that may differ a source and a server.
 
         A way is from 0, the router, or from link n - 1; to a link; and `HERE`, `IN_RACK` or `ELSEWHERE`.
         """
         ways: dict[tuple[int, int, int], tuple[int, int]] = {}
-        of_place: dict[tuple[int, int], list[int]] = {}  # of each link in each rack two are enough
-        for server, place in enumerate(zip(self.links, self.racks, strict=True)):
-            if len(of_place.setdefault(place, [])) < 2:
-                of_place[place].append(server)
-        for ((link, rack), sources), ((to, other), servers) in product(of_place.items(), repeat=2):
-            ways.setdefault((0, to, ELSEWHERE), (ROUTER, servers[0]))
-            for source, server in product(sources, servers):
-                way = HERE if source == server else IN_RACK if rack == other else ELSEWHERE
-                ways.setdefault((link + 1, to, way), (source, server))
+        racks: dict[int, dict[int, list[int]]] = {}  # of each rack, of each link its servers
+        for server, (link, rack) in enumerate(zip(self.links, self.racks, strict=True)):
+            racks.setdefault(rack, {}).setdefault(link, []).append(server)
+        apart: dict[int, list[int]] = {}  # of each link a server in each rack
+        for links in racks.values():
+            for (link, sources), (to, servers) in product(links.items(), repeat=2):
+                for source, server in product(sources[:2], servers[:2]):
+                    ways.setdefault((link + 1, to, HERE if source == server else IN_RACK), (source, server))
+            for link, (first, *_) in links.items():
+                ways.setdefault((0, link, ELSEWHERE), (ROUTER, first))
+                apart.setdefault(link, []).append(first)
+        for (link, sources), (to, servers) in product(apart.items(), repeat=2):
+            for source, server in product(sources[:2], servers[:2]):
+                if self.racks[source] != self.racks[server]:
+                    ways.setdefault((link + 1, to, ELSEWHERE), (source, server))
         return ways
+
+
+def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 class CostModel(Protocol):

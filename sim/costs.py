@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from policies.interfaces import Alike
 from policies.vocabulary import NS_PER_S, WorkKey
@@ -30,10 +30,10 @@ class ProfileCosts:
         self._network = Interconnect(tuple(attachments))
         models = [each.profile.model for each in devices]
         sizes = [(model.input_bytes, model.widths, model.activation_bytes) for model in models]
-        self.alike = Alike(
-            devices=_numbered([*zip(map(id, devices), batch_limits, strict=True)]),
-            links=_numbered([(each.link, each.uplink, size) for each, size in zip(attachments, sizes, strict=True)]),
-            racks=_numbered([each.rack for each in attachments]),
+        self.alike = Alike.of(
+            devices=zip(map(id, devices), batch_limits, strict=True),
+            links=[(each.link, each.uplink, size) for each, size in zip(attachments, sizes, strict=True)],
+            racks=[each.rack for each in attachments],
         )
         self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
 
@@ -79,12 +79,6 @@ class ProfileCosts:
     def _padded(self, server: int, batch: int) -> int:
         """The size that the device sees."""
         return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
-
-
-def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Equal keys have one number."""
-    numbers: dict[Hashable, int] = {}
-    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 def _mean(values: Sequence[int]) -> float:

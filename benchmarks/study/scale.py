@@ -62,13 +62,15 @@ FIGURES: Final = {
 }
 
 
-def points(folder: Path, loads: Sequence[str], sizes: Sequence[int], routers: Sequence[str]) -> list[GridRow]:
+def points(
+    folder: Path, loads: Sequence[str], sizes: Sequence[int], routers: Sequence[str], seeds: int
+) -> list[GridRow]:
     """A row a load, a size and a router."""
     code = code_state()
     return [
         GridRow(
             {"scenario": f"scale-{load}", "servers": size, "router": router},
-            inputs_hash(folder / f"{load}.yaml", code),
+            inputs_hash(folder / f"{load}.yaml", code, seeds),
             folder / f"{load}.yaml",
         )
         for load in loads

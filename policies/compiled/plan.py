@@ -90,18 +90,13 @@ def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
     known, each = costs.alike, tuple(_all(config))
     if known is None:
         return Alike(each, each, (0,) * config.servers)
-    return Alike(*(_numbered([of[server] for server in each]) for of in (known.devices, known.links, known.racks)))
+    return Alike.of(*([of[server] for server in each] for of in (known.devices, known.links, known.racks)))
 
 
 def transfers_of(config: RouterConfig, costs: CostModel) -> int:
     """How many entries the table of moves has."""
     links, lines = 1 + max(alike_of(config, costs).links), config.segments * (len(config.widths) + 1)
     return (links + 1) * links * WAYS * lines * (config.groups[-1] + 1)
-
-
-def _numbered(values: Sequence[int]) -> tuple[int, ...]:
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    return tuple(numbers[value] for value in values)
 
 
 def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:

@@ -287,14 +287,15 @@ def weighted(plan: Plan, sheet: Sheet) -> int:
 @kernel
 def next_in_turn(plan: Plan, sheet: Sheet) -> int:
     """`RoundRobin`."""
-    drawn = nth_valid(plan, sheet, 0)
-    for place in range(0 if sheet.samples else plan.turn + 1, looked(plan, sheet)):
+    lowest, drawn = plan.servers, plan.servers
+    for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
-        if index > plan.turn and can_take(sheet, index):
-            drawn = index
-            break
-    plan.turn = drawn
-    return drawn
+        if can_take(sheet, index):
+            lowest = min(lowest, index)
+            if index > plan.turn:
+                drawn = min(drawn, index)
+    plan.turn = drawn if drawn < plan.servers else lowest
+    return plan.turn
 
 
 @kernel

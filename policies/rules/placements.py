@@ -84,7 +84,7 @@ class RoundRobin:
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
         servers = candidate_servers(view)
-        self.last = next((server for server in servers if server > self.last), servers[0])
+        self.last = min((server for server in servers if server > self.last), default=min(servers))
         return self.last
 
 

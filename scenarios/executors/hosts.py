@@ -117,5 +117,5 @@ def host_names(section: ClusterSection, hosts: Hosts) -> list[str]:
 
 def host_key(section: ClusterSection, server: ServerSection) -> str:
     """Where a server's host stands in its scenario, with the server's name."""
-    index = section.named_servers.index(server)
+    index = next(index for index, other in section.numbered_servers if other == server)
     return f"cluster.servers.{index}.host ({server.name})"

@@ -74,7 +74,7 @@ def require_there(scenario: Scenario, host: str, router: str, require: Callable[
 
 def require_devices_here(scenario: Scenario, is_here: Here) -> None:
     """Those of a scenario's devices that are on this machine; raises `InputError`."""
-    for index, server in enumerate(scenario.cluster.named_servers):
+    for index, server in scenario.cluster.numbered_servers:
         if server.emulated is None and scenario.cluster.greedy_of(server).util_metric != "nvml":
             problem = "executors read NVML's utilization, so 'sm' is for simulation alone; use nvml, or leave it out"
             raise InputError(scenario.name, f"cluster.servers.{index}.greedy.util_metric", problem)
@@ -136,7 +136,7 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
     servers = {section.name: section for section in scenario.cluster.named_servers}
     everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
     measured: dict[DeviceSpec, int] = {}
-    for index, section in enumerate(servers.values()):
+    for index, section in scenario.cluster.numbered_servers:
         given = scenario.cluster.greedy_of(section)
         owner = servers[section.shares_device_with or section.name]
         known = owner.known_profile
@@ -228,7 +228,7 @@ def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) 
     sections = scenario.cluster.named_servers
     on_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
-    for index, section in enumerate(sections):
+    for index, section in scenario.cluster.numbered_servers:
         if section.name not in caps or section.emulated is not None or not is_here(section):
             continue  # an emulated device's memory is in its profile, and in no machine
         device = device_of(section, sections)

@@ -150,7 +150,7 @@ def _check_servers(scenario: Scenario, source: str) -> None:
     names: set[str] = set()
     owners = {server.name: server for server in scenario.cluster.owners}
     real = next((server for server in servers if server.device is not None and server.emulated is None), None)
-    for index, server in enumerate(servers):
+    for index, server in scenario.cluster.numbered_servers:
         key = f"cluster.servers.{index}"
         if server.name in names:
             raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; rename one of the two")
@@ -194,7 +194,7 @@ def _check_emulation(
 def _check_profiles(scenario: Scenario, source: str) -> Profile | None:
     """Profiles can be read, are of one network, and cover what their servers ask of them; returns the first."""
     first: tuple[str, Profile] | None = None
-    for index, server in enumerate(scenario.cluster.named_servers):
+    for index, server in scenario.cluster.numbered_servers:
         if server.known_profile is None:
             continue
         key = f"cluster.servers.{index}"

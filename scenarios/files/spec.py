@@ -8,6 +8,7 @@ the number of servers come from the files named here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -349,8 +350,9 @@ class ClusterSection(StrictModel):
     def _in_racks(self) -> ClusterSection:
         """Every server stands in a rack that there is, and every rack has servers."""
         named = () if self.servers == "auto" else self.servers
-        unique(tuple(name for rack in self.racks for name in rack.names))
-        racks = [rack.name for rack in self.racks]
+        racks = Counter[str]()
+        for rack in self.racks:
+            racks[rack.name] += rack.count
         for server in named:
             if (server.rack is not None or racks) and server.rack not in racks:
                 known = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
@@ -359,8 +361,10 @@ class ClusterSection(StrictModel):
                 raise ValueError(f"{server.name} shares a device; leave out its count and all racks")
         if empty := sorted(set(racks) - {server.rack for server in named}):
             raise ValueError(f"no server stands in {', '.join(empty)}; leave the rack out, or name it at its servers")
-        if len(self.named_servers) > MAX_SERVERS:
-            raise ValueError(f"these are {len(self.named_servers)} servers; allowed are {MAX_SERVERS}")
+        count = sum(server.count * (racks[server.rack] if server.rack else 1) for server in named)
+        if count > MAX_SERVERS:
+            raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
+        unique(tuple(name for rack in self.racks for name in rack.names))
         return self
 
     @model_validator(mode="after")
@@ -386,6 +390,11 @@ class ClusterSection(StrictModel):
     @property
     def named_servers(self) -> tuple[ServerSection, ...]:
         """The servers that the file names, one by one; none under `auto`."""
+        return tuple(server for _, server in self.numbered_servers)
+
+    @property
+    def numbered_servers(self) -> tuple[tuple[int, ServerSection], ...]:
+        """Each of them behind the number of its section in the file."""
         return () if self.servers == "auto" else _one_by_one(self.servers, self.racks)
 
     @property
@@ -405,20 +414,22 @@ class ClusterSection(StrictModel):
 
 
 @lru_cache(maxsize=64)
-def _one_by_one(servers: tuple[ServerSection, ...], racks: tuple[RackSection, ...]) -> tuple[ServerSection, ...]:
+def _one_by_one(
+    servers: tuple[ServerSection, ...], racks: tuple[RackSection, ...]
+) -> tuple[tuple[int, ServerSection], ...]:
     """Those of a rack together."""
     each = [
-        server.model_copy(update={"name": f"{server.name}-{number}" if server.count > 1 else server.name, "count": 1})
-        for server in servers
+        (section, server.model_copy(update={"name": server.name + f"-{number}" * (server.count > 1), "count": 1}))
+        for section, server in enumerate(servers)
         for number in range(server.count)
     ]
-    placed = [server for server in each if server.rack is None]
+    placed = [(section, server) for section, server in each if server.rack is None]
     for rack in racks:
         for name in rack.names:
             prefix = f"{name}-" if rack.count > 1 else ""
             placed += [
-                server.model_copy(update={"name": f"{prefix}{server.name}", "rack": name})
-                for server in each
+                (section, server.model_copy(update={"name": f"{prefix}{server.name}", "rack": name}))
+                for section, server in each
                 if server.rack == rack.name
             ]
     return tuple(placed)
@@ -444,7 +455,7 @@ class RouterSection(StrictModel):
         description="how long a request may be held back in all, over all segments, so that others join its block; "
         "0: nobody is held",
     )
-    samples: Count | None = Field(
+    samples: Annotated[int, Field(ge=1, le=MAX_SERVERS)] | None = Field(
         None,
         description="how many servers a decision looks at where there are more: that of the activations and others "
         "drawn at random ([many servers](scale.md)); null: at all",

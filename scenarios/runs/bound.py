@@ -124,7 +124,7 @@ class FluidModel:
         self._on_solved = on_solved
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
-        require_solvable(world, len(allowed))
+        require_solvable(world, len(allowed), max(1, len(classes)))
         of_class = list(product(allowed, repeat=config.segments))
         tuples = of_class * max(1, len(classes))
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
@@ -241,20 +241,21 @@ def _beside(work: Callable[[], Any]) -> Any:
     return future.result()
 
 
-def require_solvable(world: World, widths: int | None = None) -> None:
+def require_solvable(world: World, widths: int | None = None, classes: int = 1) -> None:
     """Raises `InputError` for a programme that would take hours and many gigabytes; `widths`: how many may run."""
     config = world.cluster.router
-    if (unknowns := unknowns_of(world, widths or len(config.widths))) > MAX_UNKNOWNS:
+    if (unknowns := unknowns_of(world, widths or len(config.widths), classes)) > MAX_UNKNOWNS:
         problem = f"the bound on {config.servers:,} servers is a programme of {unknowns:.1e} unknowns"
         raise InputError(world.scenario.name, "cluster.servers", f"{problem}; allowed are {MAX_UNKNOWNS:.0e}")
 
 
-def unknowns_of(world: World, widths: int) -> float:
-    """How large the programme becomes: tuples, runs and moves; each takes a kilobyte and some 10 us to write down."""
+def unknowns_of(world: World, widths: int, classes: int = 1) -> float:
+    """How large the programme becomes: tuples of each class, runs and moves; each takes a kilobyte and some 10 us to write down."""
     config, kinds = world.cluster.router, kinds_of(world)
     batches = sum(world.cluster.servers[kind.first].knobs.batch_limit for kind in kinds)
     moves = (1 + (config.segments - 1) * widths) * 2.0 * len(kinds) ** 2
-    return float(widths) ** config.segments + (1 + (config.segments - 1) * widths) * widths * batches + moves
+    runs = (1 + (config.segments - 1) * widths) * widths * batches
+    return classes * float(widths) ** config.segments + runs + moves
 
 
 def overload_of(world: World) -> str | None:

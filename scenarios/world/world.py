@@ -379,10 +379,10 @@ def server_rates_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: float |
     """What each server does with full batches at a width, by default full width; 0 for all but a device's first."""
     width = cluster.router.widths[-1] if width is None else width
     keys = [WorkKey(s, width, IMAGE if s == 1 else width) for s in range(1, cluster.router.segments + 1)]
-    devices = [server.device for server in cluster.servers]
+    first = {server.device: index for index, server in reversed([*enumerate(cluster.servers)])}
     return tuple(
-        1.0 / sum(costs.image_s(index, key) for key in keys) if devices.index(device) == index else 0.0
-        for index, device in enumerate(devices)
+        1.0 / sum(costs.image_s(index, key) for key in keys) if first[server.device] == index else 0.0
+        for index, server in enumerate(cluster.servers)
     )
 
 

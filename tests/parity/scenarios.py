@@ -481,10 +481,8 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     found = replace(found, policy_name="compass") if draws.chance(10) else found
     found = with_classes(draws, found) if draws.chance(30) else found
     found = as_a_family(found) if draws.chance(25) else found
-    if draws.chance(30):
-        router = replace(found.cluster.router, samples=draws.pick((1, 2, 3)))
-        found = replace(found, cluster=replace(found.cluster, router=router))
-    return found
+    found = sampled(found, draws.pick((1, 2, 3))) if draws.chance(30) else found
+    return in_racks(found) if draws.chance(25) else found
 
 
 def as_a_family(scenario: Scenario) -> Scenario:
@@ -492,6 +490,24 @@ def as_a_family(scenario: Scenario) -> Scenario:
     cluster = scenario.cluster
     servers = tuple(replace(server, knobs=replace(server.knobs, fit="exact")) for server in cluster.servers)
     return replace(scenario, cluster=replace(cluster, servers=servers))
+
+
+def sampled(scenario: Scenario, samples: int) -> Scenario:
+    """One in which a decision looks at so many servers."""
+    cluster = scenario.cluster
+    router = replace(cluster.router, samples=samples)
+    return replace(scenario, name=f"{scenario.name}, sampled", cluster=replace(cluster, router=router))
+
+
+def in_racks(scenario: Scenario) -> Scenario:
+    """One whose servers stand in two racks, one behind the other; an uplink is as the first server's link."""
+    cluster = scenario.cluster
+    uplink = replace(cluster.servers[0].attachment.link, loss=0.0)
+    servers = tuple(
+        replace(server, attachment=replace(server.attachment, rack="xy"[index % 2], uplink=uplink))
+        for index, server in enumerate(cluster.servers)
+    )
+    return replace(scenario, name=f"{scenario.name}, in racks", cluster=replace(cluster, servers=servers))
 
 
 def with_classes(draws: Draws, scenario: Scenario) -> Scenario:

@@ -21,7 +21,7 @@ from tests.parity.compare import Moment, compare, play
 from tests.parity.directed import pairs, scenes
 from tests.parity.draws import SeededDraws
 from tests.parity.mutants import ROWS, UNNOTICEABLE, Mutant, mutants, stop_when_stuck
-from tests.parity.scenarios import Scenario, draw_scenario
+from tests.parity.scenarios import Scenario, draw_scenario, in_racks, sampled
 
 pytestmark = pytest.mark.mutants
 DRAWN = 120
@@ -38,10 +38,11 @@ MUTANTS = mutants()
 
 @cache
 def scenarios() -> list[Scenario]:
-    """The scenes, drawn scenarios, each with Compass, too, and last the pairs."""
+    """The scenes, drawn scenarios, each with Compass, too, some with samples and in racks, and last the pairs."""
     drawn = [draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in range(DRAWN)]
     compasses = [replace(each, name=f"{each.name}, compass", policy_name="compass") for each in drawn]
-    return [*(each.scenario for each in scenes()), *drawn, *compasses, *(each.scenario for each in pairs())]
+    many = [in_racks(sampled(each, 2)) for each in drawn[:20]]
+    return [*(each.scenario for each in scenes()), *drawn, *compasses, *many, *(each.scenario for each in pairs())]
 
 
 @cache

@@ -20,7 +20,7 @@ from tests import worlds
 from tests.parity.compare import changed, compare, difference, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes
 from tests.parity.draws import HypothesisDraws, SeededDraws
-from tests.parity.scenarios import Scenario, as_a_family, draw_scenario
+from tests.parity.scenarios import Scenario, as_a_family, draw_scenario, in_racks, sampled
 
 SEEDS = range(100)
 SCENES = {scene.name: scene for scene in scenes()}
@@ -47,6 +47,12 @@ def test_engines_agree_on_seeded_scenarios() -> None:
 def test_engines_agree_on_families() -> None:
     drawn = (as_a_family(draw_scenario(SeededDraws(seed), f"seed {seed}")) for seed in SEEDS[:40])
     found = {scenario.name: compare(scenario, CompiledSimulation) for scenario in drawn}
+    assert {name: difference for name, difference in found.items() if difference is not None} == {}
+
+
+def test_engines_agree_where_decisions_look_at_some_servers_in_racks() -> None:
+    drawn = (sampled(draw_scenario(SeededDraws(seed), f"seed {seed}"), 1 + seed % 3) for seed in SEEDS[:40])
+    found = {scenario.name: compare(in_racks(scenario), CompiledSimulation) for scenario in drawn}
     assert {name: difference for name, difference in found.items() if difference is not None} == {}
 
 

@@ -49,7 +49,7 @@ from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
 from tests.parity.mutants import Mutant, source_mutants
-from tests.parity.scenarios import Scenario, draw_scenario, with_classes
+from tests.parity.scenarios import Scenario, draw_scenario, sampled, with_classes
 
 MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
 
@@ -344,13 +344,6 @@ def cramped() -> Scenario:
         greedy={"batch_limit": 8, "vram_cap_bytes": 700_000_000, "idle_unload_ns": 20_000_000},
     )
     return Scenario("cramped", spec, worlds.run(spec, np.array([*worlds.poisson_s(300, 0.3)]), 0.3))
-
-
-def sampled(scenario: Scenario, samples: int) -> Scenario:
-    """One in which a decision looks at so many servers."""
-    cluster = scenario.cluster
-    router = replace(cluster.router, samples=samples)
-    return replace(scenario, name=f"{scenario.name}, sampled", cluster=replace(cluster, router=router))
 
 
 def many() -> Scenario:

@@ -158,6 +158,13 @@ def test_round_robin_takes_turns_and_skips() -> None:
     assert choice_of(router, everyone, rng).server == 0
 
 
+def test_round_robin_goes_round_by_index_among_those_that_it_looks_at() -> None:
+    """In whatever order they were drawn."""
+    router, rng = make_router("round-robin", context()), np.random.default_rng(0)
+    some = msgspec.structs.replace(view(server(), server(), server()), looked_at=(2, 0))
+    assert [choice_of(router, some, rng).server for _ in range(3)] == [0, 2, 0]
+
+
 def test_jsq_counts_requests_and_least_work_counts_time() -> None:
     """Four narrow requests are a longer queue than two wide ones, but less work."""
     narrow = server(outstanding={WorkKey(1, 0.25, IMAGE): 4})

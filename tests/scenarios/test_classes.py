@@ -30,6 +30,7 @@ from scenarios.learn.train import require_one_class
 from scenarios.metrics.ranking import Promise, RankedRouter
 from scenarios.metrics.result import Result
 from scenarios.metrics.slo import ClassPromise, Judged, Slo, SloDocument, attainment_of
+from scenarios.runs import bound
 from scenarios.runs.bound import FluidModel
 from scenarios.runs.capacity import RateReading, Search, read
 from scenarios.runs.simulate import simulate_metrics
@@ -171,6 +172,15 @@ def test_the_bound_of_classes_alike_is_that_of_one() -> None:
     assert three.capacity_img_s() == pytest.approx(one.capacity_img_s(0.75), rel=1e-6)
     assert three.latency_s(0.75, 1000.0) == pytest.approx(one.latency_s(0.75, 1000.0), rel=1e-6)
     assert three.energy_j(0.75, 1000.0) == pytest.approx(one.energy_j(0.75, 1000.0), rel=1e-6)
+
+
+def test_a_programme_is_as_large_as_its_classes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has width tuples of its own: it is refused before they are written down."""
+    given = world(classes=classes(0.75, 0.75, 0.75))
+    monkeypatch.setattr(bound, "MAX_UNKNOWNS", bound.unknowns_of(given, len(given.cluster.router.widths)))
+    FluidModel(given)
+    with pytest.raises(InputError, match="programme of"):
+        FluidModel(given, classes=given.scenario.classes)
 
 
 def test_classes_carry_what_their_shares_cost() -> None:

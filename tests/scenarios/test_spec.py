@@ -106,6 +106,11 @@ def test_racks_and_counts_are_servers_one_by_one() -> None:
         ("count: 2, latency", "count: 9000, latency", "these are 18001 servers; allowed are 10000"),
         ("{emulated: l4}, link: 10gbe", "{emulated: l4}, shares_device_with: a", "b shares a device"),
         ("count: 2, latency", "count: 0, latency", "greater than or equal to 1"),
+        ("count: 2, latency", "count: 1000000000, latency", "these are 2000000001 servers; allowed are 10000"),
+        ("count: 2, device", "count: 1000000000, device", "these are 2000000001 servers; allowed are 10000"),
+        ("{name: s, latency", "{name: r, latency", "'r0' is given twice|'r1' is given twice|'r' is given twice"),
+        ("workload:", "router: {samples: 0}\nworkload:", "router.samples"),
+        ("workload:", "router: {samples: 10001}\nworkload:", "router.samples"),
     ],
 )
 def test_a_topology_that_does_not_close_is_refused(right: str, wrong: str, problem: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,24 @@ def test_servers_that_cost_the_same_share_the_rows_of_tables() -> None:
     assert ways[1, 1, ELSEWHERE] == (0, 3)
     assert ways[1, 1, IN_RACK] == (2, 3)
     assert (2, 1, ELSEWHERE) not in ways, "both servers of the second link are in one rack"
+
+
+def test_ways_are_those_of_all_pairs() -> None:
+    """Every way that two servers have is there, by a pair that has it."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        servers = range(int(rng.integers(1, 9)))
+        links, racks = (rng.integers(0, 3, len(servers)).tolist() for _ in range(2))
+        alike = Alike.of(servers, links, racks)
+
+        def way(source: int, server: int, alike: Alike = alike) -> tuple[int, int, int]:
+            is_near = source != ROUTER and alike.racks[source] == alike.racks[server]
+            place = (HERE if source == server else IN_RACK) if is_near else ELSEWHERE
+            return 0 if source == ROUTER else alike.links[source] + 1, alike.links[server], place
+
+        ways = alike.ways()
+        assert ways.keys() == {way(*pair) for pair in product((ROUTER, *servers), servers)}
+        assert all(way(*pair) == key for key, pair in ways.items())
 
 
 def test_tables_are_of_one_cost_model_and_one_network() -> None:
