@@ -168,7 +168,7 @@ def measure(
                 budget.skipped(planned)
                 continue
             on_progress(budget.progress(planned))
-        result = station.once(planned, _hurry(plan.effort) if budget.late() else plan.effort)
+        result = station.once(planned, _hurry(plan) if budget.late() else plan.effort)
         budget.done(planned, now=not is_logged)
         measurements.append((planned.step, result))
     hurried = sum(_is_hurried(result, plan.effort) for _, result in measurements)
@@ -305,9 +305,9 @@ def _is_hurried(result: Result, effort: StepEffort) -> bool:
     return max(result.passes / result.tries, result.samples.count) < effort.repeats
 
 
-def _hurry(effort: StepEffort) -> StepEffort:
+def _hurry(plan: CalibrationPlan) -> StepEffort:
     names = ("warmup", "repeats", "min_s", "together_s", "steady_s", "tries")
-    return replace(effort, **{name: getattr(LEAST, name) for name in names})
+    return replace(plan.effort, **{name: getattr(plan.late_effort, name) for name in names})
 
 
 @dataclass(slots=True)

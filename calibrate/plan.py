@@ -172,6 +172,7 @@ class CalibrationPlan:
     """Steps in the order in which they are to be done.
 
     Attributes:
+        late_effort: of steps that are late.
         batches: the batch sizes that every key is measured at.
         grid: those that it would be measured at with time enough, the most telling first.
         omitted: what the budget left out, in words.
@@ -179,6 +180,7 @@ class CalibrationPlan:
     """
 
     effort: StepEffort
+    late_effort: StepEffort
     batches: tuple[int, ...]
     grid: tuple[int, ...]
     steps: tuple[PlannedStep, ...]
@@ -239,9 +241,7 @@ def make_plan(
     seed = int(rng.integers(1 << 62))
     ranked = rank_batches(curves, batch_limit)
     for effort in efforts(len(ranked)):
-        if extras.is_gpu:
-            warmup, repeats = max(effort.warmup, GPU_WARMUP), max(effort.repeats, GPU_REPEATS)
-            effort = replace(effort, warmup=warmup, repeats=repeats)
+        effort = _of_device(effort, extras)
         plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
             more = [*_batches_given_up(keys, plan, guess, rng), *_more_rounds(plan, budget_s, rng)]
@@ -249,6 +249,12 @@ def make_plan(
             return replace(plan, steps=steps, omitted=_omitted(effort, extras, _whole_rounds(steps)))
     short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
     return replace(plan, omitted=(*plan.omitted, short))
+
+
+def _of_device(effort: StepEffort, extras: Extras) -> StepEffort:
+    if not extras.is_gpu:
+        return effort
+    return replace(effort, warmup=max(effort.warmup, GPU_WARMUP), repeats=max(effort.repeats, GPU_REPEATS))
 
 
 def efforts(grid: int) -> Iterator[StepEffort]:
@@ -399,7 +405,8 @@ def _plan(
         PlannedStep(step, number, number == 1, estimate_s(step, effort, guess, is_gpu=extras.is_gpu))
         for step, number in order
     )
-    return CalibrationPlan(effort, batches, tuple(ranked), planned, _omitted(effort, extras, effort.rounds))
+    late_effort, omitted = _of_device(LEAST, extras), _omitted(effort, extras, effort.rounds)
+    return CalibrationPlan(effort, late_effort, batches, tuple(ranked), planned, omitted)
 
 
 def _batches_given_up(

@@ -29,6 +29,7 @@ _TITLES = {
     "slicing": "slicing of weights",
     "cores": "CPU cores",
     "onednn": "oneDNN",
+    "wait_policy": "OMP_WAIT_POLICY",
 }
 _OTHER_DEVICE = "calibrate this device"
 _OTHER_VERSION = "`slimsched profile check` says whether the profile still holds"

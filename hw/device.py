@@ -95,14 +95,16 @@ class DeviceSpec:
         }
         if self.kind == "cuda":
             ways = {"graphs": "True"} if self.graphs else {}
-            return {**common, "device": f"cuda:{self.index}", **MATHS, **ways, **_connections()}
+            told = _told(connections="CUDA_DEVICE_MAX_CONNECTIONS", tf32_override="NVIDIA_TF32_OVERRIDE")
+            return {**common, "device": f"cuda:{self.index}", **MATHS, **ways, **told}
         cores = ",".join(map(str, self.cores)) or "any"
         kernels = {
             "threads": str(self.threads),
             "onednn": str(self.onednn),
             "nnpack": "False",
         }  # see `hw.devices.instances`
-        return {**common, "device": "cpu", "cores": cores, **kernels}
+        waiting = _told(wait_policy="OMP_WAIT_POLICY") if self.threads > 1 else {}
+        return {**common, "device": "cpu", "cores": cores, **kernels, **waiting}
 
 
 def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
@@ -121,10 +123,9 @@ MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "Fa
 """How a GPU computes, set by `hw.devices.instances.open_device`: torch's releases differ in what they begin with."""
 
 
-def _connections() -> dict[str, str]:
-    """What the environment says of a GPU's work."""
-    names = {"connections": "CUDA_DEVICE_MAX_CONNECTIONS", "tf32_override": "NVIDIA_TF32_OVERRIDE"}
-    return {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
+def _told(**variables: str) -> dict[str, str]:
+    """What the environment says of how a device works, by name."""
+    return {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
 
 
 def require_torch_device(name: str) -> None:

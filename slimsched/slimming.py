@@ -15,6 +15,7 @@ from slimsched.working import observer, verb
 if TYPE_CHECKING:
     from hw.networks.conversion import Conversion
     from hw.networks.datasets import Dataset
+    from hw.networks.ordinary import GivenNetwork
     from hw.networks.registry import Network
 
     Widths = Sequence[float]
@@ -59,30 +60,15 @@ def slim_model(
         InputError: one of these is wrong, they do not belong together, or the network can't be made slimmable.
         WorkError: it is not worth it.
     """
-    from hw.device import require_torch_device
-    from hw.networks.conversion import converted, fitted
-    from hw.networks.given import read_weights, take_weights
-    from hw.networks.ordinary import build_given
+    from hw.networks.conversion import converted
     from hw.networks.registry import save_model
     from scenarios.terminal.progress import Progress
 
-    require_within("--minutes", minutes, 0.01, 100_000)
-    require_torch_device(device)
-    shares = tuple(float(width) for width in widths)
-    if list(shares) != sorted(set(shares)) or len(shares) < 2 or shares[0] <= 0 or shares[-1] != 1:
-        raise InputError("--widths", "", f"{list(shares)}: must ascend from above 0 to 1, such as 0.25,0.5,0.75,1")
-    if ":" not in network:
-        raise InputError(
-            "NETWORK", "", f"{network!r}: name torchvision:NAME, such as torchvision:resnet18, or module:Class"
-        )
+    path, shares = Path(out), tuple(float(width) for width in widths)
+    _require_arguments(network, shares, minutes, device)
     named = network_of(network, "NETWORK")
     assert named is not None, "it is given"
-    path, file = Path(out), Path(weights)
-    trained = read_weights(file)
-    data, name = _images(named, images, size, path)
-    module = build_given(named, data.classes)
-    take_weights(module, trained, file, data)
-    given, normalisation = fitted(module, data, named.name)
+    given, data, source, normalisation = _opened(named, Path(weights), images, size, path)
     observer().remark(f"{named.name} takes {normalisation}")
     with Progress("tune all widths", None, unit="step", quiet=observer().quiet) as progress:
         found = converted(
@@ -101,7 +87,35 @@ def slim_model(
         "given_top1": found.given,
         "widths": _rows(found),
     }
-    return CommandResult(document, _text(document, len(data.test_labels), path, name))
+    return CommandResult(document, _text(document, len(data.test_labels), path, source))
+
+
+def _require_arguments(network: str, widths: Sequence[float], minutes: float, device: str) -> None:
+    from hw.device import require_torch_device
+
+    require_within("--minutes", minutes, 0.01, 100_000)
+    require_torch_device(device)
+    if list(widths) != sorted(set(widths)) or len(widths) < 2 or widths[0] <= 0 or widths[-1] != 1:
+        raise InputError("--widths", "", f"{list(widths)}: must ascend from above 0 to 1, such as 0.25,0.5,0.75,1")
+    if ":" not in network:
+        problem = f"{network!r}: name torchvision:NAME, such as torchvision:resnet18, or module:Class"
+        raise InputError("NETWORK", "", problem)
+
+
+def _opened(
+    network: Network, weights: Path, images: str, size: int | None, out: Path
+) -> tuple[GivenNetwork, Dataset, str, str]:
+    """The trained network as it wants its images, the data set and its name in a scenario, the normalisation's name."""
+    from hw.networks.conversion import fitted
+    from hw.networks.given import read_weights, take_weights
+    from hw.networks.ordinary import build_given
+
+    trained = read_weights(weights)
+    data, source = _images(network, images, size, out)
+    module = build_given(network, data.classes)
+    take_weights(module, trained, weights, data)
+    given, normalisation = fitted(module, data, network.name)
+    return given, data, source, normalisation
 
 
 def _images(network: Network, images: str, size: int | None, out: Path) -> tuple[Dataset, str]:

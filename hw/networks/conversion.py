@@ -148,7 +148,7 @@ def converted(
         widths: ascending, the last one 1.
         label: its name.
         seconds: for tuning; one epoch of some images is the least. Tuning that goes on has what it was begun with.
-        checkpoint: where tuning is written down; it goes on from there, and the file is removed when it is done.
+        checkpoint: where tuning is written down; it goes on from there, and the file is removed at the end.
 
     Raises:
         InputError: it has layers that can't be slimmed, or the checkpoint is of another network or data set.
@@ -168,8 +168,6 @@ def converted(
     else:
         some, knobs = _within(seconds, source, dataset, knobs, given)
     tuned = train(source, some, knobs, checkpoint=checkpoint, on_step=on_step, teacher=given)
-    if checkpoint is not None:
-        checkpoint.unlink()
     assert isinstance(tuned, SlimmedNetwork), "it was one"
     recalibrate(tuned.to(device), torch.from_numpy(dataset.train_images), knobs.seed)
     tuned.eval()
@@ -178,6 +176,8 @@ def converted(
         for width in tuned.spec.widths
     }
     found = Conversion(tuned.to("cpu"), top1(given.to(device), dataset, device), right, knobs.epochs)
+    if checkpoint is not None:
+        checkpoint.unlink()
     if found.given - found.top1[1.0] > MOST_LOST:
         text = ", ".join(f"{100 * share:.1f} % at {width:g}" for width, share in found.top1.items())
         problem = f"not worth it: {text}, where the given network has {100 * found.given:.1f} %"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -29,9 +30,12 @@ class Counts:
 
 
 def counted(computation: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> tuple[Counts, Tensor]:
-    """Run a computation and count it; `weights` are the tensors whose bytes are not feature maps."""
+    """Run a computation and count it; `weights` are the tensors whose bytes are not feature maps.
+
+    An agent's lanes may ask at once: each waits for its turn.
+    """
     flops, traffic = FlopCounterMode(display=False, custom_mapping=_ATTENTION), _Traffic(weights)
-    with flops, traffic:
+    with _TURN, flops, traffic:
         result = computation()
     return Counts(flops.get_total_flops() // 2, traffic.moved_bytes, traffic.kernels), result
 
@@ -43,6 +47,11 @@ def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: 
 _ATTENTION: Final = {  # torch counts that of GPUs alone
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops
 }
+
+
+# torch makes an operator's Python object when a mode first sees it, and keeps a bare pointer to it (torch/_ops.py). Of two
+# threads' objects one is freed, which may be the one pointed to.
+_TURN: Final = RLock()
 
 
 class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -155,6 +155,13 @@ def test_threads_of_a_pass_sleep_while_they_wait() -> None:
     assert "GOMP_SPINCOUNT = '0'" in done.stderr
 
 
+def test_how_threads_wait_is_in_a_profile_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes beside each other take other times by it; one thread waits for none."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert DeviceSpec(threads=2).execution()["wait_policy"] == "ACTIVE"
+    assert "wait_policy" not in DeviceSpec().execution()
+
+
 @pytest.mark.parametrize(("told", "wanted"), [(600 << 20, 600 << 20), (None, 1100 << 20)])
 def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though another one opens the device meanwhile; where nobody tells by process it is what the device lost."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -362,6 +364,26 @@ def test_fused_attention_is_counted() -> None:
         x = torch.zeros(2, 4, 6, 8, device=device)
         counts, _ = counted(lambda x=x: F.scaled_dot_product_attention(x, x, x))  # type: ignore[misc]
         assert counts.macs == 2 * (2 * 4 * 6 * 6 * 8)
+
+
+def test_lanes_count_in_turns() -> None:
+    """Two threads under a mode at once can leave torch with a freed operator: an agent died of it."""
+    first_is_in, second_is_in, met = Event(), Event(), list[bool]()
+
+    def first() -> Tensor:
+        first_is_in.set()
+        met.append(second_is_in.wait(0.2))
+        return torch.ones(1)
+
+    def second() -> Tensor:
+        second_is_in.set()
+        return counted(lambda: torch.ones(2))[1]  # a network may ask for a shape while it is counted
+
+    with ThreadPoolExecutor(2) as lanes:
+        lanes.submit(counted, first)
+        assert first_is_in.wait(10.0)
+        assert lanes.submit(counted, second).result()[1].shape == (2,)
+    assert met == [False]
 
 
 def test_kernels_of_one_pixel_are_laid_out_as_asked() -> None:

@@ -363,10 +363,20 @@ def test_tuning_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
     other, _ = fitted(shaken(trained()).eval(), few, "x")
     with pytest.raises(InputError, match="checkpoint of another model"):
         converted(other, few, WIDTHS, "x", seconds=1e6, checkpoint=checkpoint)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(conversion, "recalibrate", interrupted)
+        converted(
+            given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
+        )
+    assert counts == [4, 5, 6, 7, 8]
     found = converted(
         given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
     )
-    assert counts == [4, 5, 6, 7, 8]
+    assert counts == [4, 5, 6, 7, 8, 8]
     assert found.epochs == 2
     assert model_hash(found.model.state_dict()) == model_hash(whole.model.state_dict())
     assert not checkpoint.exists()

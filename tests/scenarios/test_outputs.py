@@ -18,13 +18,14 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_scenario(tmp_path)
 
 
-def require_refusal(command: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Of a command that changes no file: one line."""
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     assert main(command.split()) == 2
     error = capsys.readouterr().err
-    assert problem in error
     assert len(error.splitlines()) == 1, error
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    return error
 
 
 def test_no_result_replaces_an_input_by_another_name(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,14 +33,14 @@ def test_no_result_replaces_an_input_by_another_name(scenario: Path, capsys: pyt
     Path("link.yaml").symlink_to(scenario)
     Path("hard.yaml").hardlink_to(scenario)
     for name in ("link.yaml", "hard.yaml"):
-        require_refusal(f"simulate tiny.yaml --json {name}", "the command reads this file", capsys)
+        assert "the command reads this file" in refusal(f"simulate tiny.yaml --json {name}", capsys)
 
 
 def test_no_result_replaces_a_run_folders_file(capsys: pytest.CaptureFixture[str]) -> None:
     """A file of the user's own in it may be replaced, and made."""
     assert main(["compare", "tiny.yaml", "--out", "run", "--quiet"]) == 0
     for name in ("results.json", "simulation/jsq-seed0/result.json"):
-        require_refusal(f"simulate tiny.yaml --json run/{name}", "was made in the run folder", capsys)
+        assert "was made in the run folder" in refusal(f"simulate tiny.yaml --json run/{name}", capsys)
     for _ in range(2):
         assert main(["report", "run", "--json", "run/mine.json"]) == 0
 
@@ -60,4 +61,4 @@ def test_synthesis_replaces_only_what_it_made(capsys: pytest.CaptureFixture[str]
     edited = Path("t4.yaml").read_text().replace("\nchecksum:", "\n# mine\n#")
     for text in (edited, measured().to_yaml(), "mine"):
         Path("t4.yaml").write_text(text)
-        require_refusal(command, "was not made by `slimsched profile synth`", capsys)
+        assert "was not made by `slimsched profile synth`" in refusal(command, capsys)

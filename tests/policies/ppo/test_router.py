@@ -248,7 +248,7 @@ assert "numba" not in sys.modules
 router.compiled()
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_without_compiled_code_the_interpreter_decides(tmp_path: Path) -> None:
