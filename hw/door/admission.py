@@ -19,7 +19,8 @@ from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, Request, RequestError, Served
 
-_TIMEOUT: Final = "deadline"
+DEADLINE: Final = "deadline"
+_AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
 _TRACE: Final = "traceparent"
 _TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -135,14 +136,14 @@ class Admission:
             self._metrics.refused.labels("full").inc(count)
             raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
         except TimeoutError:
-            raise self._failure(_TIMEOUT, count, timeout_s, trace) from None
+            raise self._failure(DEADLINE, count, timeout_s, trace) from None
         except FailedError as error:
             raise self._failure(str(error), count, timeout_s, trace) from None
         except asyncio.CancelledError:
-            if time.perf_counter() - began_s >= timeout_s:  # the client counts, too
-                self._failure(_TIMEOUT, count, timeout_s, trace)
-            else:
-                self._metrics.failed.labels("client_left").inc(count)
+            if time.perf_counter() - began_s >= timeout_s - _AHEAD_S:
+                self._failure(DEADLINE, count, timeout_s, trace)
+                raise asyncio.CancelledError(DEADLINE) from None
+            self._metrics.failed.labels("client_left").inc(count)
             raise
         finally:
             self._inside[token] -= count
@@ -164,7 +165,7 @@ class Admission:
             self._metrics.refused.labels(reason).inc(count)
             raise RequestError(f"{reason}: nothing is accepted now", 503)
         if self._bridge.inside * self._least_s > timeout_s:
-            self._metrics.refused.labels(_TIMEOUT).inc(count)
+            self._metrics.refused.labels(DEADLINE).inc(count)
             raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
         if self._inside[token] + count > (most := self._tokens.get(token, sys.maxsize)):
             self._metrics.refused.labels("token").inc(count)
@@ -174,7 +175,7 @@ class Admission:
     def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
         self._metrics.failed.labels(reason).inc(count)
         self._journal.note("request_failed", reason=reason, images=count, **trace)
-        if reason == _TIMEOUT:
+        if reason == DEADLINE:
             return RequestError(f"no answer within {timeout_s:g} s", 504)
         if reason == ROUTER_GONE:
             return RequestError("the router has ended", 503)

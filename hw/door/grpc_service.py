@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext as Context
 from numpy.typing import NDArray
 
-from hw.door.admission import Admission, Limits, trace_of
+from hw.door.admission import DEADLINE, Admission, Limits, trace_of
 from hw.door.metrics import Metrics
 from hw.door.protocol import (
     INPUT,
@@ -244,15 +244,15 @@ def _refusing(call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: N
             code = grpc.StatusCode.OK
             return reply
         except RequestError as error:
-            code = _CODES[HTTPStatus(error.status)]
-            may_retry = error.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-            await context.abort(code, str(error), _SOON if may_retry else ())
-        except asyncio.CancelledError:  # the client left, or gRPC has ended it a moment before `Admission`
-            is_over = context.time_remaining() == 0
+            code, refusal = _CODES[HTTPStatus(error.status)], error
+        except asyncio.CancelledError as error:  # the client left, or gRPC has ended it a moment before `Admission`
+            is_over = DEADLINE in error.args or context.time_remaining() == 0
             code = grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED
             raise
         finally:
             count(code)
+        may_retry = refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+        await context.abort(code, str(refusal), _SOON if may_retry else ())
 
     return answer
 

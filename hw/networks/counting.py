@@ -49,8 +49,8 @@ _ATTENTION: Final = {  # torch counts that of GPUs alone
 }
 
 
-# torch makes an operator's Python object when a mode first sees it, and keeps a bare pointer to it (torch/_ops.py). Of two
-# threads' objects one is freed, which may be the one pointed to.
+# torch makes an operator's Python object when a mode first sees it, and keeps a bare pointer to it (torch/_ops.py).
+# Of two threads' objects one is freed, which may be the one pointed to.
 _TURN: Final = RLock()
 
 

@@ -250,7 +250,7 @@ def require_solvable(world: World, widths: int | None = None, classes: int = 1) 
 
 
 def unknowns_of(world: World, widths: int, classes: int = 1) -> float:
-    """How large the programme becomes: tuples of each class, runs and moves; each takes a kilobyte and some 10 us to write down."""
+    """How large the programme becomes: tuples of each class, runs and moves; each takes a kilobyte and some 10 us."""
     config, kinds = world.cluster.router, kinds_of(world)
     batches = sum(world.cluster.servers[kind.first].knobs.batch_limit for kind in kinds)
     moves = (1 + (config.segments - 1) * widths) * 2.0 * len(kinds) ** 2

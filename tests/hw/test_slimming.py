@@ -364,18 +364,20 @@ def test_tuning_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match="checkpoint of another model"):
         converted(other, few, WIDTHS, "x", seconds=1e6, checkpoint=checkpoint)
 
+    def go_on() -> conversion.Conversion:
+        return converted(
+            given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
+        )
+
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(conversion, "recalibrate", interrupted)
-        converted(
-            given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
-        )
+        with pytest.raises(KeyboardInterrupt):
+            go_on()
     assert counts == [4, 5, 6, 7, 8]
-    found = converted(
-        given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
-    )
+    found = go_on()
     assert counts == [4, 5, 6, 7, 8, 8]
     assert found.epochs == 2
     assert model_hash(found.model.state_dict()) == model_hash(whole.model.state_dict())

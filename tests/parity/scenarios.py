@@ -502,7 +502,7 @@ def sampled(scenario: Scenario, samples: int) -> Scenario:
 def in_racks(scenario: Scenario) -> Scenario:
     """One whose servers stand in two racks, one behind the other; an uplink is as the first server's link."""
     cluster = scenario.cluster
-    uplink = replace(cluster.servers[0].attachment.link, loss=0.0)
+    uplink = cluster.servers[0].attachment.link.model_copy(update={"loss": 0.0})
     servers = tuple(
         replace(server, attachment=replace(server.attachment, rack="xy"[index % 2], uplink=uplink))
         for index, server in enumerate(cluster.servers)

@@ -98,7 +98,7 @@ def test_engines_agree_where_any_two_events_meet(place: str) -> None:
 
 
 def _disagreement(directed: Directed) -> str | None:
-    """Of both engines, in words, where there is one; raises `AssertionError` where what the scene is for did not happen."""
+    """Of both engines, in words; raises `AssertionError` where what the scene is for did not happen."""
     moments = list(play(reference, directed.scenario))
     record = moments[-1].record
     assert record is not None

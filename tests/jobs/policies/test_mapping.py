@@ -91,7 +91,7 @@ def test_a_run_under_the_programme_is_whole(learned: str) -> None:
 
 
 def test_a_rule_has_the_programme_by_a_word() -> None:
-    """Nodes of 8 and 2 GPUs, jobs of 2 and 8: `lowest` takes the first node for the first job, the programme the other."""
+    """Nodes of 8 and 2 GPUs, jobs of 2 and 8: `lowest` takes the first for the first job, the programme the other."""
     these = jobs((0, 100, 2), (1, 100, 8))
     starts_s = {
         placement: seconds(run(JobPolicy("fifo", "choice", placement=placement), these, nodes=(8, 2)).start_ns)

@@ -34,7 +34,7 @@ def test_who_asks_for_nodes_does_not_keep_others_out_that_fit_on_one() -> None:
 
 
 def test_who_asks_for_nodes_does_not_keep_larger_gangs_out_that_need_one_more() -> None:
-    """Three nodes of 8, 6 free on each: 14 GPUs on two nodes (7 + 7) do not fit, 18, which need three (6 + 6 + 6), do."""
+    """Three nodes of 8, 6 free on each: 14 GPUs on two (7 + 7) do not fit, 18, which need three (6 + 6 + 6), do."""
     scene = jobs((0, 10, 6), (1, 1, 14), (1, 1, 18), nodes=[3, 2, 2])
     assert seconds(run("fifo-first-fit", scene, groups=(NodeGroup(3, 8),)).start_ns) == [0, 10, 1]
 
