@@ -67,8 +67,9 @@ class RouterProcesses:
         """End them, with their agents, in the middle of a run, too."""
         for process in self._processes:
             process.hang_up()
+        until_s = time.monotonic() + _ENDING_S
         for process in self._processes:
-            process.end()
+            process.end(until_s - time.monotonic())
 
     def run(self, world: World, wanted: RealRun, observer: RunObserver) -> tuple[Result, RunRecord]:
         """One run, in real time; a router that was killed in an earlier one is there again.
@@ -80,7 +81,7 @@ class RouterProcesses:
         for place, process in enumerate(self._processes):
             if not process.is_there:
                 process.hang_up()
-                process.end()
+                process.end(_ENDING_S)
                 self._processes[place] = _RouterProcess(place)
                 self._processes[place].tell(self._setting)
         division = division_of(world)
@@ -153,9 +154,9 @@ class _RouterProcess:
         self._orders.close()
         self.words.close()
 
-    def end(self) -> None:
+    def end(self, wait_s: float) -> None:
         """Wait for its end, which is brought about by force where it does not come."""
-        self._process.join(_ENDING_S)
+        self._process.join(max(0.0, wait_s))
         self.kill()
 
 

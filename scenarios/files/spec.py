@@ -8,7 +8,6 @@ the number of servers come from the files named here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -350,9 +349,12 @@ class ClusterSection(StrictModel):
     def _in_racks(self) -> ClusterSection:
         """Every server stands in a rack that there is, and every rack has servers."""
         named = () if self.servers == "auto" else self.servers
-        racks = Counter[str]()
-        for rack in self.racks:
-            racks[rack.name] += rack.count
+        unique(tuple(rack.name for rack in self.racks))
+        racks = {rack.name: rack.count for rack in self.racks}
+        count = sum(server.count * racks.get(server.rack or "", 1) for server in named)
+        if (count := max(count, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
+            raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
+        unique(tuple(name for rack in self.racks for name in rack.names))
         for server in named:
             if (server.rack is not None or racks) and server.rack not in racks:
                 known = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
@@ -361,10 +363,6 @@ class ClusterSection(StrictModel):
                 raise ValueError(f"{server.name} shares a device; leave out its count and all racks")
         if empty := sorted(set(racks) - {server.rack for server in named}):
             raise ValueError(f"no server stands in {', '.join(empty)}; leave the rack out, or name it at its servers")
-        count = sum(server.count * (racks[server.rack] if server.rack else 1) for server in named)
-        if count > MAX_SERVERS:
-            raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
-        unique(tuple(name for rack in self.racks for name in rack.names))
         return self
 
     @model_validator(mode="after")

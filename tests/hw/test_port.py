@@ -291,8 +291,9 @@ def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
     joined.agent.close()
     for _ in range(3):
         joined.router.place(0, memoryview(bytes(64)))
+    assert is_readable(joined.router, WAIT_S)
     with pytest.raises(PortClosedError):
-        joined.router.flush()
+        joined.router.receive()
 
 
 def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> None:

@@ -108,7 +108,7 @@ def test_racks_and_counts_are_servers_one_by_one() -> None:
         ("count: 2, latency", "count: 0, latency", "greater than or equal to 1"),
         ("count: 2, latency", "count: 1000000000, latency", "these are 2000000001 servers; allowed are 10000"),
         ("count: 2, device", "count: 1000000000, device", "these are 2000000001 servers; allowed are 10000"),
-        ("{name: s, latency", "{name: r, latency", "'r0' is given twice|'r1' is given twice|'r' is given twice"),
+        ("{name: s, latency", "{name: r, latency", "'r' is given twice"),
         ("workload:", "router: {samples: 0}\nworkload:", "router.samples"),
         ("workload:", "router: {samples: 10001}\nworkload:", "router.samples"),
     ],
