@@ -351,8 +351,8 @@ class ClusterSection(StrictModel):
         named = () if self.servers == "auto" else self.servers
         unique(tuple(rack.name for rack in self.racks))
         racks = {rack.name: rack.count for rack in self.racks}
-        count = sum(server.count * racks.get(server.rack or "", 1) for server in named)
-        if (count := max(count, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
+        in_them = sum(server.count * racks.get(server.rack or "", 1) for server in named)
+        if (count := max(in_them, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
             raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
         unique(tuple(name for rack in self.racks for name in rack.names))
         for server in named:
