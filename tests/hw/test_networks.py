@@ -226,6 +226,43 @@ def test_a_broken_rule_is_found(fault: str, rule: str) -> None:
         require_conformance(network)
 
 
+class Exits(SlimmableModel):
+    """Early exits: there is one segment, of which each width is the layers up to an exit, and its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(torch.randn(6, 6) for _ in range(3))
+        self.heads = nn.ParameterList(torch.randn(5, 6) for _ in range(3))
+        self.stem = nn.Parameter(torch.randn(6, 3))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(1, (0.25, 0.5, 1.0), (3, 4, 4), 5)
+
+    def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
+        depth = 1 + self.spec.widths.index(width)
+        heads = {f"heads.{number}": (5, 6) for number in range(depth)}  # an instance serves the exits before, too
+        return {"stem": (6, 3), **{f"layers.{number}": (6, 6) for number in range(depth)}, **heads}
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        depth = len(weights) // 2
+        y = x.mean((2, 3)) @ weights["stem"].T
+        for number in range(depth):
+            y = torch.relu(y @ weights[f"layers.{number}"].T) + y
+        return y @ weights[f"heads.{depth - 1}"].T
+
+
+def test_early_exits_are_widths_of_one_segment() -> None:
+    """A deeper exit's instance serves those before it, and costs more."""
+    network = Network("tests.hw.test_networks:Exits")
+    assert broken_rules(network) == {}
+    model = network.build()
+    assert [model.cost(1, width, 0.0).macs for width in (0.25, 0.5, 1.0)] == [18 + 36 * n + 30 for n in (1, 2, 3)]
+    x = torch.randn(4, 3, 4, 4)
+    with torch.inference_mode():
+        assert torch.equal(model.instance(1, 1.0).run(x, 0.5, 0.0), model(x, (0.5,)))
+
+
 class Normed(Pooled):
     """With a layer that does not fit."""
 
