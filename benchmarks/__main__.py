@@ -245,7 +245,7 @@ def _scale(
     kept: Path = Path("runs/scale.jsonl"),
     docs: Path = DATA.parent,
 ) -> None:
-    """From ten servers to a thousand: the shipped router beside rules and the fluid bound; docs/data/scale.csv.
+    """From ten servers to a thousand: the shipped router beside tuned rules and the fluid bound; docs/data/scale.csv.
 
     Args:
         only: a crowd, or a night.

@@ -1,9 +1,9 @@
-"""From ten servers to a thousand: the shipped router untuned beside rules and the fluid bound (docs/scale.md).
+"""From ten servers to a thousand: the shipped router untuned beside tuned rules and the fluid bound (docs/scale.md).
 
     python -m benchmarks scale                            # every size, a crowd and a night; docs/data/scale.csv
     python -m benchmarks scale --size 100 --only crowd    # one
 
-Every size has the same mix of servers in racks, a load that is the same share of the capacity, and faults at the same
+Rules are tuned as `slimsched train` does it, for the load and the size, up to a size at which that takes minutes. Every size has the same mix of servers in racks, a load that is the same share of the capacity, and faults at the same
 rate a server. `decision_us` is what a decision of Compass costs in compiled code, on what is seen in the middle of a
 run. Other rules remember nothing of it, and a compiler skips what changes nothing.
 """
@@ -26,14 +26,15 @@ from kit.documents import inputs_hash
 from policies.compiled.draws import Draws
 from policies.compiled.layout import Plan, Sheet, blank_sheet
 from policies.compiled.rules import choose
-from policies.interfaces import hold_rule_of
+from policies.interfaces import RoutingPolicy, hold_rule_of
 from policies.plan_of import plan_of
 from policies.registry import COMPASS
+from policies.rules.specs import RuleSpec
+from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import load_scenario
-from scenarios.metrics.slo import Slo
+from scenarios.learn.tune import knobs_of, tune_world
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.planning import best_single
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import make_world
 from scenarios.world.world import World
@@ -48,8 +49,8 @@ SIZES: Final = (10, 30, 100, 300, 1000)
 LOADS: Final = ("crowd", "night")
 SAMPLES: Final = 64
 ALL: Final = ", all seen"  # behind the name of a router that looks at every server
-FIXED: Final = "fixed"
-ROUTERS: Final = ("compass", f"compass{ALL}", "ladder", FIXED, "sticky")
+ROUTERS: Final = ("compass", f"compass{ALL}", "tuned:compass", "tuned:ladder", "tuned:fixed", "sticky")
+TUNED_UP_TO: Final = 100  # servers; of a larger cluster the rules of so many are taken
 SERVER_GAP_S: Final = 1000.0  # mean time between a server's faults
 RACK: Final = 10  # servers
 TIMED: Final = 40  # decisions
@@ -88,16 +89,20 @@ def world_of(path: Path, servers: int, samples: int | None) -> World:
 
 
 def measure(seeds: int, point: GridRow) -> Row:
-    """Means over so many of the scenario's seeds, the fluid bound, and what a decision costs."""
-    router, servers = point.key["router"], point.key["servers"]
-    world = world_of(point.given, servers, None if router.endswith(ALL) else SAMPLES)
-    name = _name_of(world, router.removesuffix(ALL))
+    """Means over so many of the scenario's seeds, the fluid bound, and what tuning and a decision cost."""
+    name, servers = point.key["router"].removesuffix(ALL), point.key["servers"]
+    world = world_of(point.given, servers, None if point.key["router"].endswith(ALL) else SAMPLES)
+    row: Row = {"tuned_at": None, "tuning_cpu_s": None}
+    if (kind := made_kind(name)) is not None:
+        row["tuned_at"] = min(servers, TUNED_UP_TO)
+        _, row["tuning_cpu_s"] = tuned(point.given, row["tuned_at"], kind)
     begun_s, decided = time.process_time(), 0
     results = []
     for seed in world.scenario.compare.seeds[:seeds]:
-        results.append(simulate_metrics(world, world.router(name), name, seed, engine="compiled", detail=False))
+        router = router_of(world, name, point.given, servers)
+        results.append(simulate_metrics(world, router, name, seed, engine="compiled", detail=False))
         decided += results[-1]["decisions"]
-    row: Row = {"cpu_s": time.process_time() - begun_s, "decisions": decided}
+    row |= {"cpu_s": time.process_time() - begun_s, "decisions": decided}
     for figure, path in FIGURES.items():
         mean = estimate([_at(result, path) for result in results])
         row[figure], row[f"{figure}_ci95"] = mean["mean"], mean["ci95"]
@@ -107,12 +112,19 @@ def measure(seeds: int, point: GridRow) -> Row:
     return row | {"decision_us": decision_us(world, name) if name == COMPASS else None}
 
 
-def _name_of(world: World, router: str) -> str:
-    """`fixed` is the tuple that keeps the floor and is thought to carry most, each image on one server."""
-    if router != FIXED:
-        return router
-    single = best_single(world, Slo.of(world.scenario)) or world.cluster.router.widths[-1:]
-    return "fixed:" + ",".join(f"{width:g}" for width in single) + "@sticky"
+@lru_cache
+def tuned(path: Path, servers: int, kind: str) -> tuple[RuleSpec, float]:
+    """A rule that is tuned for a load and a size, as `slimsched train` does it, and the CPU time that it took."""
+    world, begun_s = world_of(path, servers, SAMPLES), time.process_time()
+    return tune_world(world, kind, knobs_of(world)).spec, time.process_time() - begun_s
+
+
+def router_of(world: World, name: str, path: Path, servers: int) -> RoutingPolicy:
+    """A fresh one."""
+    kind = made_kind(name)
+    if kind is None:
+        return world.router(name)
+    return tuned(path, min(servers, TUNED_UP_TO), kind)[0].make(world.context)
 
 
 def _at(result: Any, path: Sequence[str]) -> float:
