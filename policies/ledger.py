@@ -277,8 +277,9 @@ class Ledger:
         self._journeys[request] = _Journey(now_ns, now_ns)
 
     def _note_arrival(self, event: RequestArrived, now_ns: int) -> None:
-        """It begins anew where the router that had it before is dead."""
+        """It begins anew where the router that had it before is dead, whose decisions are credited no more."""
         journey = self._journeys.get(event.request)
+        self._holds.pop(event.request, None)
         if journey is None:
             self.expect(event.request, now_ns)
         elif journey.block is not None or journey.passages:

@@ -44,7 +44,7 @@ from sim.network import rounds
 from sim.profile import Link
 from sim.server import RouterMessage
 
-_HANDOVERS, _WORDS = "handovers", "words"  # the names of what losses are drawn by
+HANDOVERS, WORDS = "handovers", "words"  # the names of what losses are drawn by
 
 
 class DividedSimulation(Simulation):
@@ -66,7 +66,7 @@ class DividedSimulation(Simulation):
         self.handed_over = 0
         self._place = 0  # who has the seat
         self._link = link
-        self._salts = {name: derived_seed(run.seed, name) for name in (_HANDOVERS, _WORDS)}
+        self._salts = {name: derived_seed(run.seed, name) for name in (HANDOVERS, WORDS)}
         self._neighbours = [Neighbours(division, self.territory, place) for place in range(count)]
         self._router_of = np.zeros(len(run.arrivals_ns), np.int64)
         self._under_way = 0  # images between two routers, or on their way back to one from a client
@@ -97,10 +97,10 @@ class DividedSimulation(Simulation):
         """Let a policy decide for the first router, and copies of it for the others, each with a stream of its own."""
         others = rng.spawn(self.division.count - 1)
         deciders = [(policy, rng), *((deepcopy(policy), each) for each in others)]
+        if (rule := hold_rule_of(policy)) is not None:
+            self.set_hold_rule(rule)
         for place, (each, _) in enumerate(deciders):
             self._sit_down(place)
-            if (rule := hold_rule_of(each)) is not None:
-                self.set_hold_rule(rule)
             self.set_limit(OwnLimit(limit_ns_of(each)))
         while (request := self.advance()) is not None:
             place = self._asker(request.decision)
@@ -108,6 +108,12 @@ class DividedSimulation(Simulation):
             self.decide(decider.choose(request.view, its_rng))
             self._sit_down(place)
             self.set_limit(OwnLimit(limit_ns_of(decider)))
+
+    def set_hold_rule(self, rule: HoldRule) -> None:
+        """Of all routers."""
+        for place in range(self.division.count):
+            self._sit_down(place)
+            super().set_hold_rule(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:
         """Of the router that has the seat."""
@@ -186,7 +192,7 @@ class DividedSimulation(Simulation):
         image_bytes, link = input_bytes(self.cluster.devices[0], 1, IMAGE), self._link
         latencies = 1
         if link.loss > 0:
-            chance = hashed_share(self._salts[_HANDOVERS], event.request, receiver)
+            chance = hashed_share(self._salts[HANDOVERS], event.request, receiver)
             latencies += 2 * (rounds(image_bytes, link.loss, chance) - 1)
         carried_s = image_bytes / (1 - link.loss) / link.bandwidth_bytes_s + latencies * link.latency_s
         self._agenda.at(self.now_ns + nanoseconds(carried_s), HOST, self._arrive, event, receiver)
@@ -210,7 +216,7 @@ class DividedSimulation(Simulation):
         for place, images in waiting.items():
             for other, neighbours in enumerate(self._neighbours):
                 word = (tick * len(self.routers) + place) * len(self.routers) + other
-                if other != place and hashed_share(self._salts[_WORDS], word, 0) >= self._link.loss:
+                if other != place and hashed_share(self._salts[WORDS], word, 0) >= self._link.loss:
                     neighbours.hear(place, images)
 
     def _die(self, router: int) -> None:

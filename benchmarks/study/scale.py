@@ -3,8 +3,9 @@
     python -m benchmarks scale                            # every size, a crowd and a night; docs/data/scale.csv
     python -m benchmarks scale --size 100 --only crowd    # one
 
-Rules are tuned as `slimsched train` does it, for the load and the size, up to a size at which that takes minutes. Every size has the same mix of servers in racks, a load that is the same share of the capacity, and faults at the same
-rate a server. `decision_us` is what a decision of Compass costs in compiled code, on what is seen in the middle of a
+Rules are tuned as `slimsched train` does it, for the load and the size, up to a size at which that takes minutes. Every
+size has the same mix of servers in racks, a load that is the same share of the capacity, and faults at the same rate a
+server. `decision_us` is what a decision of Compass costs in compiled code, on what is seen in the middle of a
 run. Other rules remember nothing of it, and a compiler skips what changes nothing.
 """
 

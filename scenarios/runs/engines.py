@@ -29,7 +29,7 @@ def engine_of(world: World, choice: EngineChoice, runs: int, *, duration_s: floa
     if choice != "auto":
         return choice
     images = runs * _images(world, duration_s or world.scenario.duration_s)[0]
-    if world.division is not None or not IS_ON or images <= SHORT_IMAGES:
+    if not IS_ON or images <= SHORT_IMAGES:
         return "simpy"
     short = SHORT_IMAGES if is_kept("sim.compiled.decide", "run_cluster") else SHORT_IMAGES_UNKEPT
     return "compiled" if images > short else "simpy"

@@ -313,17 +313,12 @@ class World:
         Raises:
             UnsupportedScenario: the compiled engine can't do what the run asks for; the reference can.
         """
-        division = self.division
+        parts = None if self.division is None else (self.division, self._router_link)
         if engine == "simpy":
-            if division is not None:
-                return DividedSimulation(self.cluster, run, division, self._router_link)
-            return Simulation(self.cluster, run)
-        from sim.compiled.errors import UnsupportedScenario
+            return Simulation(self.cluster, run) if parts is None else DividedSimulation(self.cluster, run, *parts)
         from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
 
-        if division is not None:
-            raise UnsupportedScenario("several routers")
-        return CompiledSimulation(self.cluster, run)
+        return CompiledSimulation(self.cluster, run, parts)
 
     @cached_property
     def held_top1(self) -> Mapping[tuple[float, ...], float]:

@@ -16,6 +16,7 @@ from sim.compiled.layout import Cluster, Message, Parameters, Server
 from sim.compiled.physics import core_free_ns, do_chore, pause_number, stretched_ns
 from sim.compiled.router import advance_request, retry
 from sim.compiled.rows import device_at, message_at, model_at, request_at, server_at
+from sim.compiled.seats import sit_down
 
 
 @kernel
@@ -123,13 +124,15 @@ def arrive_at_host(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
+    sit_down(c, p, server_at(c, p, message.server).owner)
     if p.has_host == 0:
         _hear(c, p, message, now)
         return
     mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
     cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
     _work(c, p, cost_ns, now)
-    message.due_ns = c.host_free_ns
+    c.turns += 1
+    message.due_ns, message.turn = c.host_free_ns, c.turns
     if c.first_heard == NONE:
         c.first_heard = message.slot
         c.hear_ns = message.due_ns

@@ -43,7 +43,7 @@ def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
 def code_of(c: Cluster, p: Parameters, index: int, segment: int) -> int:
     """One server's code for a segment."""
     server = server_at(c, p, index)
-    is_free = server.is_up == 1 and server.blocks < p.cap
+    is_free = server.is_up == 1 and server.blocks < p.cap and server.owner == c.place
     return ints(p)[knobs_of(p, server).codes_at + segment] if is_free else 0
 
 
@@ -76,6 +76,11 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     at = _HEAD_SEEN
     for index in range(p.servers):
         server, seen = server_at(c, p, index), ServerSeen(out, at)
+        if server.owner != c.place:  # down, to whom it does not belong
+            for n in range(_SERVER_SEEN):
+                out[at + n] = 0
+            at += _SERVER_SEEN
+            continue
         seen.is_valid = code_of(c, p, index, request.segment) != 0
         seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
         seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from kit.errors import WorkError
 from kit.jit import Ints
 from policies.compiled.draws import Draws
 from policies.compiled.layout import Plan, blank_sheet
-from policies.compiled.milp import Replan
+from policies.plan_of import CompiledRouter
 from sim.compiled.codes import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
 from sim.compiled.errors import problem_of
@@ -40,32 +41,38 @@ def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, 
 
 
 def run_to_end(
-    run: RunRow, plan: Ints, rng: np.random.Generator, replan: Replan | None = None, answer: RouterAnswer = NO_ANSWER
+    run: RunRow,
+    planned: Sequence[CompiledRouter],
+    rngs: Sequence[np.random.Generator],
+    answer: RouterAnswer = NO_ANSWER,
 ) -> None:
-    """Let a plan make every decision of a run.
+    """Let plans make every decision of a run.
 
     Args:
         run: before its first decision, or at any later one.
-        plan: what `policies.compiled` made; its memory is written to.
-        rng: the router's own stream; it ends as if each number had been drawn when it was needed.
-        replan: what to call with (plan, sheet) when the plan asks for it.
+        planned: a router's plan each, all of one kind; its memory is written to.
+        rngs: the routers' own streams; they end as if each number had been drawn when it was needed.
         answer: to the decision that is asked for, where it is made already.
 
     Raises:
         WorkError: the run came to what was never measured.
     """
-    sheet = blank_sheet(run.program.servers)
-    draws = Draws(plan, rng)
+    plans = np.array([each.row for each in planned])
+    sheets = np.array([blank_sheet(run.program.servers) for _ in planned])
+    draws = [Draws(plan, rng) for plan, rng in zip(plans, rngs, strict=True)]
     try:
-        while (status := go_on(run, answer, plan, sheet)) != ENDED:
-            answer = NO_ANSWER
+        while (status := go_on(run, answer, plans.ravel(), sheets.ravel())) != ENDED:
+            answer, place = NO_ANSWER, run.cluster.place
+            replan = planned[place].replan
             if status == NEEDS_DRAWS:
-                draws.draw()
+                draws[place].draw()
             elif status == NEEDS_PLAN and replan is not None:
-                replan(plan, sheet)
+                replan(plans[place], sheets[place])
             elif status in (NO_CURVE, NO_TUPLE):
                 raise WorkError(problem_of(status))
             else:
                 run.grow(status)
     finally:
-        draws.give_back()
+        for each, plan, drawn in zip(planned, plans, draws, strict=True):
+            drawn.give_back()
+            each.row[:] = plan

@@ -16,6 +16,7 @@ from policies.compiled.plan import PlanRow
 from policies.compiled.rules import LARGEST, RANDOM_WIDTH
 from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
+from policies.plan_of import CompiledRouter
 from policies.ppo.experience import Experience
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
@@ -140,18 +141,18 @@ def test_a_row_grows_with_the_blocks_in_use_and_not_with_their_limit() -> None:
         spec, spec_run = with_limit(limit)
         run = RunRow(program_of(spec), spec_run)
         before = run.row.nbytes
-        run_to_end(run, planned(spec), np.random.default_rng(0))
+        run_to_end(run, [planned(spec)], [np.random.default_rng(0)])
         sizes.append((before, run.row.nbytes, run.shape.blocks, run.cluster.decision))
     assert sizes[0] == sizes[1]
     assert sizes[0][2] < 2 * sizes[0][3]
 
 
-def planned(spec: ClusterSpec) -> np.ndarray:
+def planned(spec: ClusterSpec) -> CompiledRouter:
     """A router in compiled form: each image alone, at random."""
     plan = PlanRow(spec.router, None)
     plan.head.width_rule.rule, plan.head.group_rule = RANDOM_WIDTH, LARGEST
     plan.set_groups((1,))
-    return plan.row()
+    return CompiledRouter(plan.row())
 
 
 COUNT = """
@@ -171,7 +172,7 @@ for limit in (5_000, 100_000):
         calls += event == "call"
 
     sys.setprofile(count)
-    run_to_end(row, planned(spec), np.random.default_rng(0))
+    run_to_end(row, [planned(spec)], [np.random.default_rng(0)])
     sys.setprofile(None)
     print(calls)
 """
