@@ -161,7 +161,7 @@ def _begin_anew(c: Cluster, p: Parameters, request: Request, now: int) -> None:
     journey.length = journey.stages = 0
 
 
-# --------------------------------------------------------------------------------------------- what they tell each other
+# -------------------------------------------------------------------------------------------- what they tell each other
 
 
 @kernel
@@ -273,7 +273,7 @@ def _leave_server(c: Cluster, p: Parameters, index: int) -> None:
     plan_transfers(c, p, server)
 
 
-# ------------------------------------------------------------------------------------------------------ whose turn it is
+# ----------------------------------------------------------------------------------------------------- whose turn it is
 
 
 @kernel

@@ -84,7 +84,7 @@ class Death(Record):
 
 
 class Word(Record):
-    """How many wait at each router, on its way to the others; a real number a router follows, below 0 for a dead one."""
+    """How many wait at each router, on its way to the others: real numbers follow, below 0 for a dead one."""
 
     due_ns = turn = tick = INT
 
