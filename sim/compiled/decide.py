@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.jit import Ints, entry, ints, kernel
+from kit.jit import Ints, entry, ints, kernel, reals
 from policies.compiled.layout import ANYWHERE, OUTSIDE, Plan, Sheet
 from policies.compiled.rows import seen_at
 from policies.compiled.rules import choose
@@ -10,7 +10,7 @@ from sim.compiled.agenda import advance, decide
 from sim.compiled.codes import ASKED, NONE
 from sim.compiled.layout import Cluster, Parameters, Server
 from sim.compiled.observation import code_of, resident_widths
-from sim.compiled.rows import block_at, key_at, knobs_of, request_at, server_at, tally_at
+from sim.compiled.rows import block_at, key_at, knobs_of, observed_at, request_at, server_at, tally_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 
@@ -42,7 +42,7 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
             seen.utilization = seen.power_w = 0.0
             continue
         seen.requests, seen.blocks = server.requests, server.blocks
-        seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w
+        seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         seen.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
         if plan.load_ns_at:
             loaded, loading = resident_widths(p, server, segment)

@@ -14,6 +14,7 @@ from sim.compiled.codes import NEVER, NONE
 from sim.compiled.faults import BEGINS, CRASH, plan_fault
 from sim.compiled.layout import Cluster, Death, Division, Journey, Message, Parameters, Request, Stages, Word
 from sim.compiled.ledger import collect_in_flight, note_loss, sort_slots
+from sim.compiled.observation import count_requests
 from sim.compiled.router import admit, arrive, free_slot, plan_transfers, rounds, stop_moving
 from sim.compiled.rows import block_at, key_at, message_at, request_at, server_at
 from sim.compiled.seats import known_of, sit_down
@@ -269,7 +270,8 @@ def _leave_server(c: Cluster, p: Parameters, index: int) -> None:
         free_slot(c, p, server, number)
     for key in range(p.keys):
         key_at(p, server, key).outstanding = 0
-    server.requests, server.blocks = 0, 0
+    count_requests(c, p, server, -server.requests)
+    server.blocks = 0
     plan_transfers(c, p, server)
 
 

@@ -177,7 +177,7 @@ def credit_given_up(c: Cluster, p: Parameters, request: Request, now: int) -> No
         terms = credited.terms
         terms.accuracy = p.alpha * (0.0 - p.mean_top1 if p.centre else 0.0)
         terms.latency = -p.beta * ((now - hold.entered_ns) / _NS)
-        terms.energy = -p.gamma * (energy_j(c, now) - hold.entered_j)
+        terms.energy = -p.gamma * (energy_j(c, p, now) - hold.entered_j)
         terms.imbalance = -p.delta * utilization_variance(c, p)
         terms.bonus = p.bonus
         credited.total = terms.accuracy + terms.latency + terms.energy + terms.imbalance + terms.bonus

@@ -48,7 +48,7 @@ class Cluster(Record):
     free_requests = free_instances = free_blocks = free_messages = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
-    variance_is_stale = 1
+    variance_is_stale = power_is_stale = 1
     jitter_salt = dispatch_salt = there_salt = back_salt = decision_salt = returned_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
     faults = fault_number = downtimes = downtimes_at = scratch_at = INT
@@ -125,12 +125,17 @@ class Server(Record):
     first_block = last_block = first_moving = last_moving = NONE
     first_there = last_there = first_back = last_back = NONE
     is_open = last_back_ns = messages = INT
-    seen_utilization = seen_power_w = REAL
     seen_vram_bytes = INT
     loaded_bits = loading_bits = seen_loaded_bits = seen_loading_bits = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
     downtime = up_since_ns = NONE
     out_until_ns = ready_ns = deaths = INT
+
+
+class Observed(Record):
+    """What Eq. 1 has of a server, as a learned router sees it; those of all servers stand in a line."""
+
+    requests = power = utilization = REAL
 
 
 ORDER_AT: Final = Server.size
@@ -401,7 +406,7 @@ class Parameters(Record):
     mean_top1 = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     tallies_at = INT
-    samples = up_at = looked_at = freed_at = uplinks = INT
+    samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT

@@ -26,7 +26,7 @@ from sim.compiled.layout import (
     Stages,
     Terms,
 )
-from sim.compiled.rows import block_at, member_at, request_at, server_at
+from sim.compiled.rows import block_at, knobs_of, member_at, observed_at, request_at
 
 _NS = 1_000_000_000
 _ID = Request.offsets["id"]
@@ -34,23 +34,29 @@ _TERMS, _STAGES, _JOURNEY, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Jou
 
 
 @kernel
-def energy_j(c: Cluster, now: int) -> float:
-    """The integral of the servers' mean reported power (`ReportedPower.energy_j`)."""
+def energy_j(c: Cluster, p: Parameters, now: int) -> float:
+    """The integral of the servers' mean reported power (`ReportedPower.energy_j`).
+
+    Many servers report at one instant, so their mean is made when somebody asks.
+    """
+    if c.power_is_stale:
+        c.power_is_stale, total = 0, 0.0
+        for index in range(p.servers):
+            total += reals(c)[p.powers_at + index]
+        c.mean_power_w = total / p.servers
     return c.energy_j + c.mean_power_w * (now - c.power_ns) / _NS
 
 
 @kernel
 def report_power(c: Cluster, p: Parameters, server: Server, power_w: float, utilization: float, now: int) -> None:
     """A server's power and utilization are this from now on."""
-    server.seen_power_w, server.seen_utilization = power_w, utilization
-    c.variance_is_stale = 1
     if c.power_ns != now:
-        c.energy_j = energy_j(c, now)
+        c.energy_j = energy_j(c, p, now)
         c.power_ns = now
-    total = 0.0
-    for index in range(p.servers):
-        total += server_at(c, p, index).seen_power_w
-    c.mean_power_w = total / p.servers
+    observed = observed_at(c, p, server.index)
+    observed.utilization, observed.power = utilization, power_w / knobs_of(p, server).power_limit_w
+    reals(c)[p.powers_at + server.index] = power_w
+    c.variance_is_stale = c.power_is_stale = 1
 
 
 @kernel
@@ -60,10 +66,10 @@ def utilization_variance(c: Cluster, p: Parameters) -> float:
         c.variance_is_stale = 0
         total, squares, servers = 0.0, 0.0, p.servers
         for index in range(servers):
-            total += server_at(c, p, index).seen_utilization
+            total += observed_at(c, p, index).utilization
         mean = total / servers
         for index in range(servers):
-            difference = server_at(c, p, index).seen_utilization - mean
+            difference = observed_at(c, p, index).utilization - mean
             squares += difference * difference
         c.variance = squares / servers
     return c.variance
@@ -159,7 +165,7 @@ def record_request(
     lived, rest = ints(journey), ints(out)
     out.id, out.arrived_ns, out.finished_ns, out.fate = request.id, request.arrived_ns, now, fate
     out.reason, out.retries, out.correct = reason, retries, correct
-    out.energy_j = energy_j(c, now) - request.arrived_j
+    out.energy_j = energy_j(c, p, now) - request.arrived_j
     out.length = journey.length
     for stage in range(_STAGES):
         total = 0

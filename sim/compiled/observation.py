@@ -8,10 +8,10 @@ import numpy as np
 
 from kit.jit import Ints, Singles, entry, ints, kernel, reals
 from sim.compiled.codes import LOGS_TABULATED
-from sim.compiled.layout import Cluster, HeadSeen, Parameters, Server, ServerSeen, WorkSeen
-from sim.compiled.rows import key_at, knobs_of, request_at, server_at, tally_at
+from sim.compiled.layout import Cluster, HeadSeen, Observed, Parameters, Server, ServerSeen, WorkSeen
+from sim.compiled.rows import key_at, knobs_of, observed_at, request_at, server_at, tally_at
 
-_HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
+_HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN, _OBSERVED = HeadSeen.size, ServerSeen.size, WorkSeen.size, Observed.size
 
 
 @kernel
@@ -24,11 +24,15 @@ def write_observation(c: Cluster, p: Parameters, out: Singles, at: int) -> None:
     """Eq. 1, scaled as in `ObservationSpec`: 2 + 3N numbers from `at` on."""
     out[at] = np.float32(_log1p(p, c.fifo_length))
     out[at + 1] = np.float32(_log1p(p, c.completed))
-    for index in range(p.servers):
-        server, place = server_at(c, p, index), at + 2 + 3 * index
-        out[place] = np.float32(_log1p(p, server.requests))
-        out[place + 1] = np.float32(server.seen_power_w / knobs_of(p, server).power_limit_w)
-        out[place + 2] = np.float32(server.seen_utilization)
+    for n in range(_OBSERVED * p.servers):
+        out[at + 2 + n] = np.float32(reals(c)[p.observed_at + n])
+
+
+@kernel
+def count_requests(c: Cluster, p: Parameters, server: Server, change: int) -> None:
+    """So many more are outstanding at a server, or fewer."""
+    server.requests += change
+    observed_at(c, p, server.index).requests = _log1p(p, server.requests)
 
 
 @kernel
@@ -83,7 +87,7 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
             continue
         seen.is_valid = code_of(c, p, index, request.segment) != 0
         seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
-        seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w
+        seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         seen.loaded_bits, seen.loading_bits = resident_widths(p, server, request.segment)
         seen.keys = 0
         for key in range(p.keys):

@@ -37,6 +37,7 @@ from sim.compiled.layout import (
     Member,
     Message,
     Move,
+    Observed,
     Parameters,
     PlannedFault,
     Reading,
@@ -332,6 +333,8 @@ class Shape:
             "freed_at": p.samples,
             "candidates_at": p.group,
             "tallies_at": p.classes * Tally.size,
+            "observed_at": p.servers * Observed.size,
+            "powers_at": p.servers,
             "servers_at": p.servers * p.server_size,
             "devices_at": p.devices * Device.size,
             "media_at": p.media * Medium.size,
@@ -349,7 +352,7 @@ class Shape:
         for field, size in self._areas.items():
             setattr(p, field, self.size)
             self.size += size
-        p.routers, p.seat_size = routers, SEAT + p.servers_at - p.valid_at
+        p.routers, p.seat_size = routers, SEAT + p.observed_at - p.valid_at
         self._template: Numbers | None = None
 
     def row(self) -> Numbers:

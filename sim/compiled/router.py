@@ -44,7 +44,7 @@ from sim.compiled.ledger import (
     record_request,
     sort_slots,
 )
-from sim.compiled.observation import code_of
+from sim.compiled.observation import code_of, count_requests
 from sim.compiled.physics import do_chore, free_ns
 from sim.compiled.rows import (
     block_at,
@@ -79,7 +79,7 @@ def arrive(c: Cluster, p: Parameters, now: int) -> int:
     c.free_request = request.next
     c.free_requests -= 1
     request.id = c.arrived
-    request.arrived_ns, request.arrived_j = now, energy_j(c, now)
+    request.arrived_ns, request.arrived_j = now, energy_j(c, p, now)
     request.service_class = ints_at(c.classes_at)[c.arrived]
     deadline_ns = ints_at(c.deadlines_at)[request.service_class]
     request.deadline_ns = now + deadline_ns if deadline_ns != NONE else NEVER
@@ -117,7 +117,7 @@ def plan_arrival(c: Cluster) -> None:
 def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
     """To the FIFO's tail."""
     request = request_at(c, p, slot)
-    request.entered_ns, request.entered_j = now, energy_j(c, now)
+    request.entered_ns, request.entered_j = now, energy_j(c, p, now)
     request.block = NONE
     push(c, p, slot)
     join(c, p, slot, now)
@@ -325,7 +325,7 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
     if queue.outstanding == 0:
         queue.since = c.decision
     queue.outstanding += count
-    server.requests += count
+    count_requests(c, p, server, count)
     server.blocks += 1
     if server.blocks == p.cap:
         _count_free(c, p, server, -1)
@@ -597,7 +597,7 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
     number, position, segment = request.block, request.position, request.segment
     member = member_at(p, block_at(c, p, number), position)
     member.span_ns = now - request.entered_ns
-    member.energy_j = energy_j(c, now) - request.entered_j
+    member.energy_j = energy_j(c, p, now) - request.entered_j
     note_return(c, p, server, message, request, now)
     width = message.width
     code = request.code * p.widths + width
@@ -642,7 +642,7 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     if number != NONE:
         member = member_at(p, block_at(c, p, number), position)
         member.span_ns = now - request.entered_ns
-        member.energy_j = energy_j(c, now) - request.entered_j
+        member.energy_j = energy_j(c, p, now) - request.entered_j
         member.accuracy = 0.0
         note_loss(c, p, request, now)
     request.retries += 1
@@ -677,7 +677,7 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
     server = server_at(c, p, block.server)
     member_at(p, block, position).has_ended = 1
     block.ended += 1
-    server.requests -= 1
+    count_requests(c, p, server, -1)
     key_at(p, server, block.key).outstanding -= 1
     if block.ended < block.count:
         return

@@ -19,6 +19,7 @@ from sim.compiled.layout import (
     Member,
     Message,
     Move,
+    Observed,
     Parameters,
     PlannedFault,
     Reading,
@@ -68,6 +69,12 @@ def report_at(p: Parameters, server: Server, number: int) -> Report:
 def reading_at(p: Parameters, server: Server, number: int) -> Reading:
     """One of a sensor's last readings, by its number."""
     return Reading(server, p.readings_at, number % p.readings)
+
+
+@kernel
+def observed_at(c: Cluster, p: Parameters, index: int) -> Observed:
+    """What is observed of a server."""
+    return Observed(c, p.observed_at, index)
 
 
 @kernel

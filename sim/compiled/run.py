@@ -207,7 +207,7 @@ class RunRow:
         c.faulty = c.faulty or bool(deaths)
         for index in range(p.servers):
             Server(c, p.servers_at + index * p.server_size).owner = owners[0][index]
-        seats = np.tile(self.row[[*range(SEAT_AT, SEAT_AT + SEAT), *range(p.valid_at, p.servers_at)]], (count, 1))
+        seats = np.tile(self.row[[*range(SEAT_AT, SEAT_AT + SEAT), *range(p.valid_at, p.observed_at)]], (count, 1))
         seats[:, Cluster.offsets["decision"] - SEAT_AT] += np.arange(count)
         self._seats = seats
         c.seats_at = self._keep(seats)

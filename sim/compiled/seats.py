@@ -1,6 +1,6 @@
 """Several routers in one run: one of them has the seat, whose knowledge stands in the cluster's row; the others' waits.
 
-What a router knows is `SEAT` numbers of the row from `SEAT_AT` on, and the areas from `valid_at` to the servers; lines
+What a router knows is `SEAT` numbers of the row from `SEAT_AT`, and the areas from `valid_at` to `observed_at`; lines
 are the router's own by their numbers. A server knows its owner, and all that a server does is told to that one.
 """
 
