@@ -76,7 +76,8 @@ def _model_info(model: Servable, name: str, model_hash: str) -> ModelInfo:
         input_bytes=ELEMENT_BYTES * prod(spec.input_shape),
         activation_bytes=tuple(rows),
         labels=spec.labels,
-        fit=spec.fit,
+        nests=spec.nests,
+        models=spec.models,
     )
 
 

@@ -18,12 +18,12 @@ import msgspec
 from policies.faults import OUT_OF_MEMORY
 from policies.fifo import KeyedFifo
 from policies.memory import MemoryBook
+from policies.nests import nest_by_width
 from policies.vocabulary import (
     NOTHING_RESIDENT,
     BatchFailed,
     BatchFinished,
     BlockArrived,
-    Fit,
     InstanceLoaded,
     InstanceUnloaded,
     LoadFailed,
@@ -63,7 +63,7 @@ class GreedyKnobs:
         head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
         skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's own.
-        fit: whether an instance serves narrower requests, or its own width alone (a family of networks).
+        nests: how many widths each nest has (`policies.nests`); empty where all are one.
         padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
         preload: (segment, width) instances to load when the server comes up, at the start of a run and after a death;
             they count for no key.
@@ -84,7 +84,7 @@ class GreedyKnobs:
     head_of_line: Literal["skip", "block"] = "skip"
     skip_limit_ns: int = 500_000_000
     served_width: Literal["requested", "instance"] = "requested"
-    fit: Fit = "nested"
+    nests: tuple[int, ...] = ()
     padded_sizes: tuple[int, ...] = ()
     preload: tuple[Spec, ...] = ()
     load_retries: int = 3
@@ -158,6 +158,7 @@ class GreedyScheduler:
         self.next_wake_ns: int | None = None
         self.running_requests = 0  # in the batches that run
         self.memory = MemoryBook(knobs.vram_cap_bytes, knobs.context_bytes)
+        self._nests = nest_by_width(knobs.widths, knobs.nests)
         self._epoch = 0
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
         self._instances: dict[int, Instance] = {}
@@ -386,7 +387,7 @@ class GreedyScheduler:
         return best
 
     def _fits(self, instance: Instance, key: WorkKey) -> bool:
-        return instance.width == key.width or (instance.width > key.width and self.knobs.fit == "nested")
+        return key.width <= instance.width <= self._nests[key.width][-1]
 
     def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
         """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""

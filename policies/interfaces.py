@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal, Protocol
 
 import numpy as np
 
+from policies.nests import tuples_within
 from policies.reward import AccuracyPrior
 from policies.vocabulary import FOLLOW_NS, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
 
@@ -136,6 +137,8 @@ class RouterConfig:
         max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
         classes: names of the classes of requests; empty where all are of one, which has no name.
+        models: the widths of each of several models; empty where there is one. A request's class decides its model.
+        model_of: for each class its model's number; empty where there is one.
         samples: how many servers a decision looks at where there are more (`policies.sampling`); 0: at all.
     """
 
@@ -150,6 +153,8 @@ class RouterConfig:
     max_batching_delay_ns: int = 0
     top1: tuple[float, ...] = ()
     classes: tuple[str, ...] = ()
+    models: tuple[tuple[float, ...], ...] = ()
+    model_of: tuple[int, ...] = ()
     samples: int = 0
 
     @property
@@ -162,13 +167,43 @@ class RouterConfig:
         """At least one."""
         return max(1, len(self.classes))
 
-    def width_tuples(self) -> Iterator[tuple[float, ...]]:
-        """All W^S, in the order of their numbers in base W."""
-        return product(self.widths, repeat=self.segments)
+    @property
+    def model_widths(self) -> tuple[tuple[float, ...], ...]:
+        """The widths of each model, also where there is one."""
+        return self.models or (self.widths,)
+
+    @property
+    def class_models(self) -> tuple[int, ...]:
+        """For each class the number of its model."""
+        return self.model_of or (0,) * self.class_count
+
+    @property
+    def class_widths(self) -> tuple[tuple[float, ...], ...]:
+        """For each class the widths that its requests may run at: its model's."""
+        return tuple(self.model_widths[model] for model in self.class_models)
+
+    def place_of(self, segment: int, service_class: int) -> int:
+        """The number of a segment of the model of a class, among those of all models."""
+        return self.class_models[service_class] * self.segments + segment - 1
+
+    def masks(self) -> list[list[tuple[bool, ...]]]:
+        """(servers, models x segments, widths) what a request may run at there: what is held, of its own model."""
+        return [
+            [
+                tuple(can and width in model for can, width in zip(held, self.widths, strict=True))
+                for model in self.model_widths
+                for held in segments
+            ]
+            for segments in self.holds
+        ]
+
+    def width_tuples(self) -> list[tuple[float, ...]]:
+        """All W^S of each model, in the order of their numbers in base W."""
+        return tuples_within(self.model_widths, self.segments)
 
 
 def top1_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
     """The accuracy table for `RouterConfig.top1`; empty where it would have more than `MAX_TUPLES`."""
-    if len(config.widths) ** config.segments > MAX_TUPLES:
+    if sum(len(widths) ** config.segments for widths in config.model_widths) > MAX_TUPLES:
         return ()
     return tuple(prior(widths) for widths in config.width_tuples())

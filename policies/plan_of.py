@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.jit import Ints
-from policies.compiled.compass import CompassMemory, Watched, Weights
+from policies.compiled.compass import CompassMemory, Priced, Watched, Weights
 from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
@@ -54,6 +54,7 @@ from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.rules import compass, controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.candidates import CandidateNetwork
+from policies.rules.compass import PricedRungs
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
@@ -218,18 +219,17 @@ class _Writer:
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.servers) == servers)
         self._require(len(router.more) == len(router.stay) == segments)
-        self._require(len(router.thresholds) == len(router.savings) == len(router.rungs) - 1)
+        self._require(len(router.priced) == self._config.class_count)
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer", "load")
-        rule, memory = self._head.width_rule, CompassMemory.blank()
-        rule.rule, rule.rung_count = COMPASS, len(router.rungs)
-        rule.rungs_at = self._plan.add([self._codes(rung) for rung in router.rungs])
-        rule.thresholds_at = self._plan.add(np.array(router.thresholds, np.float64))
+        memory = CompassMemory.blank()
+        self._head.width_rule.rule = COMPASS
+        memory.priced_at = self._plan.add(np.concatenate([self._priced(each) for each in router.priced]))
         for name in Weights.offsets:
             setattr(memory.weights, name, getattr(router.weights, name))
         for name in ("unit_ns", "share", "fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
             setattr(memory, name, getattr(router, name))
-        for name in ("ways", "more", "stay", "joules", "savings"):
+        for name in ("ways", "more", "stay", "joules"):
             setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
         if router.control is not None:
             memory.control_at = self._control(router.control)
@@ -249,6 +249,15 @@ class _Writer:
 
         self._keep.append(keep)
         return self._finished()
+
+    def _priced(self, priced: PricedRungs) -> Ints:
+        self._require(len(priced.thresholds) == len(priced.savings) == len(priced.rungs) - 1)
+        its = Priced.blank()
+        its.count, its.widths = len(priced.rungs), priced.widths
+        its.rungs_at = self._plan.add([self._codes(rung) for rung in priced.rungs])
+        its.thresholds_at = self._plan.add(np.array(priced.thresholds, np.float64))
+        its.savings_at = self._plan.add(np.array(priced.savings, np.float64))
+        return its.numbers
 
     def _add_network(self, network: CandidateNetwork, seen: npt.NDArray[np.float64], memory: CompassMemory) -> None:
         memory.hidden, memory.sharpness = len(network.bias), network.sharpness
@@ -355,9 +364,7 @@ class _Writer:
                 tuples = rule.by_class or (rule.tuple_,) * self._config.class_count
                 record.rule, record.tuple_at = FIXED, self._plan.add([self._codes(each) for each in tuples])
             case widths.Ladder() if type(rule) is widths.Ladder:
-                self._require(len(rule.rungs) > len(rule.thresholds))
-                record.rule, record.rung_count = LADDER, len(rule.thresholds) + 1
-                record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
+                record.rule = LADDER
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
                 record.rung_at = self._rung(rule)
             case controlled.ControlledLadder() if type(rule.ladder) is widths.Ladder:
@@ -370,10 +377,12 @@ class _Writer:
         return record.numbers
 
     def _rung(self, rule: widths.Ladder) -> int:
-        self._require(len(rule.at) == self._config.class_count)
-        self._require(all(0 <= self._whole(rung) < len(rule.rungs) for rung in rule.at))
+        self._require(len(rule.at) == len(rule.rungs) == self._config.class_count)
+        self._require(all(0 <= self._whole(at) < len(rungs) for at, rungs in zip(rule.at, rule.rungs, strict=True)))
         each = np.zeros(len(rule.at), Rung.dtype)
         each["rung"], each["share"] = rule.at, 1 - rule.hysteresis
+        each["last"] = [min(len(rungs) - 1, len(rule.thresholds)) for rungs in rule.rungs]
+        each["tuples_at"] = [self._plan.add([self._codes(rung) for rung in rungs]) for rungs in rule.rungs]
         at = self._plan.add(each.view(np.int64))
 
         def keep(row: Ints) -> None:

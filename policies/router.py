@@ -139,7 +139,7 @@ class _OpenBlock(msgspec.Struct):
 class _Server:
     """One server's entry in the router's ledger, its last report, and what the router's views show of it.
 
-    `views` has a view for each segment that was asked about since the entry changed. `is_draining` outlives epochs.
+    `views` has a view for each place that was asked about since the entry changed. `is_draining` outlives epochs.
     """
 
     up: bool = False
@@ -242,7 +242,8 @@ class RouterCore:
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
         self._servers = [_Server() for _ in range(config.servers)]
-        self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
+        self._masks = config.masks()  # (servers, places, widths), where a place is a segment of a model
+        self._first_places = [model * config.segments - 1 for model in config.class_models]
         self._lines: dict[tuple[int, float, int, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
         self._lines_of_images = [
             self._line(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
@@ -309,8 +310,7 @@ class RouterCore:
         """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
         state, masks = self._servers[server], self._masks[server]
         return any(
-            any(widths) and not (state.is_draining and self._is_spared(segment + 1))
-            for segment, widths in enumerate(masks)
+            any(widths) and not (state.is_draining and self._is_spared(place)) for place, widths in enumerate(masks)
         )
 
     # ------------------------------------------------------------------------------------------------- snapshots
@@ -459,7 +459,7 @@ class RouterCore:
         if head is None:
             return None
         if head not in self._holds:
-            servers = self._server_views(head.head.segment)
+            servers = self._server_views(head.head)
             if _can_any(servers):
                 return head, servers
         cap = self.config.outstanding_blocks
@@ -467,20 +467,25 @@ class RouterCore:
             for line in self._fifo.by_age():
                 if line in self._holds:
                     continue
-                servers = self._server_views(line.head.segment)
+                servers = self._server_views(line.head)
                 if _can_any(servers):
                     return line, servers
         return None
 
-    def _server_views(self, segment: int) -> tuple[ServerView, ...]:
-        """What a head of this segment sees of the servers; made anew where their entries have changed."""
+    def _place(self, head: HeadKey) -> int:
+        """The number of a head's segment among those of all models."""
+        return self._first_places[head.service_class] + head.segment
+
+    def _server_views(self, head: HeadKey) -> tuple[ServerView, ...]:
+        """What a head sees of the servers; made anew where their entries have changed."""
         views: list[ServerView] = []
+        place = self._place(head)
         for state in self._servers:
-            view = state.views.get(segment)
+            view = state.views.get(place)
             if view is None:
-                widths = self._masks[len(views)][segment - 1]
-                is_spared = state.is_draining and self._is_spared(segment)
-                view = state.views[segment] = state.view(self.config, segment, widths, is_spared=is_spared)
+                widths = self._masks[len(views)][place]
+                is_spared = state.is_draining and self._is_spared(place)
+                view = state.views[place] = state.view(self.config, head.segment, widths, is_spared=is_spared)
             views.append(view)
         return tuple(views)
 
@@ -503,7 +508,7 @@ class RouterCore:
         asked, choice = self._answered(event.decision), event.choice
         line, candidates, head = asked.line, asked.requests, asked.line.head
         server = self._servers[choice.server]
-        if not server.up or (server.is_draining and self._is_spared(head.segment)):
+        if not server.up or (server.is_draining and self._is_spared(self._place(head))):
             return
         if self._fifo.peek(line, len(candidates)) != candidates:
             return
@@ -536,7 +541,7 @@ class RouterCore:
 
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
         widths = self.config.widths
-        held = self._masks[choice.server][head.segment - 1]
+        held = self._masks[choice.server][self._place(head)]
         assert choice.group >= 1, f"an empty group: {choice}"
         assert held[widths.index(choice.width)], f"the policy chose a masked width: {choice}"
         blocks = self._servers[choice.server].blocks
@@ -766,10 +771,10 @@ class RouterCore:
         for state in self._servers:
             state.views.clear()  # whether one is spared depends on the others
 
-    def _is_spared(self, segment: int) -> bool:
-        """Of one that is to be drained: whether another one that is up, and is not, can hold the segment."""
+    def _is_spared(self, place: int) -> bool:
+        """Of one that is to be drained: whether another one that is up, and is not, can hold the place's segment."""
         return any(
-            other.up and not other.is_draining and any(masks[segment - 1])
+            other.up and not other.is_draining and any(masks[place])
             for other, masks in zip(self._servers, self._masks, strict=True)
         )
 

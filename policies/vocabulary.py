@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -28,7 +28,6 @@ from kit.units import nanoseconds as nanoseconds
 ROUTER: Final = -1
 IMAGE: Final = 0.0
 FOLLOW_NS: Final = -1  # in place of a limit of the router's own: the operator's
-Fit: TypeAlias = Literal["nested", "exact"]  # what an instance serves: its width and narrower ones, or its own alone
 
 
 class Provenance(StrEnum):

@@ -19,7 +19,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from kit import strict
 from kit.errors import InputError
 from kit.strict import StrictModel
-from policies.vocabulary import IMAGE, Fit, Provenance
+from policies.nests import nest_by_width, nests_of
+from policies.vocabulary import IMAGE, Provenance
 
 SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"
 JITTER_QUANTILES = 33
@@ -60,7 +61,8 @@ class ModelInfo(StrictModel):
         input_bytes: one image as it travels from the router to a server.
         activation_bytes: (S, W) bytes of one image's activations after each segment at each width.
         labels: what people call each width: of a family, its networks. Empty where a width is called by its number.
-        fit: whether an instance serves narrower requests, too.
+        nests: how many widths each nest has (`policies.nests`); empty where all are one.
+        models: of several models each one's name, and how many of the widths are its; empty where there is one.
     """
 
     name: str
@@ -70,12 +72,14 @@ class ModelInfo(StrictModel):
     input_bytes: Count
     activation_bytes: tuple[tuple[Count, ...], ...]
     labels: tuple[str, ...] = ()
-    fit: Fit = "nested"
+    nests: tuple[Count, ...] = ()
+    models: tuple[tuple[str, Count], ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelInfo:
-        if self.fit == "exact" and not self.labels:
-            raise ValueError("fit: exact is of a family, whose members have labels")
+        nests_of(self.widths, self.nests)
+        if sum(count for _, count in self.models) not in (0, len(self.widths)):
+            raise ValueError(f"the models' widths do not make up {len(self.widths)}: {list(self.models)}")
         if self.labels and not len(set(self.labels)) == len(self.labels) == len(self.widths):
             raise ValueError(f"labels must name each of {len(self.widths)} widths once: {list(self.labels)}")
         if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[-1] > 1:
@@ -87,17 +91,23 @@ class ModelInfo(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_what_is_usual(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Of slimmable networks these two say nothing."""
+        """Of a slimmable network these say nothing."""
         written: dict[str, Any] = write(self)
-        return {key: value for key, value in written.items() if key not in ("labels", "fit") or self.labels}
+        return {key: value for key, value in written.items() if key not in ("labels", "nests", "models") or value}
 
     def name_of(self, width: float) -> str:
         """What people call a width."""
         return self.labels[self.widths.index(width)] if self.labels else f"{width:g}"
 
-    def previous_widths(self, segment: int) -> tuple[float, ...]:
-        """What a request that stands before `segment` can come from: `IMAGE` at segment 1, any width after."""
-        return (IMAGE,) if segment == 1 else self.widths
+    @property
+    def widths_by_model(self) -> dict[str, tuple[float, ...]]:
+        """Of several models the widths of each, by its name."""
+        counts = tuple(count for _, count in self.models)
+        return dict(zip((name for name, _ in self.models), nests_of(self.widths, counts), strict=False))
+
+    def previous_widths(self, segment: int, width: float) -> tuple[float, ...]:
+        """What a request for a width of `segment` can come from: `IMAGE` at segment 1, any of its nest after."""
+        return (IMAGE,) if segment == 1 else nest_by_width(self.widths, self.nests)[width]
 
 
 class LatencyCurve(StrictModel):
@@ -461,7 +471,9 @@ class Profile(StrictModel):
     @model_validator(mode="after")
     def _complete(self) -> Profile:
         model = self.model
-        keys = {(s, w, p) for s in range(1, model.segments + 1) for w in model.widths for p in model.previous_widths(s)}
+        keys = {
+            (s, w, p) for s in range(1, model.segments + 1) for w in model.widths for p in model.previous_widths(s, w)
+        }
         curves = [(c.segment, c.width, c.previous_width) for c in self.latency]
         _require_exactly(keys, curves, "latency", "(segment, width, previous_width)")
         instances = {(s, w) for s in range(1, model.segments + 1) for w in model.widths}

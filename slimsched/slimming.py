@@ -155,7 +155,7 @@ def _rows(found: Conversion) -> list[dict[str, Any]]:
     spec, rows = found.model.spec, []
     for width, share in found.top1.items():
         costs = [
-            found.model.cost(s, width, spec.previous_widths(s)[0] if s == 1 else width)
+            found.model.cost(s, width, spec.previous_widths(s, width)[0] if s == 1 else width)
             for s in range(1, spec.segments + 1)
         ]
         rows.append({"width": width, "top1": share, "macs": sum(cost.macs for cost in costs)})

@@ -122,7 +122,7 @@ def _probe(instances: Instances, instance: Instance, batch: int) -> None:
     """The largest pass, after which all that an instance takes on a GPU is taken."""
     if not batch or instances.place.type != "cuda":
         return
-    previous = instances.model.spec.widest_input(instance.segment)
+    previous = instances.model.spec.widest_input(instance.segment, instance.width)
     inputs = instances.inputs(instance.segment, previous, batch)
     serve(instance, inputs, instance.width, previous, batch, instances.device.memory_format)
 

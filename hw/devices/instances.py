@@ -225,7 +225,7 @@ class Instances:
     def _warm_up(self, instance: Instance) -> None:
         """Each of the device's sizes at each previous width; twice, where the second pass is captured."""
         device, sights = self.device, 1 + self.device.graphs
-        for previous in self.model.spec.previous_widths(instance.segment) if device.warm_sizes else ():
+        for previous in self.model.spec.previous_widths(instance.segment, instance.width) if device.warm_sizes else ():
             for size in device.warm_sizes:
                 rows = self.inputs(instance.segment, previous, size)
                 try:

@@ -76,7 +76,7 @@ def right(
 def _predictions(model: Servable, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
     """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
     labels: list[NDArray[np.int64]] = []
-    for width in model.spec.widths:
+    for width in model.spec.widths if previous_width == IMAGE else model.spec.nest(previous_width):
         y = model.forward_segment(x, segment, width, previous_width)
         if segment == model.spec.segments:
             labels.append(y.argmax(dim=1).cpu().numpy())

@@ -92,7 +92,7 @@ class FamilyStructure(StrictModel):
             input_shape=self.input_shape,
             classes=self.classes,
             labels=tuple(member.label for member in self.members),
-            fit="exact",
+            nests=(1,) * count,
         )
 
     @property

@@ -9,7 +9,6 @@ Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous 
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from policies.vocabulary import IMAGE, Fit
+from policies.nests import nest_by_width, nests_of, tuples_within
+from policies.vocabulary import IMAGE
 
 Shape = tuple[int, ...]
 Key = tuple[int, float, float]  # (segment, width, previous width)
@@ -34,7 +34,8 @@ class ModelSpec:
         input_shape: (C, H, W) of one image.
         classes: logits of one image after the last segment.
         labels: what people call each width: of a family, its networks. Empty where a width is called by its number.
-        fit: whether an instance serves narrower requests, or its own width alone.
+        nests: how many widths each nest has (`policies.nests`); empty where all are one.
+        models: of several models each one's name, and how many of the widths are its; empty where there is one.
     """
 
     segments: int
@@ -42,7 +43,8 @@ class ModelSpec:
     input_shape: Shape
     classes: int
     labels: tuple[str, ...] = ()
-    fit: Fit = "nested"
+    nests: tuple[int, ...] = ()
+    models: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(float(width) for width in self.widths))  # a list is as good
@@ -53,13 +55,17 @@ class ModelSpec:
         if not self.widths or not ascending or self.widths[0] <= 0 or self.widths[-1] != 1.0:
             raise ValueError(f"widths must ascend from above 0 and end with 1.0: {list(self.widths)}")
 
-    def previous_widths(self, segment: int) -> tuple[float, ...]:
-        """What a request before `segment` can come from: `IMAGE` at segment 1, any width after."""
-        return (IMAGE,) if segment == 1 else self.widths
+    def previous_widths(self, segment: int, width: float) -> tuple[float, ...]:
+        """What a request for a width of `segment` can come from: `IMAGE` at segment 1, any of its nest after."""
+        return (IMAGE,) if segment == 1 else self.nest(width)
 
-    def widest_input(self, segment: int) -> float:
+    def widest_input(self, segment: int, width: float = 1.0) -> float:
         """The previous width with the most channels: what an instance must hold to serve any."""
-        return self.previous_widths(segment)[-1]
+        return self.previous_widths(segment, width)[-1]
+
+    def nest(self, width: float) -> tuple[float, ...]:
+        """The widths that nest with one."""
+        return nest_by_width(self.widths, self.nests)[width]
 
     def name_of(self, width: float) -> str:
         """What people call a width."""
@@ -71,16 +77,16 @@ class ModelSpec:
 
     def serves(self, instance_width: float, width: float) -> bool:
         """Whether an instance of one width serves a request for another."""
-        return width == instance_width or (width < instance_width and self.fit == "nested")
+        return width <= instance_width <= self.nest(width)[-1]
 
     def work_keys(self) -> list[Key]:
         """Every legal (segment, width, previous width), ascending."""
         segments = range(1, self.segments + 1)
-        return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s)]
+        return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s, w)]
 
     def tuples(self) -> list[tuple[float, ...]]:
-        """Every complete width tuple, ascending: W ** S of them."""
-        return list(itertools.product(self.widths, repeat=self.segments))
+        """Every complete width tuple, ascending: W ** S of each nest."""
+        return tuples_within(nests_of(self.widths, self.nests), self.segments)
 
     def require(self, segment: int, width: float, previous_width: float) -> None:
         """Raise `ValueError` unless this is a legal key of the network."""
@@ -88,8 +94,8 @@ class ModelSpec:
             raise ValueError(f"segment {segment} is not in 1..{self.segments}")
         if width not in self.widths:
             raise ValueError(f"width {width} is not one of {list(self.widths)}")
-        if previous_width not in self.previous_widths(segment):
-            allowed = list(self.previous_widths(segment))
+        if previous_width not in self.previous_widths(segment, width):
+            allowed = list(self.previous_widths(segment, width))
             raise ValueError(f"previous width {previous_width} before segment {segment} is not one of {allowed}")
 
 

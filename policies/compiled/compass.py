@@ -38,17 +38,23 @@ class CompassMemory(Record):
     """What `Compass` is told, and remembers; a `Watched` for each server follows.
 
     Its tables: units by server; the price's logarithm, and the bonus for staying, by segment; joules by server, segment
-    and width; savings by threshold. At `costs_at`, what each candidate costs at the last decision, infinite where there
-    is none; `best` is the place of the least. With a network (of `hidden` numbers between its layers; 0: there is none)
-    its weights stand at `network_at`, its inputs at `inputs_at`, how dear each candidate was before it at
+    and width; a `Priced` for each class. At `costs_at`, what each candidate costs at the last decision, infinite where
+    there is none; `best` is the place of the least. With a network (of `hidden` numbers between its layers; 0: there is
+    none) its weights stand at `network_at`, its inputs at `inputs_at`, how dear each candidate was before it at
     `reluctance_at`, and room for its sums at `sums_at`.
     """
 
     weights = Weights.blank()
     unit_ns = share = fast_rate = middle_rate = slow_rate = REAL
-    arrived = seen_ns = ways_at = more_at = stay_at = joules_at = savings_at = control_at = INT
+    arrived = seen_ns = ways_at = more_at = stay_at = joules_at = priced_at = control_at = INT
     costs_at = best = hidden = network_at = inputs_at = reluctance_at = sums_at = INT
     sharpness = REAL
+
+
+class Priced(Record):
+    """`compass.PricedRungs`, and how many of its rungs there are."""
+
+    rungs_at = count = thresholds_at = savings_at = widths = INT
 
 
 class Watched(Record):
@@ -88,11 +94,11 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
         place, share = sheet.segment / max(1, plan.segments - 1), min(1.0, sheet.candidates / MANY)
         write_setting(reals(plan), its.inputs_at, load, sheet.fifo_length, share, min(MAX_AGE, age), price, place)
         write_rates(reals(plan), its.inputs_at, its)
-    rung, rule = 0, plan.width_rule
-    for n in range(rule.rung_count - 1):
-        rung += exp(price) > reals(plan)[rule.thresholds_at + n] - weight * reals(plan)[its.savings_at + n]
+    rung, priced = 0, Priced(plan, its.priced_at, sheet.service_class)
+    for n in range(priced.count - 1):
+        rung += exp(price) > reals(plan)[priced.thresholds_at + n] - weight * reals(plan)[priced.savings_at + n]
     if its.control_at:
-        Control(plan, its.control_at, sheet.service_class).end = end_of_dial(rung, rule.rung_count)
+        Control(plan, its.control_at, sheet.service_class).end = end_of_dial(rung, priced.count)
     return rung
 
 
@@ -117,7 +123,7 @@ def width_cost_of(
     width = place % plan.widths
     batch = batch_ns(plan, index, key_of(plan, sheet, width), taken) / its.unit_ns
     load = load_ns(plan, sheet, index, width) / its.unit_ns
-    steps = (width - wanted) * (4.0 / plan.widths)
+    steps = (width - wanted) * (4.0 / Priced(plan, its.priced_at, sheet.service_class).widths)
     if its.hidden:
         at = its.inputs_at + SETTING + SERVER * plan.servers + WIDTH * place
         write_width(reals(plan), at, batch, load, steps, width / max(1, plan.widths - 1))
@@ -182,7 +188,8 @@ def weigh(plan: Plan, sheet: Sheet) -> None:
     passed = (sheet.now_ns - its.seen_ns) / its.unit_ns
     follow_rates(its, sheet.completed + inside, passed, its.share)
     its.seen_ns = sheet.now_ns
-    tuple_at = plan.width_rule.rungs_at + rung_for(plan, sheet, its, inside) * plan.segments
+    rung = rung_for(plan, sheet, its, inside)
+    tuple_at = Priced(plan, its.priced_at, sheet.service_class).rungs_at + rung * plan.segments
     taken, place = min(largest_group(plan), sheet.candidates), 0
     for at in range(looked(plan, sheet)):
         index = looked_at(sheet, at)

@@ -60,7 +60,7 @@ def bits(widths: tuple[bool, ...]) -> int:
 class WidthRule(Record):
     """Which width to choose: one of the rules below, and what it needs."""
 
-    rule = tuple_at = rungs_at = rung_count = thresholds_at = rung_at = variants_at = control_at = INT
+    rule = tuple_at = rungs_at = thresholds_at = rung_at = variants_at = control_at = INT
 
 
 class Plan(Record):

@@ -53,9 +53,10 @@ LARGEST, RANDOM_GROUP = range(2)
 
 
 class Rung(Record):
-    """Ladder, of a class: where it is, and at what share of a threshold it goes up again."""
+    """Ladder, of a class: where it is, the last one that there is, where its tuples are, and at what share of a
+    threshold it goes up again."""
 
-    rung = INT
+    rung = last = tuples_at = INT
     share = REAL
 
 
@@ -170,13 +171,13 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     if rule.control_at:
         load *= exp(-shift_of(Control(plan, rule.control_at, sheet.service_class), sheet))
     down, stay, now = 0, 0, Rung(plan, rule.rung_at, sheet.service_class)
-    for n in range(rule.rung_count - 1):
+    for n in range(now.last):
         threshold = reals(plan)[rule.thresholds_at + n]
         down += load > threshold
         stay += load > threshold * now.share
     now.rung = max(down, min(now.rung, stay))
     if rule.control_at:
-        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(now.rung, rule.rung_count)
+        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(now.rung, now.last + 1)
     return now.rung
 
 
@@ -205,7 +206,8 @@ def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
     if rule.rule == RANDOM_WIDTH:
         return random_width(plan, holds)
     if rule.rule == LADDER:
-        tuple_at = rule.rungs_at + rung_of(plan, sheet, rule) * plan.segments
+        rung = rung_of(plan, sheet, rule)
+        tuple_at = Rung(plan, rule.rung_at, sheet.service_class).tuples_at + rung * plan.segments
     elif rule.rule == INFAAS:
         tuple_at = variant_of(plan, sheet, rule, server)
     elif rule.rule == BY_SERVER:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log, log1p
-from typing import Annotated, Any, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +49,10 @@ from policies.rules.costs import (
     corner_tuples,
     full_widths,
     load_ns,
-    middle_widths,
+    middle_way_ns,
     outstanding_ns,
     path,
     path_energy_j,
-    path_ns,
     transfer_ns,
     tuple_costs_s,
 )
@@ -279,14 +278,29 @@ class Seen:
     seen_ns: int = 0
 
 
+class PricedRungs(NamedTuple):
+    """What a model's width tuples are worth, in device time of which a way at its full width is 1.
+
+    Attributes:
+        rungs: those that are worth their time, the most accurate first.
+        thresholds: of each step to the next one, the price from which it pays.
+        savings: by how much that falls for each point of accuracy that a joule is worth.
+        widths: how many the model has.
+    """
+
+    rungs: tuple[tuple[float, ...], ...]
+    thresholds: tuple[float, ...]
+    savings: tuple[float, ...]
+    widths: int
+
+
 @dataclass(slots=True)
 class Compass(Steered):
     """See the module.
 
     Attributes:
         groups: the group sizes; always the largest.
-        rungs, thresholds: the width tuples that are worth their time, and the prices between them (`priced_rungs`).
-        savings: for each threshold, by how much it falls for each unit of a joule's weight.
+        priced: for each class what its model's width tuples are worth.
         unit_ns: a unit of time.
         share: of the capacity of a unit that one image is, at middle widths.
         ways: (servers,) units that an image's whole way takes, at middle widths.
@@ -301,9 +315,7 @@ class Compass(Steered):
     widths: tuple[float, ...]
     groups: tuple[int, ...]
     weights: Numbers
-    rungs: tuple[tuple[float, ...], ...]
-    thresholds: tuple[float, ...]
-    savings: tuple[float, ...]
+    priced: tuple[PricedRungs, ...]
     unit_ns: float
     share: float
     ways: tuple[float, ...]
@@ -337,10 +349,11 @@ class Compass(Steered):
         if control is not None:
             more, weight = more - control.step(view), control.weight(view)
         price = log_price(self.weights, self, load, view.fifo_length, view.candidates, age, more)
-        steps = zip(self.thresholds, self.savings, strict=True)
+        priced = self.priced[view.head.service_class]
+        steps = zip(priced.thresholds, priced.savings, strict=True)
         rung = sum(exp(price) > threshold - weight * saving for threshold, saving in steps)
         if control is not None:
-            control.end = end_of_dial(rung, len(self.rungs))
+            control.end = end_of_dial(rung, len(priced.rungs))
         taken = min(self.groups[-1], view.candidates)
         costs = [inf] * (len(servers) * len(self.widths))
         for place, index in enumerate(looked_at(view)):
@@ -350,7 +363,7 @@ class Compass(Steered):
             its.seen_ns = view.now_ns
             if not seen.valid:
                 continue
-            wanted = self.widths.index(held_width(self.widths, seen.widths, self.rungs[rung][segment]))
+            wanted = self.widths.index(held_width(self.widths, seen.widths, priced.rungs[rung][segment]))
             base = self._server_cost(view, index, place, work)
             for width in range(len(self.widths)):
                 if seen.widths[width]:
@@ -391,7 +404,7 @@ class Compass(Steered):
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
         batch = batch_ns(self.costs, server, key, taken) / self.unit_ns
         load = load_ns(self.costs, view, server, self.widths, key.width) / self.unit_ns
-        steps = (width - wanted) * (4.0 / len(self.widths))
+        steps = (width - wanted) * (4.0 / self.priced[view.head.service_class].widths)
         if self.network is not None:
             share = width / max(1, len(self.widths) - 1)
             write_width(self.seen, SETTING + SERVER * len(self.servers) + WIDTH * place, batch, load, steps, share)
@@ -464,10 +477,10 @@ class CompassRule(RuleSpec):
         """See `RuleSpec`."""
         self.check(context.config, source, key)
         config, costs = context.config, context.costs
-        rungs, thresholds, savings = priced_rungs(context, source, key)
+        priced = [priced_rungs(context, source, key, widths) for widths in config.model_widths]
         servers = range(config.servers)
         unit_ns = unit_of(context)
-        ways_ns = [path_ns(costs, server, middle_widths(config)) for server in servers]
+        ways_ns = [middle_way_ns(context, server) for server in servers]
         its = self.numbers.in_cluster(context.held_shares, ways_ns)
         capacity = 0.0
         for way_ns in ways_ns:
@@ -482,9 +495,7 @@ class CompassRule(RuleSpec):
             widths=config.widths,
             groups=self.groups(config, source, key),
             weights=its,
-            rungs=rungs,
-            thresholds=thresholds,
-            savings=savings,
+            priced=tuple(priced[model] for model in config.class_models),
             unit_ns=unit_ns,
             share=1.0 / capacity,
             ways=tuple(way_ns / unit_ns for way_ns in ways_ns),
@@ -496,32 +507,28 @@ class CompassRule(RuleSpec):
         )
 
 
-def priced_rungs(
-    context: RouterContext, source: str, key: str
-) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...], tuple[float, ...]]:
-    """The width tuples that are worth their time, the most accurate first, and of each step to the next one two things:
-    the price from which it pays, and by how much that falls for each point of accuracy that a joule is worth.
-
-    They are the corners of the accuracy table's front over device time, of which a way at full width is 1.
+def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence[float]) -> PricedRungs:
+    """What width tuples of a model's widths are worth: the corners of its accuracy table's front over device time.
 
     Raises:
-        InputError: the accuracy table has no tuple of the core's widths.
+        InputError: the accuracy table has no tuple of these widths.
     """
-    rungs, full = tuple(corner_tuples(context)), full_widths(context.config)
+    rungs, full = tuple(corner_tuples(context, widths)), full_widths(context.config, widths)
     if not rungs:
-        raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
+        raise InputError(source, key, f"the accuracy table has no tuple of the widths {widths}")
     costs_s = tuple_costs_s(context, (*rungs, full))
     ways = np.diff([costs_s[rung] / costs_s[full] for rung in rungs])
     top1 = np.diff([context.prior(rung) for rung in rungs])
     energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
-    return rungs, tuple((top1 / ways).tolist()), tuple((POINT * energies_j / ways).tolist())
+    return PricedRungs(rungs, tuple((top1 / ways).tolist()), tuple((POINT * energies_j / ways).tolist()), len(widths))
 
 
 def unit_of(context: RouterContext) -> float:
-    """Nanoseconds: a full-width batch's whole way, on the mean server."""
-    servers = range(context.config.servers)
-    keys = path(full_widths(context.config))
-    return sum(batch_ns(context.costs, server, key, UNIT_BATCH) for server in servers for key in keys) / len(servers)
+    """Nanoseconds: a full-width batch's whole way, on the mean server; the mean of several models."""
+    servers, models = range(context.config.servers), context.config.model_widths
+    keys = [key for widths in models for key in path(full_widths(context.config, widths))]
+    whole_ns = sum(batch_ns(context.costs, server, key, UNIT_BATCH) for server in servers for key in keys)
+    return whole_ns / (len(servers) * len(models))
 
 
 def along(places: Sequence[float], segments: int) -> tuple[float, ...]:
@@ -554,11 +561,11 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
 def joules_of(context: RouterContext, weight: float) -> tuple[tuple[tuple[float, ...], ...], ...]:
     """What an image's energy costs by server, segment and width: at the mean server's full width `weight` a segment."""
     config, costs = context.config, context.costs
-    before = full_widths(config)[0]
+    widest = [(width, widths[-1]) for widths in config.model_widths for width in widths]
     energy_j = np.array(
         [
             [
-                [costs.energy_j(server, WorkKey(s, width, IMAGE if s == 1 else before)) for width in config.widths]
+                [costs.energy_j(server, WorkKey(s, width, before if s > 1 else IMAGE)) for width, before in widest]
                 for s in range(1, config.segments + 1)
             ]
             for server in range(config.servers)

@@ -83,5 +83,5 @@ class ControlledLadder(Steered):
         """The width for the view's candidate block on that server."""
         control = self.control.of(view)
         rung = self.ladder.rung_of(view, exp(-control.step(view)))
-        control.end = end_of_dial(rung, len(self.ladder.thresholds) + 1)
+        control.end = end_of_dial(rung, len(self.ladder.rungs[view.head.service_class]))
         return self.ladder.width_at(rung, view, server)

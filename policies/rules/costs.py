@@ -64,20 +64,29 @@ def path_ns(costs: CostModel, server: int, widths: Sequence[float]) -> int:
     return sum(image_ns(costs, server, key) for key in path(widths))
 
 
-def full_widths(config: RouterConfig) -> tuple[float, ...]:
-    """The widest tuple."""
-    return (config.widths[-1],) * config.segments
+def full_widths(config: RouterConfig, widths: Sequence[float] = ()) -> tuple[float, ...]:
+    """The widest tuple of these widths; of all by default."""
+    return ((widths or config.widths)[-1],) * config.segments
 
 
 def speeds_img_s(context: RouterContext) -> tuple[float, ...]:
-    """For each server: images a second through all segments at full width, in full batches."""
-    full = full_widths(context.config)
-    return tuple(NS_PER_S / path_ns(context.costs, server, full) for server in range(context.config.servers))
+    """For each server: images a second through all segments at full width, in full batches, as many of each model."""
+    config = context.config
+    full = [full_widths(config, widths) for widths in config.model_widths]
+    ways_ns = [sum(path_ns(context.costs, server, each) for each in full) for server in range(config.servers)]
+    return tuple(len(full) * NS_PER_S / way_ns for way_ns in ways_ns)
 
 
-def middle_widths(config: RouterConfig) -> tuple[float, ...]:
-    """A tuple of middling cost: narrow first segments, which lose little, and wide last ones."""
-    widths = config.widths
+def middle_way_ns(context: RouterContext, server: int) -> int:
+    """Expected time of one image through all segments at middle widths; the mean of several models."""
+    config = context.config
+    middle = [middle_widths(config, widths) for widths in config.model_widths]
+    return sum(path_ns(context.costs, server, each) for each in middle) // len(middle)
+
+
+def middle_widths(config: RouterConfig, widths: Sequence[float] = ()) -> tuple[float, ...]:
+    """A tuple of middling cost of these widths: narrow first segments, which lose little, and wide last ones."""
+    widths = widths or config.widths
     return tuple(widths[min(len(widths) - 1, s + s // 3) * (len(widths) > 1)] for s in range(config.segments))
 
 
@@ -92,27 +101,28 @@ def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -
     return {widths: sum(map(of_all_ns, path(widths))) / len(servers) / NS_PER_S for widths in tuples}
 
 
-def held_top1(context: RouterContext) -> dict[tuple[float, ...], float]:
-    """The accuracy of each width tuple of the table whose every instance some server can hold.
+def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tuple[float, ...], float]:
+    """The accuracy of each width tuple of the table whose every instance some server can hold; `allowed`: a model's.
 
     Where servers hold no whole one, of each of the core's widths: what they lack is then served narrower.
     """
-    config, table = context.config, context.prior.top1
+    config, allowed = context.config, allowed or context.config.widths
+    table = {widths: top1 for widths, top1 in context.prior.top1.items() if set(allowed).issuperset(widths)}
     held = [
         {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
         for segment in range(config.segments)
     ]
-    accuracies = {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))}
-    return accuracies or {widths: top1 for widths, top1 in table.items() if set(config.widths).issuperset(widths)}
+    return {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))} or table
 
 
-def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
+def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
     """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
 
     Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
     neighbor; and that servers can hold. The cost is that of one image through all segments, averaged over the servers.
+    `allowed`: the widths of one of several models.
     """
-    known = held_top1(context)
+    known = held_top1(context, allowed)
     cost_s = tuple_costs_s(context, known)
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")
@@ -123,12 +133,12 @@ def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
     return efficient[::-1]
 
 
-def corner_tuples(context: RouterContext) -> list[tuple[float, ...]]:
+def corner_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
     """Of the efficient tuples those that are best at some price of device time, the most accurate first.
 
     They are the corners of the front's convex hull: from each to the next the accuracy lost for the time won grows.
     """
-    efficient = efficient_tuples(context)
+    efficient = efficient_tuples(context, allowed)
     points = {
         widths: (cost_s, context.prior.top1[widths]) for widths, cost_s in tuple_costs_s(context, efficient).items()
     }
@@ -170,22 +180,22 @@ def default_target_s(context: RouterContext) -> float:
 def slowest_path_ns(context: RouterContext) -> int:
     """The slowest server's time for full groups at full width, all segments."""
     config = context.config
-    keys, largest = path(full_widths(config)), config.groups[-1]
-    servers = range(config.servers)
-    return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server in servers)
+    paths, largest = [path(full_widths(config, widths)) for widths in config.model_widths], config.groups[-1]
+    ways = product(range(config.servers), paths)
+    return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server, keys in ways)
 
 
-def worth_of_steps(context: RouterContext) -> npt.NDArray[np.float64]:
-    """(S, W - 1) what each step to a wider width adds to the accuracy, if segments only add up.
+def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDArray[np.float64]:
+    """(S, W - 1) what each step to a wider width of these adds to the accuracy, if segments only add up.
 
     A least-squares fit, in which a tuple counts for less the more accuracy one that is no dearer has.
     """
-    config = context.config
-    segments, widths = config.segments, len(config.widths)
+    of = of or context.config.widths
+    segments, widths = context.config.segments, len(of)
     codes = np.array(list(product(range(widths), repeat=segments)))
-    top1 = np.array([context.prior(tuple(config.widths[w] for w in code)) for code in codes])
+    top1 = np.array([context.prior(tuple(of[w] for w in code)) for code in codes])
     steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
-    cost_s = np.array(list(tuple_costs_s(context, (tuple(config.widths[w] for w in code) for code in codes)).values()))
+    cost_s = np.array(list(tuple_costs_s(context, (tuple(of[w] for w in code) for code in codes)).values()))
     lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])

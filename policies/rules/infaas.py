@@ -145,6 +145,7 @@ class InfaasRule(PlacedRule):
     """
 
     KIND: ClassVar[str] = "infaas"
+    BY_MODEL: ClassVar[bool] = False
 
     floor: Share = 0.0
     target_s: Above0 | None = None
@@ -182,6 +183,7 @@ class InfaasRule(PlacedRule):
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
+        self.check(context.config, source, key)
         target_s = default_target_s(context) if self.target_s is None else self.target_s
         try:
             width = make_variants(context, self.floor, target_s, self.up, self.down, self.hold_s, self.leap)

@@ -169,7 +169,11 @@ class LookaheadRule(RuleSpec):
         """See `RuleSpec`."""
         config, costs = context.config, context.costs
         worth_s = _default_worth_s(context) if self.worth_s is None else self.worth_s
-        accuracy = [[0.0, *accumulate(steps)] for steps in worth_of_steps(context).tolist()]
+        of_model = [worth_of_steps(context, widths).tolist() for widths in config.model_widths]
+        accuracy = [
+            [each for steps in of_models for each in (0.0, *accumulate(steps))]
+            for of_models in zip(*of_model, strict=True)
+        ]
         image_ns = tuple(
             tuple(path_ns(costs, server, (width,) * config.segments) // config.segments for width in config.widths)
             for server in range(config.servers)

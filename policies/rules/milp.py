@@ -152,6 +152,7 @@ class MilpRule(RuleSpec):
     """
 
     KIND: ClassVar[str] = "milp"
+    BY_MODEL: ClassVar[bool] = False
 
     period_s: Annotated[float, Field(ge=0.01)] = 2.0
     headroom: Above0 = 1.2
@@ -171,6 +172,7 @@ class MilpRule(RuleSpec):
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""
+        self.check(context.config, source, key)
         groups = self.groups(context.config, source, key)
         try:
             return make_milp(context, groups, self.period_s, self.headroom, self.utilization, self.clear_s)

@@ -13,10 +13,10 @@ from policies.rules.context import Placement, RouterContext, WidthRule, drawn, i
 from policies.rules.costs import (
     batch_ns,
     load_ns,
+    middle_way_ns,
     middle_widths,
     outstanding_ns,
     path,
-    path_ns,
     slowest_path_ns,
     speeds_img_s,
     transfer_ns,
@@ -218,10 +218,10 @@ class Packed:
 
 
 def _packed(context: RouterContext, loads: Loads | None) -> Packed:
-    config, costs, middle = context.config, context.costs, middle_widths(context.config)
-    servers = range(config.servers)
-    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for key in path(middle)))
-    full_ns = (config.groups[-1] * path_ns(costs, server, middle) // config.segments for server in servers)
+    config, costs = context.config, context.costs
+    servers, ways = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
+    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for way in ways for key in way))
+    full_ns = (config.groups[-1] * middle_way_ns(context, server) // config.segments for server in servers)
     return Packed(costs, tuple(order), tuple(full_ns), loads)
 
 
@@ -279,7 +279,7 @@ class LeastWorkComing:
 
 def _least_work_coming(context: RouterContext, loads: Loads | None, stays: bool) -> LeastWorkComing:
     config, costs = context.config, context.costs
-    way_ns = tuple(path_ns(costs, server, middle_widths(config)) for server in range(config.servers))
+    way_ns = tuple(middle_way_ns(context, server) for server in range(config.servers))
     forget_ns, most = REMEMBERED * slowest_path_ns(context), config.groups[-1]
     coming, seen_ns = [0.0] * config.servers, [0] * config.servers
     return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, seen_ns, loads)

@@ -38,6 +38,7 @@ from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 
 SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
+_BY_MODEL: Final = "take ladder, compass, slackfit, lookahead, or `fixed` with tuples by class"
 LADDER_THRESHOLDS: Final[tuple[float, ...]] = (16.0, 32.0, 64.0, 128.0, 256.0)
 MIN_STEP: Final = 0.01  # that tuning tries between the logarithms of thresholds
 MAX_HYSTERESIS: Final = 0.9  # that tuning tries: beyond, a ladder hardly ever comes back
@@ -127,6 +128,7 @@ class RuleSpec(StrictModel, ABC):
     """
 
     KIND: ClassVar[str]
+    BY_MODEL: ClassVar[bool] = True  # whether it can serve several models
 
     group: Group = "largest"
     hold: HoldSpec | None = None
@@ -147,6 +149,8 @@ class RuleSpec(StrictModel, ABC):
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Whether the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
+        if config.models and not self.BY_MODEL:
+            raise InputError(source, key, f"{self.KIND} knows one model, here are {len(config.models)}; {_BY_MODEL}")
         self.groups(config, source, key)
         if self.hold is not None:
             self.hold.check(config, source, key)
@@ -196,10 +200,16 @@ class PlacedRule(RuleSpec):
         return ComposedRouter(placement, width, group)
 
 
-def _check_tuple(widths: tuple[float, ...], config: RouterConfig, source: str, key: str) -> None:
-    if len(widths) != config.segments or not set(widths) <= set(config.widths):
-        allowed = f"one of {', '.join(map(str, config.widths))} for each of {config.segments} segments"
-        raise InputError(source, key, f"{list(widths)} does not fit the network: a width tuple needs {allowed}")
+def _check_tuple(
+    tuple_: tuple[float, ...], config: RouterConfig, source: str, key: str, widths: Sequence[float] = ()
+) -> None:
+    """`widths`: of a class's model; a tuple for all classes is of all models."""
+    if config.models and not widths:
+        raise InputError(source, key, f"{list(tuple_)} is of one model, here are {len(config.models)}; {_BY_MODEL}")
+    widths = widths or config.widths
+    if len(tuple_) != config.segments or not set(tuple_) <= set(widths):
+        allowed = f"one of {', '.join(map(str, widths))} for each of {config.segments} segments"
+        raise InputError(source, key, f"{list(tuple_)} does not fit the network: a width tuple needs {allowed}")
 
 
 class FixedRule(PlacedRule):
@@ -223,12 +233,15 @@ class FixedRule(PlacedRule):
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Also its tuple."""
         super().check(config, source, key)
-        for widths in (self.tuple_, *(self.tuples or {}).values()):
-            if widths is not None:
-                _check_tuple(widths, config, source, key)
-        if self.tuples is not None and set(self.tuples) != set(config.classes):
+        if self.tuple_ is not None:
+            _check_tuple(self.tuple_, config, source, key)
+        if self.tuples is None:
+            return
+        if set(self.tuples) != set(config.classes):
             has = f"the scenario's classes are {', '.join(config.classes)}" if config.classes else "it has no classes"
             raise InputError(source, f"{key}.tuples" if key else "tuples", f"names {', '.join(self.tuples)}, but {has}")
+        for name, widths in zip(config.classes, config.class_widths, strict=True):
+            _check_tuple(self.tuples[name], config, source, key, widths)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
@@ -294,11 +307,14 @@ class LadderRule(PlacedRule):
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`; a short accuracy table makes a short ladder: thresholds that are left over are dropped."""
         self.check(context.config, source, key)
-        rungs = self.rungs or spread(efficient_tuples(context), len(self.thresholds) + 1)
-        if not rungs:
-            raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
-        thresholds, at = self.thresholds[: len(rungs) - 1], [0] * context.config.class_count
-        ladder = Ladder(context.config.widths, rungs, thresholds, self.hysteresis, at)
+        config, count = context.config, len(self.thresholds) + 1
+        of_model = [self.rungs or spread(efficient_tuples(context, each), count) for each in config.model_widths]
+        for widths, rungs in zip(config.model_widths, of_model, strict=True):
+            if not rungs:
+                raise InputError(source, key, f"the accuracy table has no tuple of the widths {widths}")
+        by_class, at = tuple(of_model[model] for model in config.class_models), [0] * config.class_count
+        thresholds = self.thresholds[: max(map(len, by_class)) - 1]
+        ladder = Ladder(config.widths, by_class, thresholds, self.hysteresis, at)
         if self.control is None:
             return self._composed(context, ladder, source, key)
         control = self.control.make(context.config, source, key, MAX_STRETCH)

@@ -59,14 +59,14 @@ class Ladder:
     until the load is no more than so much of the threshold; it has one rung for the whole cluster, for each class.
 
     Attributes:
-        rungs: width tuples, the most accurate first.
-        thresholds: of the load, ascending, one fewer than rungs.
+        rungs: width tuples, the most accurate first; by class.
+        thresholds: of the load, ascending, one fewer than rungs; a class with fewer rungs heeds the first ones.
         hysteresis: a share in [0, 1); a rung is left upwards at its threshold times (1 - hysteresis).
         at: by class, the rung where it is now. Asked again at the same load, it is still there.
     """
 
     widths: tuple[float, ...]
-    rungs: tuple[tuple[float, ...], ...]
+    rungs: tuple[tuple[tuple[float, ...], ...], ...]
     thresholds: tuple[float, ...]
     hysteresis: float = 0.0
     at: list[int] = field(default_factory=lambda: [0])
@@ -77,13 +77,14 @@ class Ladder:
 
     def rung_of(self, view: ClusterView, scale: float = 1.0) -> int:
         """How many thresholds the load exceeds, of which only `scale` counts."""
-        load = requests_per_server(view) * scale
-        down = sum(load > threshold for threshold in self.thresholds)
-        stay = sum(load > threshold * (1 - self.hysteresis) for threshold in self.thresholds)
-        rung = max(down, min(self.at[view.head.service_class], stay))
-        self.at[view.head.service_class] = rung
+        load, of = requests_per_server(view) * scale, view.head.service_class
+        thresholds = self.thresholds[: len(self.rungs[of]) - 1]
+        down = sum(load > threshold for threshold in thresholds)
+        stay = sum(load > threshold * (1 - self.hysteresis) for threshold in thresholds)
+        self.at[of] = rung = max(down, min(self.at[of], stay))
         return rung
 
     def width_at(self, rung: int, view: ClusterView, server: int) -> float:
         """The width of that rung for the view's candidate block on that server."""
-        return held_width(self.widths, view.servers[server].widths, self.rungs[rung][view.head.segment - 1])
+        wanted = self.rungs[view.head.service_class][rung][view.head.segment - 1]
+        return held_width(self.widths, view.servers[server].widths, wanted)

@@ -180,7 +180,7 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shar
         context_bytes=profile.memory.context_bytes,
         vram_cap_bytes=cap_bytes,
         padded_sizes=tables.padded_sizes,
-        fit=profile.model.fit,
+        nests=profile.model.nests,
         **_in_ns(given, "vram_cap_gb", "util_metric", "preload"),
     )
     if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and knobs.all_bytes > cap_bytes:

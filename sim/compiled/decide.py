@@ -10,7 +10,7 @@ from sim.compiled.agenda import advance, decide
 from sim.compiled.codes import ASKED, NONE
 from sim.compiled.layout import Cluster, Parameters, Server
 from sim.compiled.observation import code_of, resident_widths
-from sim.compiled.rows import block_at, key_at, knobs_of, observed_at, request_at, server_at, tally_at
+from sim.compiled.rows import block_at, key_at, knobs_of, observed_at, place_of, request_at, server_at, tally_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 
@@ -19,7 +19,7 @@ NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     """What a router may know, for the decision that is asked for."""
     request = request_at(c, p, c.slot)
-    segment = request.segment
+    segment, its_place = request.segment, place_of(p, request)
     sheet.now_ns, sheet.segment, sheet.previous_width = c.now_ns, segment, request.previous_width
     sheet.location = ANYWHERE if p.anywhere else request.location
     sheet.candidates, sheet.entered_ns = c.candidates, request.entered_ns
@@ -28,15 +28,15 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     sheet.accuracy_sum, sheet.late, sheet.goal_floor = tally.accuracy_sum, tally.late, tally.floor
     sheet.goal_limit_ns, sheet.goal_energy_weight = tally.limit_ns, tally.energy_weight
     sheet.service_class, sheet.others_completed = request.service_class, c.completed - tally.completed
-    sheet.outstanding, sheet.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + segment]
+    sheet.outstanding, sheet.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + its_place]
     sheet.samples = 0 if plan.sees_all else c.looked
     for place in range(sheet.samples if sheet.samples else p.servers):
         index = place
         if sheet.samples:
             index = ints(sheet)[sheet.samples_at + place] = ints(c)[p.looked_at + place]
         server, seen = server_at(c, p, index), seen_at(sheet, index)
-        seen.code = code_of(c, p, index, segment)
-        seen.holds = ints(p)[knobs_of(p, server).codes_at + segment]
+        seen.code = code_of(c, p, index, its_place)
+        seen.holds = ints(p)[knobs_of(p, server).codes_at + its_place]
         if server.owner != c.place:  # down, to whom it does not belong
             seen.requests = seen.blocks = seen.work_ns = seen.resident = 0
             seen.utilization = seen.power_w = 0.0

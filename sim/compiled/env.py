@@ -26,7 +26,7 @@ from sim.compiled.errors import problem_of
 from sim.compiled.layout import Cluster, Credit, Parameters
 from sim.compiled.observation import code_of, write_observation
 from sim.compiled.program import addressed, program_of
-from sim.compiled.rows import knobs_of, request_at, server_at
+from sim.compiled.rows import knobs_of, place_of, request_at, server_at
 from sim.compiled.run import RunRow
 from sim.env import Figures
 
@@ -66,14 +66,14 @@ class _Outputs:
 @kernel
 def _legal(c: Cluster, p: Parameters, server: int, width: int) -> int:
     """The choice made legal (`SlimClusterEnv._legal`), as one number: server x widths + width."""
-    segment = request_at(c, p, c.slot).segment
-    code = code_of(c, p, server, segment)
+    place = place_of(p, request_at(c, p, c.slot))
+    code = code_of(c, p, server, place)
     if code == 0:
         server = 0
-        code = code_of(c, p, server, segment)
+        code = code_of(c, p, server, place)
         while code == 0:
             server += 1
-            code = code_of(c, p, server, segment)
+            code = code_of(c, p, server, place)
     widths, distance = p.widths, 0
     while True:
         if width >= distance and (code >> (width - distance)) & 1:
@@ -88,10 +88,10 @@ def _write_masks(c: Cluster, p: Parameters, e: int, server_masks: Bools, width_m
     """What may be chosen (`policies.observation.masks`, `Waits.mask`)."""
     for hold in range(hold_masks.shape[1]):
         hold_masks[e, hold] = hold == 0 or c.hold_left_ns > 0
-    segment = request_at(c, p, c.slot).segment
+    place = place_of(p, request_at(c, p, c.slot))
     for index in range(p.servers):
-        held = ints(p)[knobs_of(p, server_at(c, p, index)).codes_at + segment]
-        server_masks[e, index] = code_of(c, p, index, segment) != 0
+        held = ints(p)[knobs_of(p, server_at(c, p, index)).codes_at + place]
+        server_masks[e, index] = code_of(c, p, index, place) != 0
         for width in range(p.widths):
             width_masks[e, index, width] = (held >> width) & 1 == 1
 

@@ -496,8 +496,8 @@ def _is_overdue(p: Parameters, server: Server, key: int, now: int) -> bool:
 
 @kernel
 def _end_of_fit(p: Parameters, server: Server, spec: int) -> int:
-    """What serves a request for `spec` is below this: wider ones, too, where instances nest."""
-    return spec + 1 if knobs_of(p, server).fits_exactly else (spec // p.widths + 1) * p.widths
+    """What serves a request for `spec` is below this: wider ones of its nest, too."""
+    return ints(p)[knobs_of(p, server).fit_ends_at + spec]
 
 
 @kernel

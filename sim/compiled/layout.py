@@ -394,8 +394,8 @@ class DowntimeRow(Record):
 class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
-    servers = devices = segments = widths = classes = keys = specs = lines = cap = group = moves = leaves = media = INT
-    routers = seat_size = INT
+    servers = devices = segments = places = widths = classes = keys = specs = lines = cap = group = moves = leaves = INT
+    media = routers = seat_size = INT
     decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
@@ -413,7 +413,7 @@ class Parameters(Record):
     hold_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
     messages_at = messages = INT
     request_size = INT
-    margin = server_knobs_at = device_models_at = logs_at = INT
+    margin = server_knobs_at = device_models_at = logs_at = first_places_at = INT
 
 
 class ServerKnobs(Record):
@@ -422,7 +422,7 @@ class ServerKnobs(Record):
     batch_limit = vram_cap_bytes = INT
     utilization_block = REAL
     idle_unload_ns = scale_trigger = scale_cap = blocks_head_of_line = skip_limit_ns = INT
-    serves_as_instance = fits_exactly = padded_at = padded_count = preload_at = preload_count = load_retries = INT
+    serves_as_instance = fit_ends_at = padded_at = padded_count = preload_at = preload_count = load_retries = INT
     load_backoff_ns = context_bytes = INT
     medium = rack = INT
     latency_s = bandwidth_bytes_s = loss = uplink_s = REAL

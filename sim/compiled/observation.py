@@ -9,7 +9,7 @@ import numpy as np
 from kit.jit import Ints, Singles, entry, ints, kernel, reals
 from sim.compiled.codes import LOGS_TABULATED
 from sim.compiled.layout import Cluster, HeadSeen, Observed, Parameters, Server, ServerSeen, WorkSeen
-from sim.compiled.rows import key_at, knobs_of, observed_at, request_at, server_at, tally_at
+from sim.compiled.rows import key_at, knobs_of, observed_at, place_of, request_at, server_at, tally_at
 
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN, _OBSERVED = HeadSeen.size, ServerSeen.size, WorkSeen.size, Observed.size
 
@@ -38,17 +38,17 @@ def count_requests(c: Cluster, p: Parameters, server: Server, change: int) -> No
 @kernel
 def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
     """For each server, bit w says whether it may be chosen with width w: 0 where it can't take the block."""
-    segment = request_at(c, p, c.slot).segment
+    place = place_of(p, request_at(c, p, c.slot))
     for index in range(p.servers):
-        out[at + index] = code_of(c, p, index, segment)
+        out[at + index] = code_of(c, p, index, place)
 
 
 @kernel
-def code_of(c: Cluster, p: Parameters, index: int, segment: int) -> int:
-    """One server's code for a segment."""
+def code_of(c: Cluster, p: Parameters, index: int, place: int) -> int:
+    """One server's code for a segment of a model (`place_of`)."""
     server = server_at(c, p, index)
     is_free = server.is_up == 1 and server.blocks < p.cap and server.owner == c.place
-    return ints(p)[knobs_of(p, server).codes_at + segment] if is_free else 0
+    return ints(p)[knobs_of(p, server).codes_at + place] if is_free else 0
 
 
 @kernel
@@ -85,7 +85,7 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
                 out[at + n] = 0
             at += _SERVER_SEEN
             continue
-        seen.is_valid = code_of(c, p, index, request.segment) != 0
+        seen.is_valid = code_of(c, p, index, place_of(p, request)) != 0
         seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
         seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         seen.loaded_bits, seen.loading_bits = resident_widths(p, server, request.segment)

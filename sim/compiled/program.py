@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import log1p
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.compiled.record import Record
+from policies.greedy import GreedyKnobs
 from policies.holds import MAX_HOLDS
+from policies.nests import Widths, nest_by_width, tuples_within
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
@@ -103,6 +105,7 @@ class Program:
             (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
         ]  # the number of a key is its place here
         self.group = max(config.groups)
+        self._masks = config.masks()
         self._writer = _Writer(Parameters.size)
         servers_at = self._writer.reserve(ServerKnobs.size * self.servers)
         devices_at = self._writer.reserve(DeviceModel.size * len(cluster.devices))
@@ -137,7 +140,9 @@ class Program:
         p.devices, p.widths, p.keys = len(cluster.devices), self.width_count, len(self.keys)
         p.media = len(self.media) + len(self.racks)
         p.specs = self.segments * self.width_count
+        p.places = self.segments * len(config.model_widths)
         p.classes = config.class_count
+        p.first_places_at = self._writer.add([model * self.segments for model in config.class_models])
         p.lines = p.classes * self.segments * (self.width_count + 1) * (self.servers + 2)
         p.cap, p.group = config.outstanding_blocks, self.group
         p.moves = 1 if config.block_key == "location" else self.group
@@ -153,9 +158,16 @@ class Program:
         p.anywhere = config.block_key == "any"
         p.sheds, p.mean_top1 = config.shed_expired, cluster.prior.mean_top1
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
-        p.top1_at = self._writer.add(config.top1, np.float64) if config.top1 else NONE
+        top1 = dict(zip(config.width_tuples(), config.top1, strict=bool(config.top1)))
+        p.top1_at = self._writer.add(self.by_tuple(top1.__getitem__), np.float64) if top1 else NONE
         p.logs_at = self._writer.add(_logs())
         return p
+
+    def by_tuple(self, value: Callable[[Widths], float], segments: int | None = None) -> list[float]:
+        """Of each tuple of so many widths (S by default), by its number; 0 for one of several models."""
+        known = set(tuples_within(self.cluster.router.model_widths, segments or self.segments))
+        every = product(self.widths, repeat=segments or self.segments)
+        return [value(widths) if widths in known else 0.0 for widths in every]
 
     def _prior(self, prior: AccuracyPrior) -> tuple[int, int]:
         """p_acc by prefix, level by level, and where each level begins in it."""
@@ -163,18 +175,18 @@ class Program:
         levels = []
         for length in range(1, self.segments + 1):
             levels.append(len(values))
-            values += [prior(widths) for widths in product(self.widths, repeat=length)]
+            values += self.by_tuple(prior, length)
         return self._writer.add(values, np.float64), self._writer.add(levels)
 
     def _server(self, index: int, spec: ServerSpec) -> ServerKnobs:
         knobs, link, add, its = spec.knobs, spec.attachment.link, self._writer.add, ServerKnobs.blank()
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
-        holds = self.cluster.router.holds[index]
+        masks = self._masks[index]
         _copy(knobs, its)
         _copy(link, its)
         its.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
         its.blocks_head_of_line = knobs.head_of_line == "block"
-        its.serves_as_instance, its.fits_exactly = knobs.served_width == "instance", knobs.fit == "exact"
+        its.serves_as_instance, its.fit_ends_at = knobs.served_width == "instance", add(self._fit_ends(knobs))
         its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
         its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
         its.preload_count = len(knobs.preload)
@@ -183,10 +195,16 @@ class Program:
             its.uplink_s, its.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
         its.instance_bytes_at = add([knobs.instance_bytes.get(each, 0) for each in specs])
         its.can_hold_at = add([knobs.can_hold(each) for each in specs])
-        its.holds_any_at = add([any(segment) for segment in holds])
-        its.codes_at = add([sum(held << w for w, held in enumerate(segment)) for segment in holds])
+        its.holds_any_at = add([any(widths) for widths in masks])
+        its.codes_at = add([sum(held << w for w, held in enumerate(widths)) for widths in masks])
         its.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
         return its
+
+    def _fit_ends(self, knobs: GreedyKnobs) -> list[int]:
+        """For each segment and width, the number that is one more than that of the widest which serves it."""
+        nests, count = nest_by_width(self.widths, knobs.nests), self.width_count
+        ends = [self.widths.index(nests[width][-1]) + 1 for width in self.widths]
+        return [segment * count + end for segment in range(self.segments) for end in ends]
 
     def _device(self, index: int, tables: DeviceTables) -> DeviceModel:
         add, model = self._writer.add, DeviceModel.blank()
@@ -327,8 +345,8 @@ class Shape:
         p.instances, p.requests, p.blocks, p.messages = instances, requests, blocks, messages
         self._areas = {
             "tree_at": 2 * p.leaves,
-            "valid_at": p.segments,
-            "up_at": p.segments,
+            "valid_at": p.places,
+            "up_at": p.places,
             "looked_at": p.samples,
             "freed_at": p.samples,
             "candidates_at": p.group,

@@ -55,6 +55,7 @@ from sim.compiled.rows import (
     member_at,
     model_at,
     move_at,
+    place_of,
     request_at,
     reschedule,
     server_at,
@@ -198,7 +199,7 @@ def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
     location, count, any_can = NONE if p.anywhere else request.location, 0, False
     if location != NONE:
         ints(c)[p.looked_at], count = location, 1
-        any_can = code_of(c, p, location, request.segment) != 0
+        any_can = code_of(c, p, location, place_of(p, request)) != 0
     for n in range(min(c.freed, p.samples)):
         if count > p.samples // 2:
             break
@@ -216,7 +217,7 @@ def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
 @kernel
 def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index: int) -> bool:
     """Take a server into the sample of so many, if it can take the block and is not in it."""
-    if code_of(c, p, index, request.segment) == 0:
+    if code_of(c, p, index, place_of(p, request)) == 0:
         return False
     for n in range(count):
         if ints(c)[p.looked_at + n] == index:
@@ -244,7 +245,7 @@ def _oldest_servable(c: Cluster, p: Parameters) -> int:
     slot = c.fifo_head
     while slot != NONE:
         request = request_at(c, p, slot)
-        if ints(c)[p.valid_at + request.segment] > 0 and is_oldest(c, p, slot) and not _is_held(c, p, request):
+        if ints(c)[p.valid_at + place_of(p, request)] > 0 and is_oldest(c, p, slot) and not _is_held(c, p, request):
             return slot
         slot = request.fifo_next
     return NONE
@@ -390,20 +391,20 @@ def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
     """One more, or one fewer, server can take blocks."""
     c.free_servers += change
     holds = knobs_of(p, server).holds_any_at
-    for segment in range(p.segments):
-        ints(c)[p.valid_at + segment] += change * ints(p)[holds + segment]
+    for place in range(p.places):
+        ints(c)[p.valid_at + place] += change * ints(p)[holds + place]
 
 
 @kernel
 def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
     """One more, or one fewer, server is up to a head's eye (`context.is_up`): it holds the segment, or it has blocks.
 
-    `holds` is 1 where the server came or went, and 0 where its blocks did, which tells of the segments that it does not
+    `holds` is 1 where the server came or went, and 0 where its blocks did, which tells of the places that it does not
     hold.
     """
     held = knobs_of(p, server).holds_any_at
-    for segment in range(p.segments):
-        ints(c)[p.up_at + segment] += change * (ints(p)[held + segment] == holds)
+    for place in range(p.places):
+        ints(c)[p.up_at + place] += change * (ints(p)[held + place] == holds)
 
 
 # -------------------------------------------------------------------------------------------------------------- links

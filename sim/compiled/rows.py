@@ -108,6 +108,12 @@ def request_at(c: Cluster, p: Parameters, slot: int) -> Request:
 
 
 @kernel
+def place_of(p: Parameters, request: Request) -> int:
+    """`RouterConfig.place_of`: the number of a request's segment among those of all models."""
+    return ints(p)[p.first_places_at + request.service_class] + request.segment
+
+
+@kernel
 def tally_at(c: Cluster, p: Parameters, service_class: int) -> Tally:
     """What has become of a class."""
     return Tally(c, p.tallies_at, service_class)

@@ -278,10 +278,10 @@ def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]
     Raises:
         UnsupportedScenario: labels of another kind.
     """
-    tuples = product(program.widths, repeat=program.segments)
     if type(labels) is BernoulliCorrectness:  # a subclass may have a rule of its own
-        return DRAWN, np.array([labels.prior(widths) for widths in tuples], np.float64)
+        return DRAWN, np.array(program.by_tuple(labels.prior), np.float64)
     if type(labels) is MatrixCorrectness:
+        tuples = product(program.widths, repeat=program.segments)
         return REPLAYED, np.array([labels.column.get(widths, NONE) for widths in tuples], np.int64)
     raise UnsupportedScenario(f"labels of {type(labels).__name__}")
 

@@ -94,7 +94,7 @@ class CompiledSimulation:
         self._seen = np.zeros(_HEAD_SEEN + self._program.servers * (_SERVER_SEEN + work), np.int64)
         self._widths = (IMAGE, *cluster.router.widths)
         self._keys = [WorkKey(*key) for key in self._program.keys]
-        self._masks = [[tuple(widths) for widths in server] for server in cluster.router.holds]
+        self._masks = cluster.router.masks()
 
     @property
     def now_ns(self) -> int:
@@ -135,7 +135,8 @@ class CompiledSimulation:
         width = widths.index(choice.width)
         _require(choice.group >= 1, f"an empty group: {choice}")
         _require(0 <= choice.server < len(self._masks), f"the policy chose a server that is none: {choice}")
-        _require(self._masks[choice.server][head.segment - 1][width], f"the policy chose a masked width: {choice}")
+        place = self.cluster.router.place_of(head.segment, head.service_class)
+        _require(self._masks[choice.server][place][width], f"the policy chose a masked width: {choice}")
         _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
         self._pending = None
         self._answer = RouterAnswer(choice.server, width, choice.group)
@@ -215,7 +216,7 @@ class CompiledSimulation:
         goal_facts = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight, others_completed)
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
-        servers, at = [], _HEAD_SEEN
+        servers, at, place = [], _HEAD_SEEN, self.cluster.router.place_of(segment + 1, service_class)
         for masks in self._masks:
             first, at = at, at + _SERVER_SEEN
             is_valid, requests, blocks, vram_bytes, loaded, loading, _, _, keys = numbers[first:at]
@@ -224,7 +225,7 @@ class CompiledSimulation:
             servers.append(
                 ServerView(
                     valid=bool(is_valid),
-                    widths=masks[segment],
+                    widths=masks[place],
                     outstanding_requests=requests,
                     outstanding_blocks=blocks,
                     outstanding={self._keys[key]: n for key, n in work},

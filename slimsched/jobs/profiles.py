@@ -19,7 +19,7 @@ def images_s(profile: Profile) -> float:
     curves = [
         curve
         for curve in profile.latency
-        if curve.width == widest and curve.previous_width == max(profile.model.previous_widths(curve.segment))
+        if curve.width == widest and curve.previous_width == max(profile.model.previous_widths(curve.segment, widest))
     ]
     common = set.intersection(*(set(curve.batches) for curve in curves))
     return max(

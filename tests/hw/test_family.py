@@ -81,7 +81,7 @@ def images(count: int = 4) -> Tensor:
 
 def test_a_family_is_a_network_of_one_segment_whose_widths_are_ranks_with_names(ordinary: Family) -> None:
     spec = ordinary.spec
-    assert (spec.segments, spec.widths, spec.fit) == (1, (0.333, 0.667, 1.0), "exact")
+    assert (spec.segments, spec.widths, spec.nests) == (1, (0.333, 0.667, 1.0), (1, 1, 1))
     assert spec.labels == ("mobilenet", "squeezenet", "squeezenet bfloat16")
     assert spec.tuples() == [(0.333,), (0.667,), (1.0,)]
     assert not spec.serves(1.0, 0.333)

@@ -110,7 +110,7 @@ def test_a_load_captures_what_it_warms(model: SlimResNet, path: Path) -> None:
     with torch.inference_mode():
         instance = maker.load(2, 0.5)
     assert isinstance(instance, GraphedInstance)
-    previous = model.spec.previous_widths(2)
+    previous = model.spec.previous_widths(2, 1.0)
     expected = [(size, *model.activation_shape(1, before)) for before in previous for size in (1, 4)]
     assert sorted(recorder.shapes) == sorted(expected)
     assert instance.captured == 2 * len(previous)

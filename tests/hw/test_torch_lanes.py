@@ -508,7 +508,7 @@ def test_a_load_warms_its_own_lane(
     monkeypatch.setattr("hw.devices.instances.serve", noted)
     desk = Desk(model, path, DeviceSpec(channels_last=False, warm_sizes=sizes))
     desk.load(1, 2, 0.5)
-    expected = [(previous, size) for previous in model.spec.previous_widths(2) for size in sizes]
+    expected = [(previous, size) for previous in model.spec.previous_widths(2, 1.0) for size in sizes]
     assert [key for _, *key in seen] == [list(key) for key in expected]
     threads: list[int] = []
 

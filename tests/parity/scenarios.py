@@ -489,14 +489,33 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     found = as_a_family(found) if draws.chance(25) else found
     found = sampled(found, draws.pick((1, 2, 3))) if draws.chance(30) else found
     found = in_racks(found) if draws.chance(25) else found
+    found = of_two_models(draws, found) if draws.chance(30) else found
     return divided(draws, found) if draws.chance(30) else found
 
 
 def as_a_family(scenario: Scenario) -> Scenario:
     """One in which an instance serves its own width alone."""
     cluster = scenario.cluster
-    servers = tuple(replace(server, knobs=replace(server.knobs, fit="exact")) for server in cluster.servers)
-    return replace(scenario, cluster=replace(cluster, servers=servers))
+    return replace(scenario, cluster=replace(cluster, servers=_nested(cluster, (1,) * len(cluster.router.widths))))
+
+
+def _nested(cluster: ClusterSpec, nests: tuple[int, ...]) -> tuple[ServerSpec, ...]:
+    return tuple(replace(server, knobs=replace(server.knobs, nests=nests)) for server in cluster.servers)
+
+
+def of_two_models(draws: Draws, scenario: Scenario) -> Scenario:
+    """One of two models, to which the first widths and the others belong, and classes of either; each has tuples."""
+    found = scenario if scenario.cluster.router.classes else with_classes(draws, scenario)
+    cluster, router = found.cluster, found.cluster.router
+    if len(router.widths) == 1:
+        return found
+    first = draws.integer(1, len(router.widths) - 1)
+    models = (router.widths[:first], router.widths[first:])
+    router = replace(router, models=models, model_of=tuple(draws.below(2) for _ in router.classes))
+    prior = full_prior(router.segments, router.widths)
+    router = replace(router, top1=top1_of(router, prior))
+    cluster = replace(cluster, prior=prior, router=router, servers=_nested(cluster, tuple(map(len, models))))
+    return replace(found, name=f"{found.name}, of two models", cluster=cluster)
 
 
 def sampled(scenario: Scenario, samples: int) -> Scenario:

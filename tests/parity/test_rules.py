@@ -47,9 +47,9 @@ from sim.compiled.simulation import CompiledSimulation
 from sim.profile import Link
 from tests import worlds
 from tests.parity.compare import difference
-from tests.parity.draws import SeededDraws
+from tests.parity.draws import GivenDraws, SeededDraws
 from tests.parity.mutants import Mutant, source_mutants
-from tests.parity.scenarios import Scenario, draw_scenario, sampled, with_classes
+from tests.parity.scenarios import Scenario, draw_scenario, of_two_models, sampled, with_classes
 
 MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
 
@@ -119,7 +119,7 @@ def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     widths = context.config.widths
     rungs = tuple((width,) * context.config.segments for width in widths[::-1])
     thresholds, classes = tuple(map(float, range(1, len(rungs)))), context.config.class_count
-    one, other = (Ladder(widths, rungs, thresholds, share, [0] * classes) for share in (0.8, 0.3))
+    one, other = (Ladder(widths, (rungs,) * classes, thresholds, share, [0] * classes) for share in (0.8, 0.3))
     return ComposedRouter(ShortestDelay(context.costs, one), other, LargestGroup(context.config.groups))
 
 
@@ -264,13 +264,15 @@ def between_widths(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """Tuples of widths that there are not, and a slack-fitting placement that reckons with a ladder."""
     widths = context.config.widths
     rungs = tuple((width,) * context.config.segments for width in (widths[-1] + 0.1, 0.6, widths[0] / 2))
-    ladder = Ladder(widths, rungs, (1.0, 2.0), at=[0] * context.config.class_count)
+    classes = context.config.class_count
+    ladder = Ladder(widths, (rungs,) * classes, (1.0, 2.0), at=[0] * classes)
     expected = ShortestDelay(context.costs, ladder)
     return SlackFit(expected, context.costs, widths, context.config.groups[:2], round(2e8 * length_s(scenario)))
 
 
 def random_place(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    width = Ladder(context.config.widths, (narrow(context),), (), at=[0] * context.config.class_count)
+    classes = context.config.class_count
+    width = Ladder(context.config.widths, ((narrow(context),),) * classes, (), at=[0] * classes)
     return ComposedRouter(Sticky(RandomPlacement()), width, RandomGroup((2, 1, 5)))
 
 
@@ -336,6 +338,13 @@ def classed() -> Scenario:
     return replace(with_classes(SeededDraws(5), busy()), name="classed")
 
 
+@lru_cache
+def two_models() -> Scenario:
+    """The busy one with two models of two widths each; the first class is of the second model."""
+    draws = GivenDraws([1, 1, 0, 1])
+    return of_two_models(draws, replace(with_classes(SeededDraws(6), busy()), name="busy"))
+
+
 def cramped() -> Scenario:
     """Two devices whose memory holds half of the instances, on which a load takes as long as some batches."""
     spec = worlds.cluster(
@@ -378,21 +387,42 @@ def test_a_plan_decides_as_its_rule_does(name: str) -> None:
     """On the reference two scenarios in turn: it takes ten times as long, and no rule knows which engine it is."""
     turn = list(ROUTERS).index(name)
     for number, (scenario, context) in enumerate(scenarios()):
-        router, asked, planned = (ROUTERS[name](scenario, context) for _ in range(3))
-        assert plan_of(planned, context.config) is not None, "it has no compiled form"
-        rngs = [stream(scenario.run.seed, "router") for _ in range(3)]
-        expected = CompiledSimulation(scenario.cluster, scenario.run).run(Asked(asked), rngs[0])
-        record = CompiledSimulation(scenario.cluster, scenario.run).run(planned, rngs[1])
-        assert difference(expected, record, "record") is None, f"{scenario.name}, the plan"
-        assert planned == asked, "what it remembers"
-        assert rngs[1].bit_generator.state == rngs[0].bit_generator.state
-        by_views = planned_router.by_plan(ROUTERS[name](scenario, context), context.config)
-        assert isinstance(by_views, planned_router.PlannedRouter), "as executors ask it"
-        record = CompiledSimulation(scenario.cluster, scenario.run).run(by_views, stream(scenario.run.seed, "router"))
-        assert difference(expected, record, "record") is None, f"{scenario.name}, view by view"
+        expected = decided_alike(name, scenario, context)
         if (number - turn) % len(scenarios()) in (0, 3):
-            record = Simulation(scenario.cluster, scenario.run).run(router, rngs[2])
+            router = ROUTERS[name](scenario, context)
+            record = Simulation(scenario.cluster, scenario.run).run(router, stream(scenario.run.seed, "router"))
             assert difference(expected, record, "record") is None, f"{scenario.name}, the reference"
+
+
+def decided_alike(name: str, scenario: Scenario, context: RouterContext) -> RunRecord:
+    """What the rule makes of a scenario, and so do its plan, and its plan asked view by view."""
+    asked, planned = (ROUTERS[name](scenario, context) for _ in range(2))
+    assert plan_of(planned, context.config) is not None, "it has no compiled form"
+    rngs = [stream(scenario.run.seed, "router") for _ in range(2)]
+    expected = CompiledSimulation(scenario.cluster, scenario.run).run(Asked(asked), rngs[0])
+    record = CompiledSimulation(scenario.cluster, scenario.run).run(planned, rngs[1])
+    assert difference(expected, record, "record") is None, f"{scenario.name}, the plan"
+    assert planned == asked, "what it remembers"
+    assert rngs[1].bit_generator.state == rngs[0].bit_generator.state
+    by_views = planned_router.by_plan(ROUTERS[name](scenario, context), context.config)
+    assert isinstance(by_views, planned_router.PlannedRouter), "as executors ask it"
+    record = CompiledSimulation(scenario.cluster, scenario.run).run(by_views, stream(scenario.run.seed, "router"))
+    assert difference(expected, record, "record") is None, f"{scenario.name}, view by view"
+    return expected
+
+
+BY_MODEL = [name for name in ROUTERS if not name.startswith(("fixed", "infaas", "milp", "rule file", "two memories"))]
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+def test_a_plan_decides_as_its_rule_does_for_two_models(name: str) -> None:
+    """And images of a class run at widths of its model alone."""
+    scenario = two_models()
+    record = decided_alike(name, scenario, scenario.context())
+    router, classes = scenario.cluster.router, scenario.run.class_of
+    assert {router.class_widths[number] for number in classes} == set(router.models)
+    for request in record.requests:
+        assert set(request.widths) <= set(router.class_widths[classes[request.request]])
 
 
 @lru_cache

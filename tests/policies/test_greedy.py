@@ -108,7 +108,7 @@ def test_batches_hold_one_key_up_to_the_limit_in_order() -> None:
 
 def test_a_member_of_a_family_serves_no_other_ones_requests() -> None:
     """Nor does its load keep another's from being asked for, nor is it what another's failed load leaves behind."""
-    core = scheduler(fit="exact", load_retries=1)
+    core = scheduler(nests=(1,) * len(W), load_retries=1)
     loaded(core, 0, 1, 1.0)
     (load,) = arrive(core, 1, 1, 0.5, 2)
     assert (load.segment, load.width) == (1, 0.5)

@@ -81,7 +81,7 @@ def test_parameters_reach_the_router() -> None:
     assert fixed.group == LargestGroup((1, 2, 4, 8))
     ladder = SOME[3].make(context())
     assert isinstance(ladder, ComposedRouter)
-    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), (HIGH, LOW), (12.5,), 0.4)
+    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), ((HIGH, LOW),), (12.5,), 0.4)
     assert isinstance(ladder.placement, ShortestDelay)
     assert ladder.placement.width == ladder.width
     slackfit = SOME[5].make(context())

@@ -260,7 +260,7 @@ def test_images_that_move_leave_nothing_behind_and_what_is_lost_is_forgotten() -
 
 def test_the_ladders_load_is_per_server_that_is_up() -> None:
     """Two of three are out: their share of the load is the third's."""
-    ladder = Ladder(WIDTHS, ((1.0,) * 4, (0.25,) * 4), (8.0,))
+    ladder = Ladder(WIDTHS, (((1.0,) * 4, (0.25,) * 4),), (8.0,))
     rng = np.random.default_rng(0)
     assert ladder(view(server(12), server(), server()), 0, rng) == 1.0
     assert ladder(view(server(12), server(valid=False), server(valid=False)), 0, rng) == 0.25
@@ -330,7 +330,7 @@ def test_ladder_steps_down_as_load_passes_each_threshold() -> None:
     router = make_router("ladder:10,20", context(servers=2))
     assert isinstance(router, ComposedRouter)
     assert isinstance(router.width, Ladder)
-    assert router.width.rungs == ((1.0, 1.0, 1.0, 1.0), (0.5, 0.5, 0.5, 0.5), (0.25, 0.25, 0.25, 0.25))
+    assert router.width.rungs == (((1.0, 1.0, 1.0, 1.0), (0.5, 0.5, 0.5, 0.5), (0.25, 0.25, 0.25, 0.25)),)
 
     def width_at(fifo: int, outstanding: int) -> float:
         seen = view(server(outstanding), server(), fifo=fifo)
@@ -347,8 +347,8 @@ def test_a_ladder_with_hysteresis_goes_up_later_than_down() -> None:
         return [ladder(view(server(load - 1)), 0, rng) for load in loads]
 
     loads = (10, 11, 7, 21, 13, 12, 7, 6, 10)
-    assert widths(Ladder(WIDTHS, rungs, (10.0, 20.0), 0.4), *loads) == [1, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5, 1, 1]
-    assert widths(Ladder(WIDTHS, rungs, (10.0, 20.0)), *loads) == [1, 0.5, 1, 0.25, 0.5, 0.5, 1, 1, 1]
+    assert widths(Ladder(WIDTHS, (rungs,), (10.0, 20.0), 0.4), *loads) == [1, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5, 1, 1]
+    assert widths(Ladder(WIDTHS, (rungs,), (10.0, 20.0)), *loads) == [1, 0.5, 1, 0.25, 0.5, 0.5, 1, 1, 1]
 
 
 def test_ladder_has_no_more_thresholds_than_rungs_need() -> None:
@@ -356,7 +356,7 @@ def test_ladder_has_no_more_thresholds_than_rungs_need() -> None:
     router = make_router("ladder", context())
     assert isinstance(router, ComposedRouter)
     assert isinstance(router.width, Ladder)
-    assert len(router.width.rungs) == 4
+    assert len(router.width.rungs[0]) == 4
     assert router.width.thresholds == (16.0, 32.0, 64.0)
 
 

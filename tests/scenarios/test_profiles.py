@@ -255,7 +255,7 @@ def test_a_profile_that_was_changed_by_hand_is_told() -> None:
 @pytest.mark.parametrize("labels", [("a",), ("a", "a"), ("a", "b", "b")])
 def test_labels_name_each_width_once(labels: tuple[str, ...]) -> None:
     model = worlds.profile("a", segments=1, widths=(0.5, 1.0)).model
-    given = {**model.model_dump(), "fit": "exact"}
+    given = {**model.model_dump(), "nests": (1, 1)}
     assert type(model)(**given, labels=("a", "b")).name_of(0.5) == "a"
     with pytest.raises(ValueError, match="labels must name each of 2 widths once"):
         type(model)(**given, labels=labels)

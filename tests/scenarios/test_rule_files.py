@@ -41,7 +41,7 @@ def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:
     router = load_world(path).router(named)
     assert isinstance(router, ComposedRouter)
     assert isinstance(router.width, Ladder)
-    assert router.width.rungs == RULE.rungs
+    assert router.width.rungs == (RULE.rungs,)
     assert router.group.groups == (1, 2, 4, 8)  # type: ignore[attr-defined]
 
 

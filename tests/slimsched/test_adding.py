@@ -99,7 +99,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def _profile(written: adding._Written, widths: Sequence[float], speed: float) -> Profile:
     spec = ModelFile(written.folder / adding.MODEL, Network(f"{__name__}:Pooled")).build().spec
     known = worlds.profile("a", speed=speed, segments=1, widths=tuple(widths))
-    model = known.model.model_copy(update={"labels": spec.labels, "fit": "exact"})
+    model = known.model.model_copy(update={"labels": spec.labels, "nests": spec.nests})
     return known.model_copy(update={"model": model})
 
 

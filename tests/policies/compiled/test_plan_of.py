@@ -141,7 +141,7 @@ ASKED: dict[str, Callable[[], RoutingPolicy]] = {
     "a known rule under another name": lambda: OwnSlackFit(ShortestQueue(), Costs(), CONFIG.widths, (1,), 1000),
     "widths of another network": lambda: by(FixedWidths((0.5, 1.0), (1.0, 1.0, 1.0, 1.0))),
     "a tuple that is too short": lambda: by(FixedWidths(CONFIG.widths, (1.0, 1.0))),
-    "more thresholds than rungs": lambda: by(Ladder(CONFIG.widths, (FULL.tuple_,), (1.0,))),
+    "rungs of other classes": lambda: by(Ladder(CONFIG.widths, ((FULL.tuple_,),) * 2, (1.0,))),
     "an empty group": lambda: by(group=LargestGroup((0,))),
     "no group": lambda: by(group=LargestGroup(())),
     "groups that do not ascend": lambda: slackfit(groups=(4, 1)),
