@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.nests import tuples_within
 from policies.reward import AccuracyPrior
-from policies.vocabulary import FOLLOW_NS, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
+from policies.vocabulary import FOLLOW_NS, IMAGE, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
 
 MAX_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -139,6 +139,7 @@ class RouterConfig:
         classes: names of the classes of requests; empty where all are of one, which has no name.
         models: the widths of each of several models; empty where there is one. A request's class decides its model.
         model_of: for each class its model's number; empty where there is one.
+        model_shares: how many of the requests are each model's, as the operator says; empty where there is one.
         samples: how many servers a decision looks at where there are more (`policies.sampling`); 0: at all.
     """
 
@@ -155,6 +156,7 @@ class RouterConfig:
     classes: tuple[str, ...] = ()
     models: tuple[tuple[float, ...], ...] = ()
     model_of: tuple[int, ...] = ()
+    model_shares: tuple[float, ...] = ()
     samples: int = 0
 
     @property
@@ -181,6 +183,12 @@ class RouterConfig:
     def class_widths(self) -> tuple[tuple[float, ...], ...]:
         """For each class the widths that its requests may run at: its model's."""
         return tuple(self.model_widths[model] for model in self.class_models)
+
+    def has_key(self, key: WorkKey) -> bool:
+        """Whether a request can have it: an image comes before segment 1, after that a width of the same model."""
+        if key.segment == 1 or key.previous_width == IMAGE:
+            return key.segment == 1 and key.previous_width == IMAGE
+        return any(key.width in widths and key.previous_width in widths for widths in self.model_widths)
 
     def place_of(self, segment: int, service_class: int) -> int:
         """The number of a segment of the model of a class, among those of all models."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slimsched.calibrating import calibrate
     from slimsched.clusters import check_cluster, steer
     from slimsched.listing import names
-    from slimsched.networks import check_model, train_model
+    from slimsched.networks import check_model, join_models, train_model
     from slimsched.planning import plan
     from slimsched.profiles import check_profile, show_profile, synthesize_profile
     from slimsched.results import (
@@ -83,6 +83,7 @@ __all__ = [
     "compare",
     "generate_load",
     "init",
+    "join_models",
     "load",
     "names",
     "observed_by",

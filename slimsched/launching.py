@@ -31,7 +31,7 @@ from slimsched.working import observing
 STANDARD_OUTPUT: Final = Path("-")
 _OPENS_MUCH: Final = (  # torch and numba take seconds
     *RESUMING, "simulate", "capacity", "bound", "plan", "profile check", "jobs whatif", "jobs capacity", "jobs bound",
-    "jobs advise", "model slim", "model add",
+    "jobs advise", "model slim", "model add", "model join",
 )  # fmt: skip
 _READ: Final = (
     "scenario",

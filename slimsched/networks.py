@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import InputError
-from slimsched.arguments import Changes, Out, ScenarioLike, network_of
+from slimsched.arguments import Changes, NewFile, Out, ScenarioLike, network_of
 from slimsched.results import CommandResult
 from slimsched.working import begin, verb
 
@@ -78,3 +78,39 @@ def check_model(network: str, /) -> CommandResult:
     problems = {name: each.problem for name, each in broken.items()}
     document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": problems}
     return CommandResult(document, "\n".join(lines), code=1 if broken else 0)
+
+
+@verb
+def join_models(models: str, /, *, out: NewFile = "models.safetensors") -> CommandResult:
+    """Put several trained networks into one file, for one cluster that serves them all.
+
+    In a scenario each class of requests then names its model (docs/models.md#several-models).
+
+    Args:
+        models: what each is called and its file, or a shipped one by name, such as
+            cnn=slimresnet-pairs,vit=slimvit-pairs.
+        out: the file to write.
+
+    Raises:
+        InputError: they do not belong together, or a file is none of a network.
+    """
+    from hw.networks.registry import ModelFile, joined, save_model
+    from kit.named_files import plain_name
+    from scenarios.files.shipped import weights_file
+
+    files = dict[str, ModelFile]()
+    for text in models.split(","):
+        name, _, file = text.strip().partition("=")
+        if not file or name in files:
+            problem = f"{text!r:.80}; name each once, as NAME=FILE, such as cnn=slimresnet-pairs,vit=slimvit-pairs"
+            raise InputError("MODELS", "", problem)
+        try:
+            files[plain_name(name)] = ModelFile(Path(weights_file(file, source="MODELS")))
+        except ValueError as error:
+            raise InputError("MODELS", "", str(error)) from None
+    network, label = joined(files, "MODELS")
+    save_model(Path(out), network, label, {})
+    spec = network.spec
+    document = {"schema": "slimsched.joined/1", "network": label, "model": str(out), "widths": list(spec.labels)}
+    lines = [f"model: {out}", f"{spec.segments} segments at each of {', '.join(spec.labels)}"]
+    return CommandResult(document, "\n".join(lines))

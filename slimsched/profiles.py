@@ -54,7 +54,7 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     Args:
         gpu: such as rtx-2080-ti; or the file (.yaml) of the published figures of a GPU of your own (docs/profiles.md).
         network: by name, or `module:Class` of your own, with what it is called with as JSON behind it, such as
-            'my_net:MyNet {"classes": 10}'.
+            'my_net:MyNet {"classes": 10}'; or the file (.safetensors) of one that has no name.
         out: the file to write; standard output by default.
 
     Raises:
@@ -63,13 +63,15 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     from calibrate.costs import costs_of
     from calibrate.datasheet import synthesize
     from calibrate.host import MeasuredHost
+    from hw.networks.registry import ModelFile
     from kit.documents import read_text, write_text
     from scenarios.files.shipped import SHIPPED_HOST
 
     place = None if out is None else Path(out)
     if place is not None:
         _require_synthesized(place)
-    card, named = _gpu(gpu), network_of(network)
+    card = _gpu(gpu)
+    named = ModelFile(Path(network)) if network.endswith(".safetensors") else network_of(network)
     assert named is not None, "it has a default"
     host = MeasuredHost.from_yaml(read_text(SHIPPED_HOST), str(SHIPPED_HOST))
     profile = synthesize(card, costs_of(named.build(), named.label, named.label), BATCH_LIMIT, host=host)

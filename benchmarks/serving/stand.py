@@ -70,7 +70,7 @@ class Stand:
     def most_img_s(self) -> float:
         """More than the devices carry at any widths."""
         world = self.job.world()
-        return 1.2 * estimated_capacity_img_s(world.cluster, world.costs, world.cluster.router.widths[0])
+        return 1.2 * estimated_capacity_img_s(world.cluster, world.costs, 0)
 
     @property
     def full_img_s(self) -> float:

@@ -180,7 +180,9 @@ def _table(document: _Document, source: str) -> AccuracyTable:
 
 
 def _require_grid(tuples: Sequence[Widths], source: str) -> None:
-    """Every combination of the widths that occur, once: a router may ask for any."""
+    """Every combination of the widths that occur together, once: a router may ask for any. Of several models each has
+    its own.
+    """
     seen: dict[Widths, int] = {}
     for number, row in enumerate(tuples):
         if len(row) != len(tuples[0]):
@@ -189,11 +191,16 @@ def _require_grid(tuples: Sequence[Widths], source: str) -> None:
         if row in seen:
             raise InputError(source, f"tuples.{number}", f"{list(row)} stands at tuples.{seen[row]} already")
         seen[row] = number
-    widths = sorted({width for row in tuples for width in row})
-    if missing := len(widths) ** len(tuples[0]) - len(tuples):
-        first = next(row for row in product(widths, repeat=len(tuples[0])) if row not in seen)
-        problem = f"{missing} of the {len(widths)}^{len(tuples[0])} combinations of {widths} are missing"
-        raise InputError(source, "tuples", f"{problem}, first {list(first)}")
+    together: list[set[float]] = []
+    for row in tuples:
+        joined = [widths for widths in together if not widths.isdisjoint(row)]
+        together = [widths for widths in together if widths.isdisjoint(row)]
+        together.append(set(row).union(*joined))
+    for widths in map(sorted, together):
+        every = list(product(widths, repeat=len(tuples[0])))
+        if missing := [row for row in every if row not in seen]:
+            problem = f"{len(missing)} of the {len(widths)}^{len(tuples[0])} combinations of {widths} are missing"
+            raise InputError(source, "tuples", f"{problem}, first {list(missing[0])}")
 
 
 def _bits(text: str, images: int, tuples: int, source: str) -> NDArray[np.bool_]:

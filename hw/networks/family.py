@@ -149,12 +149,12 @@ class Family(Servable):
         logits: Tensor = self.member(width)(x)
         return logits
 
-    def instance(self, segment: int, width: float, path: Path | None = None) -> MemberInstance:
+    def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> MemberInstance:
         """See `Servable`."""
         self.spec.require(segment, width, IMAGE)
         module = copy.deepcopy(self.member(width))
         if path is not None:
-            prefix = f"members.{self.spec.widths.index(width)}."
+            prefix = f"{prefix}members.{self.spec.widths.index(width)}."
             with safe_open(path, framework="pt") as file:
                 module.load_state_dict({name: file.get_tensor(prefix + name) for name in module.state_dict()})
         return MemberInstance(module, width)

@@ -7,6 +7,7 @@ code: what runs is chosen by whoever names the network, and a file of a user's c
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hw.networks.family import Family, FamilyStructure, own_classes
+from hw.networks.joined import JoinedModels, Part
 from hw.networks.ordinary import TORCHVISION, Named
 from hw.networks.servable import Servable
 from hw.networks.settings import label_of, network_settings
@@ -146,7 +148,7 @@ class ModelFile:
     def _structure(self, metadata: Mapping[str, str]) -> Servable:
         """The network without its weights."""
         label = metadata.get("network", "")
-        key = next((each for each in ("config", "structure", "family") if each in metadata), None)
+        key = next((each for each in ("config", "structure", "family", "joined") if each in metadata), None)
         if key is None:
             return self._of_preset(label) if label in VITS else self._own(label)
         try:
@@ -154,6 +156,8 @@ class ModelFile:
                 return self._slimmed(Structure.from_json(metadata[key]), label)
             if key == "family":
                 return self._family(FamilyStructure.from_json(metadata[key]), label)
+            if key == "joined":
+                return self._joined(json.loads(metadata[key]), label)
             own_config = SlimResNetConfig.from_json(metadata[key])
         except (ValueError, RecursionError) as error:
             if isinstance(error, InputError):
@@ -185,6 +189,13 @@ class ModelFile:
             raise InputError(str(self.path), "family", f"{problem}; {_NAME_IT}")
         return Family(structure, str(self.path))
 
+    def _joined(self, parts: Mapping[str, Mapping[str, str]], label: str) -> JoinedModels:
+        """Of several models, none of which is a user's class."""
+        if self.network is not None:
+            raise self._other(label)
+        made = tuple(Part(name, part["network"], self._structure(part)) for name, part in parts.items())
+        return JoinedModels(made, str(self.path))
+
     def _own(self, label: str) -> SlimmableModel:
         """A user's class: under the name that the caller gives, never the file's alone."""
         if not label:
@@ -208,14 +219,32 @@ def save_model(path: Path, model: Servable, network: str, metadata: Mapping[str,
     `metadata` is kept beside them as text.
     """
     state = model.state_dict()
-    header = {**metadata, "schema": SCHEMA, "network": network, "hash": model_hash(state)}
+    save_tensors(path, state, {**metadata, "schema": SCHEMA, "hash": model_hash(state), **_header(model, network)})
+
+
+def _header(model: Servable, network: str) -> dict[str, str]:
+    """What a network is built by."""
+    header = {"network": network}
     if type(model) is SlimResNet:  # a subclass is a user's own, and may compute something else
         header["config"] = model.config.to_json()
     if type(model) is SlimmedNetwork:
         header["structure"] = model.structure.model_dump_json(exclude_defaults=True)
     if type(model) is Family:
         header["family"] = model.structure.model_dump_json(exclude_defaults=True)
-    save_tensors(path, state, header)
+    if type(model) is JoinedModels:
+        parts = zip(model.networks.items(), model.parts, strict=True)
+        header["joined"] = json.dumps({name: _header(part, label) for (name, label), part in parts})  # type: ignore[arg-type]
+    return header
+
+
+def joined(files: Mapping[str, ModelFile], source: str) -> tuple[JoinedModels, str]:
+    """Several models with their weights, by the names that classes call them, and the label of all.
+
+    Raises:
+        InputError: they do not belong together, or a file can't be read.
+    """
+    parts = tuple(Part(name, file.label, file.load()[0]) for name, file in files.items())
+    return JoinedModels(parts, source), ", ".join(f"{part.name}: {part.network}" for part in parts)
 
 
 def model_hash(state: Mapping[str, Tensor]) -> str:

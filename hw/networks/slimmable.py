@@ -82,14 +82,14 @@ class SlimmableModel(Servable):
         """See `Servable`."""
         return element_bytes * sum(prod(shape) for shape in self.instance_shapes(segment, width).values())
 
-    def instance(self, segment: int, width: float, path: Path | None = None) -> SegmentInstance:
+    def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> SegmentInstance:
         """Contiguous copies of what one segment needs up to a width: see `SegmentInstance`."""
         shapes = self.instance_shapes(segment, width)
         if path is None:
             views = slice_weights(self._state(), shapes)
             return SegmentInstance(self, segment, width, {name: _copy(view) for name, view in views.items()})
         with safe_open(path, framework="pt") as file:  # a view of the mapped file would be read when a batch needs it
-            weights = {name: _copy(file.get_slice(name)[_leading(shape)]) for name, shape in shapes.items()}
+            weights = {name: _copy(file.get_slice(prefix + name)[_leading(shape)]) for name, shape in shapes.items()}
         return SegmentInstance(self, segment, width, weights)
 
     def activation_shape(self, segment: int, width: float) -> Shape:

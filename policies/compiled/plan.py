@@ -106,7 +106,7 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
     (links + 1, links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and
     previous width; (devices, segments, widths) of loads. 0 where there is no such key, batch, instance or way.
     """
-    key = (id(costs), config.servers, config.segments, config.widths, config.groups[-1], name)
+    key = (id(costs), config.servers, config.segments, config.model_widths, config.groups[-1], name)
     with _lock:
         table = _tables.get(key)
         if table is None or table[0] is not costs:
@@ -118,7 +118,7 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
 
 def _image_table(config: RouterConfig, costs: CostModel) -> Ints:
     keys, devices = work_keys(config), _servers_of(alike_of(config, costs).devices)
-    rows = [[_ns(costs.image_s(server, key)) if exists(key) else 0 for key in keys] for server, *_ in devices]
+    rows = [[_ns(costs.image_s(server, key)) if config.has_key(key) else 0 for key in keys] for server, *_ in devices]
     return np.array(rows, np.int64)
 
 
@@ -128,7 +128,7 @@ def _batch_table(config: RouterConfig, costs: CostModel) -> Ints:
     table = np.zeros((len(devices), len(keys), len(sizes) + 1), np.int64)
     for row, (server, *_) in enumerate(devices):
         for number, key in enumerate(keys):
-            if exists(key):
+            if config.has_key(key):
                 table[row, number, 1:] = [_ns(costs.batch_s(server, key, size)) for size in sizes]
     return table
 
@@ -139,7 +139,7 @@ def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     table = np.zeros((links + 1, links, WAYS, len(lines), len(sizes) + 1), np.int64)
     for place, (source, server) in alike_of(config, costs).ways().items():
         for number, (segment, width) in enumerate(lines):
-            if exists(WorkKey(segment, width, width)) and (segment == 1 or source != ROUTER):
+            if config.has_key(WorkKey(segment, width, width)) and (segment == 1 or source != ROUTER):
                 moved_s = [costs.transfer_s(source, server, segment, width, size) for size in sizes]
                 table[place][number, 1:] = [_ns(each) for each in moved_s]
     return table
@@ -165,11 +165,6 @@ def _servers_of(devices: Sequence[int]) -> list[list[int]]:
 
 
 _MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table, "load": _load_table}
-
-
-def exists(key: WorkKey) -> bool:
-    """Whether a request can have it: an image comes before segment 1, and nowhere else."""
-    return (key.segment == 1) == (key.previous_width == IMAGE)
 
 
 def _all(config: RouterConfig) -> range:

@@ -996,6 +996,9 @@ class ClassSection(StrictModel):
     """A class of requests: how many there are of it, and what its users are promised ([how](how-to/classes.md))."""
 
     name: Name = Field(description="by which a request names its class, and tables name it")
+    model: Name | None = Field(
+        None, description="which of the network's [several models](models.md#several-models) serves it; null for one"
+    )
     share: Annotated[float, Field(gt=0, le=1)] = Field(description="of the requests; those of all classes make 1")
     floor: Share | None = Field(None, description="mean accuracy to keep for them; null for none")
     p99_limit_s: Seconds | None = Field(None, description="most that their p99 latency may be; null for no limit")

@@ -95,7 +95,7 @@ def serve(
         ExitStack() as stack,
     ):
         served = _served(job, world, slots)  # while the servers start
-        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
+        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
         open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
         log = _log_of(job, asked)

@@ -75,10 +75,10 @@ def pressure_text(world: World) -> str:
 
     Empty for a trace.
     """
-    rate_img_s, widths = world.rate_img_s, world.cluster.router.widths
+    rate_img_s = world.rate_img_s
     if rate_img_s is None:
         return ""
-    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, widths[0])
+    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
     wide_img_s, busy_img_s = world.capacity_img_s, rate_img_s * world.scenario.workload.busiest_factor()
     text = (
         f"{world.scenario.name}: {world.mean_rate_img_s:.4g} images/s arrive on average, at most {busy_img_s:.4g} for "

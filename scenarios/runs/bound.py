@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kit.errors import InputError, WorkError
+from policies.nests import tuples_within
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
 from scenarios.files.spec import ClassSection, GammaWorkload, PoissonWorkload, Scenario
 from scenarios.metrics.limits import Bound, Oracle
@@ -105,6 +105,7 @@ class FluidModel:
 
     Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`. Where requests have
     classes, each class has width tuples of its own, and is as accurate as it is promised; batches and moves are of all.
+    Of several models each class has its model's tuples, also where no class is promised anything.
 
     Args:
         widths: those that may run; all of the network's by default.
@@ -124,12 +125,16 @@ class FluidModel:
         self._on_solved = on_solved
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
-        require_solvable(world, len(allowed), max(1, len(classes)))
-        of_class = list(product(allowed, repeat=config.segments))
-        tuples = of_class * max(1, len(classes))
+        groups = [tuple(width for width in model if width in allowed) for model in config.model_widths]
+        shares = [each.share for each in classes or (world.scenario.classes if config.models else ())]
+        require_solvable(world, len(allowed), max(1, len(shares)))
+        models = config.class_models[: len(shares) or 1]
+        of_class = [tuples_within([groups[model]], config.segments) for model in models]
+        tuples = [each for of_one in of_class for each in of_one]
+        class_of = np.repeat(np.arange(len(of_class)), [len(of_one) for of_one in of_class])
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         kinds = kinds_of(world)
-        runs = list(_runs(world, kinds, allowed))
+        runs = list(_runs(world, kinds, groups))
         moves = list(_moves(world, kinds, allowed))
         self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
@@ -137,15 +142,14 @@ class FluidModel:
             np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]
         ])  # fmt: skip
         self._joules = np.concatenate([np.zeros(len(tuples)), [run.joules for run in runs], np.zeros(len(moves))])
-        self._balances = self._matrix([*_balances(tuples, runs, moves), *_shares(classes, len(of_class))])
+        self._balances = self._matrix([*_balances(tuples, runs, moves), *_shares(shares, class_of.tolist())])
         self._limits = self._matrix(_limits(world, kinds, tuples, runs, moves))
         self._floors = np.zeros((0, self._count))
         if classes:
-            floors = np.array([*self._class_floors.values()])
-            missing = floors[:, None] - NEARLY - self.top1.reshape(len(classes), -1)
             self._floors = np.zeros((len(classes), self._count))
-            for number, row in enumerate(missing):
-                self._floors[number, number * len(of_class) : (number + 1) * len(of_class)] = row
+            for number, floor in enumerate(self._class_floors.values()):
+                of_one = np.flatnonzero(class_of == number)
+                self._floors[number, of_one] = floor - NEARLY - self.top1[of_one]
 
     def capacity_img_s(self, accuracy: float = 0.0) -> float:
         """The largest rate at which a mean accuracy can be had."""
@@ -262,10 +266,11 @@ def overload_of(world: World) -> str | None:
     """What is wrong where more images arrive on average than any router can carry; None where all is well, or where
     the question is too large to be asked in passing."""
     rate_img_s = world.mean_rate_img_s
-    if unknowns_of(world, len(world.cluster.router.widths)) > MAX_UNKNOWNS / 10:
+    config = world.cluster.router
+    if unknowns_of(world, len(config.widths)) > MAX_UNKNOWNS / 10:
         return None
-    narrowest = world.cluster.router.widths[:1]
-    if rate_img_s is None or rate_img_s <= whole_img_s(world, narrowest):
+    narrowest = tuple(widths[0] for widths in config.model_widths)
+    if rate_img_s is None or (not config.models and rate_img_s <= whole_img_s(world, narrowest)):
         return None
     if rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
         return None
@@ -287,7 +292,7 @@ def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
     """
     tuples = [narrowest * world.cluster.router.segments]
     kinds = kinds_of(world)
-    runs, moves = list(_runs(world, kinds, narrowest)), list(_moves(world, kinds, narrowest))
+    runs, moves = list(_runs(world, kinds, [narrowest])), list(_moves(world, kinds, narrowest))
     limits = _limits(world, kinds, tuples, runs, moves)
     uses = []
     for kind in range(len(kinds)):
@@ -422,9 +427,15 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 # -------------------------------------------------------------------------------------------------------- the programme
 
 
-def _edges(segments: int, widths: tuple[float, ...]) -> list[Edge]:
-    previous = [(IMAGE,), *[widths] * (segments - 1)]
-    return [(s, w, p) for s in range(1, segments + 1) for w in widths for p in previous[s - 1]]
+def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
+    """Of widths in groups, of which a request stays in one."""
+    return [
+        (s, w, p)
+        for s in range(1, segments + 1)
+        for widths in groups
+        for w in widths
+        for p in (widths if s > 1 else (IMAGE,))
+    ]
 
 
 def kinds_of(world: World) -> list[_Kind]:
@@ -452,7 +463,7 @@ def kinds_of(world: World) -> list[_Kind]:
     return [_Kind(tuple(each)) for each in members.values()]
 
 
-def _runs(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Run]:
+def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
     """Every edge on every kind of server that can hold it, with every batch size."""
     config, host = world.cluster.router, world.cluster.host
     cost_s = _host_s(host.decision, 1) if host is not None else 0.0
@@ -462,7 +473,7 @@ def _runs(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> It
         server = world.cluster.servers[index]
         tables = world.cluster.devices[server.device]
         ways_s = (_mean_ns(tables.there_ns) + tables.dispatch_ns + _mean_ns(tables.back_ns)) / NS_PER_S
-        for edge in _edges(config.segments, widths):
+        for edge in _edges(config.segments, groups):
             if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
             table = tables.keys[edge]
@@ -563,12 +574,11 @@ def _balances(
     return list(rows.values())
 
 
-def _shares(classes: Sequence[ClassSection], tuples: int) -> list[dict[int, float]]:
+def _shares(shares: Sequence[float], class_of: Sequence[int]) -> list[dict[int, float]]:
     """Rows whose sum is zero: of every class as many images as its share says; the last one's is what is left."""
-    columns = range(len(classes) * tuples)
     return [
-        {column: float(column // tuples == number) - one.share for column in columns}
-        for number, one in enumerate(classes[:-1])
+        {column: float(of == number) - share for column, of in enumerate(class_of)}
+        for number, share in enumerate(shares[:-1])
     ]
 
 

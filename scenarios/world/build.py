@@ -80,7 +80,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
         [spec.attachment for spec in specs],
     )
     world = World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
-    _require_reachable(scenario, world.held_top1)
+    _require_reachable(scenario, world)
     _require_divisible(world)
     return world
 
@@ -94,27 +94,29 @@ def _require_divisible(world: World) -> None:
         raise InputError(world.scenario.name, "routers.count", f"{problem}: {remedy}")
 
 
-def _require_reachable(scenario: Scenario, tuples: Mapping[tuple[float, ...], float]) -> None:
+def _require_reachable(scenario: Scenario, world: World) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
-    best = max(tuples, key=lambda widths: tuples[widths])
-    goals = scenario.slo.goals(scenario.tuning.floor)
+    goals, config, tuples = scenario.slo.goals(scenario.tuning.floor), world.cluster.router, world.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
-    asked = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
-    asked += [(f"classes.{number}.floor", each.floor or 0.0) for number, each in enumerate(scenario.classes)]
-    for key, floor in asked:
-        if floor > tuples[best]:
+    of_all = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
+    asked = [(key, floor, config.widths) for key, floor in of_all]
+    for number, (each, widths) in enumerate(zip(scenario.classes, config.class_widths, strict=False)):
+        asked.append((f"classes.{number}.floor", each.floor or 0.0, widths))
+    for key, floor, allowed in asked:
+        best = max(filter(set(allowed).issuperset, tuples), key=lambda widths: tuples[widths], default=config.widths)
+        if floor > tuples.get(best, 0.0):
             problem = f"is {floor:g}, and no width tuple that the servers can hold is so accurate"
-            nearest = f"the nearest is {list(best)} with {tuples[best]:.4f}: ask for at most that"
+            nearest = f"the nearest is {list(best)} with {tuples.get(best, 0.0):.4f}: ask for at most that"
             raise InputError(scenario.name, key, f"{problem}; {nearest}")
 
 
-def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: float | None = None) -> float:
-    """The rate at which every device would be busy all the time with full batches at a width, by default full width.
+def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int = -1) -> float:
+    """The rate at which every device would be busy all the time with full batches at the last width, or the one `at`.
 
     An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
     finds the largest rate that is really stable with a given router.
     """
-    rates_img_s = server_rates_img_s(cluster, costs, width)
+    rates_img_s = server_rates_img_s(cluster, costs, at)
     first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
     return sum(rates_img_s[server] for server in first_on_device.values())
 
@@ -235,22 +237,44 @@ def _router_config(
         tuple(tuple(server.knobs.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
         for server in servers
     )
-    for segment in range(1, model.segments + 1):
-        if not any(any(server[segment - 1]) for server in holds):
-            caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
-            problem = f"no server can hold segment {segment} at any width (caps: {caps}); raise vram_cap_gb"
-            raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
+    model_of = _models_of_classes(scenario, tuple(model.widths_by_model))
+    shares = [(number, each.share) for number, each in zip(model_of, scenario.classes, strict=False)]
     config = RouterConfig(
         segments=model.segments,
         widths=model.widths,
         holds=holds,
+        models=tuple(model.widths_by_model.values()),
+        model_of=model_of,
+        model_shares=tuple(sum(share for of, share in shares if of == number) for number in range(len(model.models))),
         shed_expired=scenario.shed,
         outstanding_blocks=_outstanding_blocks(scenario),
         classes=scenario.class_names,
         samples=given.samples or 0,
         **_in_ns(given, "decision_s", "outstanding_blocks", "samples"),
     )
+    for place, masks in enumerate(zip(*config.masks(), strict=True)):
+        if not any(map(any, masks)):
+            at = f"segment {place % model.segments + 1}"
+            of = f" of {model.models[place // model.segments][0]}" if model.models else ""
+            caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
+            problem = f"no server can hold {at}{of} at any width (caps: {caps}); raise vram_cap_gb"
+            raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
     return replace(config, top1=top1_of(config, prior))
+
+
+def _models_of_classes(scenario: Scenario, models: tuple[str, ...]) -> tuple[int, ...]:
+    """For each class its model's number; empty where there is one model.
+
+    Raises:
+        InputError: a class names a model that there is not, or none of several.
+    """
+    named = {f"classes.{number}.model": each.model for number, each in enumerate(scenario.classes)}
+    for key, name in (named or {"classes": None}).items():
+        if name not in (models or (None,)):
+            holds = f"the network holds the models {', '.join(models)}: name one" if models else "the network is one"
+            remedy = "" if models else ": leave it out, or join several (`slimsched model join`)"
+            raise InputError(scenario.name, key, f"{name or 'missing'}; {holds}{remedy}")
+    return tuple(models.index(name) for name in named.values() if name is not None)
 
 
 def _outstanding_blocks(scenario: Scenario) -> int:

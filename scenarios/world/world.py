@@ -19,8 +19,8 @@ from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
-from policies.rules.costs import held_top1
-from policies.vocabulary import IMAGE, GoalSet, Provenance, WorkKey, nanoseconds
+from policies.rules.costs import held_top1, path
+from policies.vocabulary import GoalSet, Provenance, nanoseconds
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import check_fault_server
 from scenarios.files.router_names import code_of, made_by
@@ -370,13 +370,18 @@ class World:
 # ----------------------------------------------------------------------------------------------------------- division
 
 
-def server_rates_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: float | None = None) -> tuple[float, ...]:
-    """What each server does with full batches at a width, by default full width; 0 for all but a device's first."""
-    width = cluster.router.widths[-1] if width is None else width
-    keys = [WorkKey(s, width, IMAGE if s == 1 else width) for s in range(1, cluster.router.segments + 1)]
-    first = {server.device: index for index, server in reversed([*enumerate(cluster.servers)])}
+def server_rates_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int = -1) -> tuple[float, ...]:
+    """What each server does with full batches at the last width, or the one `at`; 0 for all but a device's first.
+
+    Of several models it is a mean of their images, by their shares.
+    """
+    config, first = cluster.router, {server.device: index for index, server in reversed([*enumerate(cluster.servers)])}
+    paths = [path((widths[at],) * config.segments) for widths in config.model_widths]
+    ways = list(zip(config.model_shares or (1.0,), paths, strict=True))
     return tuple(
-        1.0 / sum(costs.image_s(index, key) for key in keys) if first[server.device] == index else 0.0
+        1.0 / sum(share * sum(costs.image_s(index, key) for key in keys) for share, keys in ways)
+        if first[server.device] == index
+        else 0.0
         for index, server in enumerate(cluster.servers)
     )
 

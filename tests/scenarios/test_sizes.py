@@ -60,7 +60,7 @@ def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: flo
     """Of bursts: they must be too much for full width and not for the narrowest, or the run shows little."""
     bursts = f"{{kind: mmpp, load: {load}, burst_factor: 2.5, burst_share: 0.2}}"
     world = load_world(write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", bursts))
-    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, WIDTHS[0])
+    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
     assert 1.25 * world.capacity_img_s < narrow_img_s < 3 * world.capacity_img_s
     text = pressure_text(world)
     assert words in text

@@ -13,7 +13,7 @@ import pytest
 import policies.plan_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet, blank_sheet
 from policies.compiled.milp import view_of
-from policies.compiled.plan import PlanRow, alike_of, cost_table, exists, work_keys
+from policies.compiled.plan import PlanRow, alike_of, cost_table, work_keys
 from policies.compiled.rules import Variant, VariantSteps
 from policies.interfaces import ELSEWHERE, HERE, IN_RACK, WAYS, Alike, RouterConfig, RoutingPolicy
 from policies.names import make_router
@@ -206,7 +206,7 @@ def test_tables_have_the_costs_that_rules_add() -> None:
     image, batch = (cost_table(CONFIG, CONTEXT.costs, name) for name in ("image", "batch"))
     for number, key in enumerate(work_keys(CONFIG)):
         for server in range(CONFIG.servers):
-            there = exists(key)
+            there = CONFIG.has_key(key)
             assert image[server, number] == (rule_costs.image_ns(CONTEXT.costs, server, key) if there else 0)
             expected = [rule_costs.batch_ns(CONTEXT.costs, server, key, n) for n in range(1, 5)] if there else [0] * 4
             assert batch[server, number].tolist() == [0, *expected]
