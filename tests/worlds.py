@@ -103,6 +103,18 @@ def profile(
     return Profile.model_validate_json(json.dumps(document))
 
 
+def of_models(found: Profile, **models: int) -> Profile:
+    """The same device with several models: each has so many of the widths, and no key mixes two."""
+    counts = tuple(models.values())
+    labels = [f"{name} {number}" for name, count in models.items() for number in range(count)]
+    update = {"nests": counts, "models": tuple(models.items()), "labels": tuple(labels)}
+    model = found.model.model_copy(update=update)
+    legal = [
+        curve for curve in found.latency if curve.previous_width in model.previous_widths(curve.segment, curve.width)
+    ]
+    return found.model_copy(update={"model": model, "latency": tuple(legal)})
+
+
 def measured(name: str = "toy", **changes: Any) -> Profile:
     """A profile that states an error, as calibrated ones do."""
     error: dict[str, Any] = {"metric": "solo latency", "kind": "held out", "points": 12}

@@ -143,9 +143,12 @@ def tune_world(
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
-    """Raises `InputError` for an unknown kind, or a floor that no width tuple reaches."""
+    """Raises `InputError` for an unknown kind, several models, or a floor that no width tuple reaches."""
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
+    if models := world.cluster.router.models:
+        problem = f"a rule is tuned for one model, here are {len(models)}; take ladder or compass as they ship"
+        raise InputError(world.scenario.name, "model", problem)
     best = max(world.held_top1.values())
     if knobs.floor > best:
         problem = f"{knobs.floor:g} is above the most accurate width tuple that the servers can hold"

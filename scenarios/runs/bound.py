@@ -134,8 +134,9 @@ class FluidModel:
         class_of = np.repeat(np.arange(len(of_class)), [len(of_one) for of_one in of_class])
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         kinds = kinds_of(world)
-        runs = list(_runs(world, kinds, groups))
-        moves = list(_moves(world, kinds, allowed))
+        served = [groups[model] for model in sorted(set(models))]
+        runs = list(_runs(world, kinds, served))
+        moves = list(_moves(world, kinds, tuple(width for one in served for width in one)))
         self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([

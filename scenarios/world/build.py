@@ -98,7 +98,9 @@ def _require_reachable(scenario: Scenario, world: World) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
     goals, config, tuples = scenario.slo.goals(scenario.tuning.floor), world.cluster.router, world.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
-    of_all = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
+    of_all = [
+        (f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)
+    ]
     asked = [(key, floor, config.widths) for key, floor in of_all]
     for number, (each, widths) in enumerate(zip(scenario.classes, config.class_widths, strict=False)):
         asked.append((f"classes.{number}.floor", each.floor or 0.0, widths))

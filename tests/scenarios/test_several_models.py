@@ -1,0 +1,232 @@
+"""Several models on one cluster: what follows from their being apart, and from what they have in common."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from hw.networks.accuracy import Evaluation, load_accuracy, save_accuracy
+from kit.chance import stream
+from kit.errors import InputError
+from policies.names import make_router
+from scenarios.files.reading import load_scenario
+from scenarios.learn.tune import knobs_of, require_possible
+from scenarios.runs.bound import FluidModel, overload_of
+from scenarios.runs.simulate import simulate_metrics
+from scenarios.world.materials import make_world
+from scenarios.world.world import World
+from sim.cluster import Simulation
+from sim.compiled.simulation import CompiledSimulation
+from tests import worlds
+from tests.parity.compare import difference
+
+SEGMENTS, WIDTHS = 2, (0.25, 0.5, 0.75, 1.0)
+MODELS = {"small": WIDTHS[:1], "large": WIDTHS[1:]}
+CLASSES = [
+    {"name": "a", "model": "large", "share": 0.5, "floor": 0.7},
+    {"name": "b", "model": "small", "share": 0.25},
+    {"name": "c", "model": "large", "share": 0.25, "deadline_s": 0.2},
+]
+TEXT = """\
+schema: slimsched.scenario/1
+name: several
+model: {accuracy: accuracy.json}
+cluster:
+  greedy: {batch_limit: 8, preload: all, idle_unload_s: null}
+  servers:
+  - {name: fast, profile: fast.yaml, link: 10gbe}
+  - {name: slow, profile: slow.yaml, link: 10gbe}
+router: {groups: [1, 2, 4], max_batching_delay_s: 4e-3, decision_s: 0}
+workload: {kind: poisson, rate_img_s: 400}
+duration_s: 1
+warmup_s: 100ms
+"""
+
+
+def write(folder: Path, models: dict[str, tuple[float, ...]] = MODELS) -> Path:
+    """The scenario, its profiles and its table: of two models, or of the one that is given."""
+    widths = tuple(width for each in models.values() for width in each)
+    for name, speed in (("fast", 1.0), ("slow", 0.5)):
+        found = worlds.profile(name, segments=SEGMENTS, widths=widths, batches=(1, 4, 8), speed=speed)
+        counts = {name: len(each) for name, each in models.items()}
+        found = worlds.of_models(found, **counts) if len(models) > 1 else found
+        (folder / f"{name}.yaml").write_text(found.to_yaml())
+    tuples = [each for one in models.values() for each in product(one, repeat=SEGMENTS)]
+    shares = [0.5 + 0.1 * sum(each) for each in tuples]
+    save_accuracy(
+        folder / "accuracy.json",
+        Evaluation(tuple(tuples), np.arange(100)[:, None] < 100 * np.array(shares), "0", "toy"),
+    )
+    path = folder / "several.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def world(folder: Path, classes: Any = CLASSES, **changes: Any) -> World:
+    return make_world(load_scenario(write(folder), {"classes": classes, **changes}), folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("several")
+
+
+# ------------------------------------------------------------------------------------------------ what runs where
+
+
+@pytest.mark.parametrize("name", ["random", "jsq", "sticky", "ladder", "slackfit", "lookahead", "compass"])
+def test_images_of_a_class_run_at_widths_of_its_model_alone(folder: Path, name: str) -> None:
+    """On both engines, which agree; every image is accounted for."""
+    given = world(folder)
+    run = given.run_spec(3)
+    records = [
+        engine(given.cluster, run).run(make_router(name, given.context), stream(3, "router"))
+        for engine in (Simulation, CompiledSimulation)
+    ]
+    assert difference(*records, "record") is None
+    allowed = [MODELS[str(each["model"])] for each in CLASSES]
+    ran = [set[float](), set[float](), set[float]()]
+    for request in records[0].requests:
+        ran[run.class_of[request.request]] |= set(request.widths)
+    assert all(widths <= set(its) for widths, its in zip(ran, allowed, strict=True))
+    assert all(ran)
+    assert len(records[0].requests) == len(run.arrivals_ns)
+    for batch in records[0].batches:
+        assert batch.previous_width == 0.0 or (batch.width in MODELS["small"]) == (
+            batch.previous_width in MODELS["small"]
+        )
+
+
+@pytest.mark.parametrize("name", ["ladder", "compass", "slackfit"])
+def test_each_model_is_served_at_its_own_widths_as_the_load_asks(folder: Path, name: str) -> None:
+    """At little load the large model's widest, and at much load its narrowest: never the other's."""
+    given = world(folder)
+    for rate_img_s, wanted in ((20.0, 1.0), (12_000.0, 0.5)):
+        busy = world(folder, **{"workload.rate_img_s": rate_img_s})
+        record = CompiledSimulation(given.cluster, busy.run_spec(1)).run(
+            make_router(name, given.context), stream(1, "router")
+        )
+        widths = [width for each in record.requests for width in each.widths if width > 0.25]
+        assert np.mean(np.array(widths) == wanted) > 0.5, rate_img_s
+
+
+def test_memory_is_common(folder: Path) -> None:
+    """Preloaded, both models' instances are there; where one has no room, one makes room for the other."""
+    given = world(folder, **{"cluster.greedy.scale_cap": 0})
+    every = sum(int(50_000_000 * s * w) for s in (1, 2) for w in WIDTHS) + 100_000_000
+    found = simulate_metrics(given, given.router("random"), "random", 0, engine="compiled")
+    assert [server["vram_peak_bytes"] for server in found["servers"]] == [every, every]
+    small = {"cluster.greedy.preload": "none", "cluster.greedy.vram_cap_gb": 0.21, "classes": CLASSES}
+    short = make_world(load_scenario(write(folder), small), folder)
+    found = simulate_metrics(short, short.router("random"), "random", 0, engine="compiled")
+    assert sum(server["unloads"] for server in found["servers"]) > 0
+    assert {name: each["images"]["failed"] for name, each in found["classes"].items()} == {"a": 0, "b": 0, "c": 0}
+
+
+# ------------------------------------------------------------------------------------------------------ the bound
+
+
+def only(tmp_path: Path, name: str) -> float:
+    """What the cluster carries of one model alone."""
+    alone = tmp_path / name
+    alone.mkdir()
+    path = write(alone, {name: MODELS[name]} if MODELS[name][-1] == 1.0 else MODELS)
+    classes = [] if MODELS[name][-1] == 1.0 else [{"name": "b", "model": name, "share": 1.0}]
+    return FluidModel(make_world(load_scenario(path, {"classes": classes}), alone)).capacity_img_s()
+
+
+def test_of_a_mix_a_device_carries_the_harmonic_mean(tmp_path: Path) -> None:
+    """Each image takes the device's time that its model takes: so do shares, and nothing else is short."""
+    capacities = {name: only(tmp_path, name) for name in MODELS}
+    assert capacities["small"] > 1.3 * capacities["large"]
+    for share in (0.1, 0.5, 0.999):
+        classes = [{"name": "a", "model": "large", "share": share}, {"name": "b", "model": "small", "share": 1 - share}]
+        found = FluidModel(world(tmp_path, classes)).capacity_img_s()
+        assert found == pytest.approx(1 / (share / capacities["large"] + (1 - share) / capacities["small"]), rel=1e-3)
+
+
+def test_no_router_carries_more_than_the_bound(folder: Path) -> None:
+    most = FluidModel(world(folder)).capacity_img_s()
+    assert overload_of(world(folder, **{"workload.rate_img_s": 0.99 * most})) is None
+    assert overload_of(world(folder, **{"workload.rate_img_s": 1.01 * most})) is not None
+    flooded = world(folder, **{"workload.rate_img_s": 3 * most, "end": "cut"})
+    found = simulate_metrics(flooded, flooded.router("ladder"), "ladder", 0, engine="compiled")
+    assert 0.3 * most < found["throughput_img_s"] < most
+
+
+def test_the_bound_keeps_each_classs_floor_with_its_own_models_tuples(folder: Path) -> None:
+    """The small model knows 55 % at most, so the large one's images can't help it, nor it them."""
+    given = world(folder)
+    free, held = FluidModel(given), FluidModel(given, classes=given.scenario.classes)
+    assert held.capacity_img_s() == pytest.approx(FluidModel(given, classes=given.scenario.classes).capacity_img_s())
+    assert held.capacity_img_s() < 0.95 * free.capacity_img_s()
+
+
+# ------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("classes", "line"),
+    [
+        ([], "several: classes: missing; the network holds the models small, large: name one"),
+        ([{"name": "a", "share": 1}], "several: classes.0.model: missing; the network holds the models small, large"),
+        (
+            [{"name": "a", "share": 1, "model": "medium"}],
+            "several: classes.0.model: medium; the network holds the models",
+        ),
+        (
+            [{"name": "a", "share": 1, "model": "small", "floor": 0.6}],
+            r"several: classes.0.floor: is 0.6, .*the nearest is \[0.25, 0.25\] with 0.56",
+        ),
+    ],
+)
+def test_a_class_that_no_model_serves_is_refused(folder: Path, classes: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        world(folder, classes)
+
+
+def test_a_class_of_the_only_model_names_none(tmp_path: Path) -> None:
+    path = write(tmp_path, {"large": MODELS["large"]})
+    with pytest.raises(InputError, match="large; the network is one: leave it out, or join several"):
+        make_world(load_scenario(path, {"classes": [{"name": "a", "share": 1, "model": "large"}]}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("infaas", "infaas knows one model, here are 2; take ladder, compass"),
+        ("milp", "milp knows one model, here are 2; take ladder, compass"),
+        ("fixed:1,1", r"\[1.0, 1.0\] is of one model, here are 2; take ladder, compass"),
+    ],
+)
+def test_a_router_that_knows_one_model_is_refused(folder: Path, name: str, line: str) -> None:
+    given = world(folder)
+    with pytest.raises(InputError, match=line):
+        given.router(name)
+
+
+def test_rules_are_not_tuned_for_several_models(folder: Path) -> None:
+    given = world(folder)
+    with pytest.raises(InputError, match="a rule is tuned for one model, here are 2"):
+        require_possible(given, "ladder", knobs_of(given))
+
+
+def test_a_table_needs_every_tuple_of_each_model(tmp_path: Path) -> None:
+    """And none that mixes two."""
+    write(tmp_path)
+    path = tmp_path / "accuracy.json"
+    tuples = load_accuracy(path).tuples
+    assert len(tuples) == 1 + 9
+    raw = yaml.safe_load(path.read_text())
+    assert raw["tuples"][4] == [0.75, 0.5]
+    table = Evaluation(tuples[:4] + tuples[5:], np.ones((100, 9), np.bool_), "0", "toy")
+    save_accuracy(path, table)
+    with pytest.raises(
+        InputError, match=r"1 of the 3\^2 combinations of \[0.5, 0.75, 1.0\] are missing, first \[0.75, 0.5\]"
+    ):
+        load_accuracy(path)
