@@ -16,7 +16,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "model train": ("networks.train_model", "Train the scenario's network, and fill its accuracy table."),
     "model check": ("networks.check_model", "Check that a network keeps the rules of slimmable ones."),
     "model add": ("adding.add_models", "Make a family of trained networks, and tell which of them to run where."),
-    "model join": ("networks.join_models", "Put several trained networks into one file, for one cluster."),
+    "model join": (
+        "networks.join_models",
+        "Put several trained networks into one file, for one cluster that serves them all.",
+    ),
     "model slim": ("slimming.slim_model", "Make an ordinary trained network slimmable."),
     "train": ("training.train", "Train routers in simulation."),
     "simulate": ("simulating.simulate", "Simulate one run with one router."),

@@ -1,8 +1,8 @@
 """Several models in one file, so that one cluster serves them all: memory, placement and batching are common.
 
-Each keeps its own widths. Together they are the ranks of one width set, the first model's before the second's, and no key
-mixes two models. A request's class decides its model. All answer in as many segments and classes; of images that are a
-whole number of times as large as a model's own it sees every so many-th pixel.
+Each keeps its own widths. Together they are the ranks of one width set, the first model's before the second's, and no
+key mixes two models. A request's class decides its model. All answer in as many segments and classes. Of images that
+are a whole number of times as large as its own a model sees every so many-th pixel.
 """
 
 from __future__ import annotations

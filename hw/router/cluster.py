@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -34,7 +33,6 @@ from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
 from hw.router.share import Share
 from hw.router.traffic import PlannedTraffic, Traffic
-from hw.router.transfers import ELEMENT_BYTES
 from hw.telemetry import (
     BackgroundWatch,
     CoreWatch,
@@ -117,7 +115,7 @@ class HardwareCluster:
     def __enter__(self) -> HardwareCluster:
         allow_descriptors(_DESCRIPTORS * (len(self.servers) + 8))
         with contextlib.ExitStack() as stack:
-            size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
+            size_bytes = ROOMS * self.largest_block * max(ALIGNMENT, self.served.largest_input_bytes)
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
             stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
@@ -167,12 +165,6 @@ class HardwareCluster:
         if file is None:
             raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
         return TorchOutfit(device, file, self._carrier.arenas_of(index), index)
-
-    def _largest_input_bytes(self) -> int:
-        served = self.served
-        shapes = [served.input_shape]
-        shapes += [served.shape_after(segment, 1.0) for segment in range(1, served.segments)]
-        return max(ALIGNMENT, ELEMENT_BYTES * max(prod(shape) for shape in shapes))
 
     def make_ready(
         self, *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,12 @@ class ServedNetwork:
     widths: tuple[float, ...]
     input_shape: tuple[int, ...]
     shape_after: Callable[[int, float], tuple[int, ...]]
+
+    @property
+    def largest_input_bytes(self) -> int:
+        """The most that an image takes before a segment; of several models the last width need not be the largest."""
+        shapes = [self.shape_after(segment, width) for segment in range(1, self.segments) for width in self.widths]
+        return ELEMENT_BYTES * max(prod(shape) for shape in (self.input_shape, *shapes))
 
     @classmethod
     def of(cls, file: ModelFile) -> ServedNetwork:

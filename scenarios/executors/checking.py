@@ -38,6 +38,7 @@ from scenarios.executors.serving import is_served, measure_serving, with_overhea
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.files.spec import (
     GB,
+    ClassSection,
     ClusterSection,
     DeviceSection,
     GreedySection,
@@ -186,14 +187,17 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
         preload="all" if needed <= min(profile.device.vram_bytes, vram_bytes) else "none",
         idle_unload_s=None,
     )
+    models = profile.model.widths_by_model
     scenario = Scenario(
         schema="slimsched.scenario/1",
         name="check",
         model=ModelSection(checkpoint="checked"),
         cluster=ClusterSection(servers=(server,), greedy=greedy),
         workload=PoissonWorkload(kind="poisson", load=SHARE),
+        classes=tuple(ClassSection(name=name, model=name, share=1 / len(models)) for name in models),
     )
-    prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
+    widest = [widths[-1] for widths in models.values()] or profile.model.widths[-1:]
+    prior = AccuracyPrior({(width,) * profile.model.segments: 0.5 for width in widest})  # labels are not looked at
     world = build_world(scenario, {SERVER: profile}, NetworkAccuracy(prior))
     search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION)
     limit = capacity(world, lambda: world.router(ROUTER), search)

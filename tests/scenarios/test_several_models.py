@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from hw.networks.accuracy import Evaluation, load_accuracy, save_accuracy
+from hw.router.run_spec import ServedNetwork
 from kit.chance import stream
 from kit.errors import InputError
 from policies.names import make_router
+from scenarios.executors.checking import open_loop_world, profile_device
 from scenarios.files.reading import load_scenario
 from scenarios.learn.tune import knobs_of, require_possible
 from scenarios.runs.bound import FluidModel, overload_of
@@ -88,7 +90,7 @@ def test_images_of_a_class_run_at_widths_of_its_model_alone(folder: Path, name: 
         engine(given.cluster, run).run(make_router(name, given.context), stream(3, "router"))
         for engine in (Simulation, CompiledSimulation)
     ]
-    assert difference(*records, "record") is None
+    assert difference(records[0], records[1], "record") is None
     allowed = [MODELS[str(each["model"])] for each in CLASSES]
     ran = [set[float](), set[float](), set[float]()]
     for request in records[0].requests:
@@ -165,6 +167,24 @@ def test_the_bound_keeps_each_classs_floor_with_its_own_models_tuples(folder: Pa
     free, held = FluidModel(given), FluidModel(given, classes=given.scenario.classes)
     assert held.capacity_img_s() == pytest.approx(FluidModel(given, classes=given.scenario.classes).capacity_img_s())
     assert held.capacity_img_s() < 0.95 * free.capacity_img_s()
+
+
+# ---------------------------------------------------------------------------------------------------- executors
+
+
+def test_executors_make_room_for_the_largest_input_of_any_model() -> None:
+    """Which need not be the last width's: an input that finds no room waits for ever."""
+    served = ServedNetwork.of_sizes(WIDTHS, 100, [[4000, 400, 400, 400], [8, 8, 8, 8]])
+    assert served.largest_input_bytes == 4000
+    assert ServedNetwork.of_sizes(WIDTHS, 100, [[8] * 4, [4000] * 4]).largest_input_bytes == 100, "nobody takes answers"
+
+
+def test_a_devices_check_serves_each_model(folder: Path) -> None:
+    profile = worlds.profile("gpu", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 8))
+    found = worlds.of_models(profile, small=1, large=3)
+    checked = open_loop_world(found, profile_device(found, "p.yaml"), seed=1)
+    assert checked.cluster.router.models == (MODELS["small"], MODELS["large"])
+    assert checked.cluster.router.model_shares == (0.5, 0.5)
 
 
 # ------------------------------------------------------------------------------------------------------- refused

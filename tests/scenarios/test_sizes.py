@@ -14,7 +14,7 @@ from scenarios.job.job import ScenarioJob
 from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.materials import load_world
-from tests.scenarios.files import SCENARIO, WIDTHS, write_scenario
+from tests.scenarios.files import SCENARIO, write_scenario
 
 
 def scenario(more: str = "") -> Scenario:
