@@ -50,6 +50,7 @@ from scenarios.files.spec import (
 from scenarios.metrics.catalogue import CHECKED
 from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.metrics.result import Result
+from scenarios.metrics.slo import Slo
 from scenarios.metrics.statistics import UNMETERED
 from scenarios.runs.capacity import Search, capacity
 from scenarios.runs.simulate import simulate_metrics
@@ -199,7 +200,7 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
     widest = [widths[-1] for widths in models.values()] or profile.model.widths[-1:]
     prior = AccuracyPrior({(width,) * profile.model.segments: 0.5 for width in widest})  # labels are not looked at
     world = build_world(scenario, {SERVER: profile}, NetworkAccuracy(prior))
-    search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION)
+    search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION, slo=Slo.of(scenario))
     limit = capacity(world, lambda: world.router(ROUTER), search)
     return world, limit.stable_img_s
 
