@@ -140,7 +140,8 @@ def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
     """What the rest of the system knows of them together."""
     count = sum(len(spec.widths) for spec in specs.values())
     if len(specs) < 2 or count > MAX_WIDTHS:
-        raise InputError(source, "", f"{len(specs)} models of {count} widths; allowed are 2 of {MAX_WIDTHS} in all")
+        problem = f"{len(specs)} models of {count} widths; join at least 2, of at most {MAX_WIDTHS} widths in all"
+        raise InputError(source, "", problem)
     first = next(iter(specs))
     channels, *extent = max((spec.input_shape for spec in specs.values()), key=lambda shape: shape[1])
     for name, spec in specs.items():

@@ -114,7 +114,7 @@ def test_models_that_differ_in_segments_or_classes_are_refused() -> None:
     parts = tuple(Part(name, name, Network(name).build()) for name in ("digits", "digit-pairs"))
     with pytest.raises(InputError, match="digits: 1 x 8 x 8 in 4 segments, 10 classes, digit-pairs: 1 x 16 x 16 in 4"):
         JoinedModels(parts)
-    with pytest.raises(InputError, match="1 models of 4 widths; allowed are 2 of 62 in all"):
+    with pytest.raises(InputError, match="1 models of 4 widths; join at least 2, of at most 62 widths in all"):
         JoinedModels(parts[:1])
 
 
