@@ -105,9 +105,10 @@ def join_models(models: str, /, *, out: NewFile = "models.safetensors") -> Comma
             problem = f"{text!r:.80}; name each once, as NAME=FILE, such as cnn=slimresnet-pairs,vit=slimvit-pairs"
             raise InputError("MODELS", "", problem)
         try:
-            files[plain_name(name)] = ModelFile(Path(weights_file(file, source="MODELS")))
+            plain_name(name)
         except ValueError as error:
             raise InputError("MODELS", "", str(error)) from None
+        files[name] = ModelFile(Path(weights_file(file, source="MODELS")))
     network, label = joined(files, "MODELS")
     save_model(Path(out), network, label, {})
     spec = network.spec

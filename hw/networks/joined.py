@@ -144,7 +144,7 @@ def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
         raise InputError(source, "", problem)
     first = next(iter(specs))
     channels, *extent = max((spec.input_shape for spec in specs.values()), key=lambda shape: shape[1])
-    for name, spec in specs.items():
+    for spec in specs.values():
         sizes = [(large % own, large // own) for large, own in zip(extent, spec.input_shape[1:], strict=True)]
         fits = spec.input_shape[0] == channels and len(set(sizes)) == 1 and sizes[0][0] == 0
         if not fits or (spec.segments, spec.classes) != (specs[first].segments, specs[first].classes):
@@ -153,7 +153,7 @@ def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
                 f"{each}: {c} x {h} x {w} in {s} segments, {n} classes" for each, (c, h, w, s, n) in has.items()
             )
             remedy = "take networks of as many segments and classes, whose images are alike or whole times as large"
-            raise InputError(source, name, f"{what}; {remedy}")
+            raise InputError(source, "", f"{what}; {remedy}")
     return ModelSpec(
         segments=specs[first].segments,
         widths=tuple(round(rank / count, 3) for rank in range(1, count + 1)),
