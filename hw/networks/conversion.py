@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from torch import nn
+from torch import Tensor, nn
 
-from hw.networks.datasets import Dataset, Images
+from hw.networks.datasets import Dataset, Images, Pixels
 from hw.networks.evaluation import top1
 from hw.networks.ordinary import GivenNetwork, Rescale
 from hw.networks.registry import model_hash
@@ -77,10 +77,15 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
 def _rescale(dataset: Dataset, images: Images, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
     """From images normalised here to such."""
     own_mean, own_deviation = (torch.tensor(each, dtype=torch.float32) for each in (dataset.mean, dataset.deviation))
-    largest = float((torch.from_numpy(images).amax((0, 2, 3)) * own_deviation + own_mean).max())
+    largest = 255.0 if isinstance(images, Pixels) else _largest(images, own_mean, own_deviation)
     wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
     weight = own_deviation / largest / wanted_deviation
     return Rescale(weight, (own_mean / largest - wanted_mean) / wanted_deviation)
+
+
+def _largest(images: Images, mean: Tensor, deviation: Tensor) -> float:
+    """Of all pixels, before they were normalised so."""
+    return float((torch.from_numpy(np.asarray(images)).amax((0, 2, 3)) * deviation + mean).max())
 
 
 def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source: str) -> None:
@@ -90,7 +95,7 @@ def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source
     problem = f"gets {100 * share:.1f} % of {images} images of {sample.name}, no more than chance"
     confusion: NDArray[np.int64] = np.zeros((sample.classes, sample.classes), np.int64)
     with torch.inference_mode():
-        parts = torch.split(torch.from_numpy(sample.test_images), 100)
+        parts = torch.split(torch.from_numpy(np.asarray(sample.test_images)), 100)
         answers = torch.cat([network(part).argmax(1) for part in parts])
     np.add.at(confusion, (sample.test_labels, answers.numpy() % sample.classes), 1)
     paired = confusion[linear_sum_assignment(confusion, maximize=True)].sum() / images
@@ -155,7 +160,7 @@ def converted(
         WorkError: it loses too much at full width, or tuning diverged.
     """
     try:
-        model = made_slimmable(given, torch.from_numpy(dataset.test_images[:4]), widths)
+        model = made_slimmable(given, torch.from_numpy(np.asarray(dataset.test_images[:4])), widths)
     except UnknownLayerError as error:
         raise InputError(label, "", f"can't be made slimmable: {error}") from None
     knobs = replace(
@@ -169,7 +174,7 @@ def converted(
         some, knobs = _within(seconds, source, dataset, knobs, given)
     tuned = train(source, some, knobs, checkpoint=checkpoint, on_step=on_step, teacher=given)
     assert isinstance(tuned, SlimmedNetwork), "it was one"
-    recalibrate(tuned.to(device), torch.from_numpy(dataset.train_images), knobs.seed)
+    recalibrate(tuned.to(device), dataset.train_images, knobs.seed)
     tuned.eval()
     right = {
         width: top1(lambda x, width=width: tuned(x, (width,) * tuned.spec.segments), dataset, device)  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,57 @@ PAIR_SIZE = 16  # pixels along each side of such an image
 PAIR_DEVIATION = 3.0  # of each pixel's noise, where the ink of a digit is 0 to 16
 _KEY = ("model", "dataset")  # under which it stands, for messages
 
-Images = NDArray[np.float32]
+Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Pixels:
+    """Images kept as bytes, which take a quarter of what floats do: `np.asarray` makes normalised float32 of them.
+
+    Attributes:
+        kept: (n, C, H, W), or (n, H, W, C).
+        mean, deviation: by which they are normalised; of a shape that goes with an image's.
+    """
+
+    kept: NDArray[np.uint8]
+    mean: Floats
+    deviation: Floats
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all."""
+        return self.kept.shape
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, places: Any, /) -> Pixels:
+        return Pixels(self.kept[places], self.mean, self.deviation)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        floats = np.empty(self.shape, np.float32)
+        self.normalise(floats)
+        return floats
+
+    def normalise(self, target: Floats) -> None:
+        """Write them all, normalised."""
+        np.subtract(self.kept, self.mean, out=target)
+        np.divide(target, self.deviation, out=target)
+
+    def channels_last(self) -> Pixels:
+        """A copy as (n, H, W, C)."""
+        kept = np.ascontiguousarray(self.kept.transpose(0, 2, 3, 1))
+        mean, deviation = (np.tile(each.ravel(), (*kept.shape[1:3], 1)) for each in (self.mean, self.deviation))
+        return Pixels(kept, mean, deviation)
+
+
+Images: TypeAlias = Floats | Pixels
+
+
+@dataclass(frozen=True, slots=True)
 class Dataset:
-    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,).
+    """Images (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,).
 
     A folder may have no training images: then the test images' own are taken.
 
@@ -142,7 +186,7 @@ def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
     return _normalised(name, shown, numbers, test_shown, test_numbers, 100)
 
 
-def _pairs(part: str, digits: Images, labels: Labels) -> tuple[Images, Labels]:
+def _pairs(part: str, digits: Floats, labels: Labels) -> tuple[Floats, Labels]:
     """Images (n, 1, 16, 16), the digits halfway down, and the numbers (n,)."""
     rng = stream(0, f"digit-pairs:{part}")
     left, right = rng.integers(0, len(labels), (2, PAIRS[part]))
@@ -153,7 +197,7 @@ def _pairs(part: str, digits: Images, labels: Labels) -> tuple[Images, Labels]:
     return (images + PAIR_DEVIATION * noise).astype(np.float32), 10 * labels[left] + labels[right]
 
 
-def _parts_of_digits() -> tuple[Images, Labels, Images, Labels]:
+def _parts_of_digits() -> tuple[Floats, Labels, Floats, Labels]:
     """To train on, their labels, to test on, their labels."""
     from sklearn.datasets import load_digits
 
@@ -189,14 +233,38 @@ def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
         raise InputError(str(root), "", f"no CIFAR-100 here, and it can't be downloaded ({error}); {remedy}") from None
 
 
-def _normalised(name: str, train: Images, train_labels: Labels, test: Images, labels: Labels, classes: int) -> Dataset:
-    known = train if len(train) else test
-    mean = known.mean(axis=(0, 2, 3), keepdims=True)
-    deviation = known.std(axis=(0, 2, 3), keepdims=True)
-    deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
-    scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
-    scale = [tuple(each.ravel().tolist()) for each in (mean, deviation)]
-    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes, *scale)
+def _normalised(
+    name: str, train: NDArray[Any], train_labels: Labels, test: NDArray[Any], labels: Labels, classes: int
+) -> Dataset:
+    """Bytes stay bytes until they are used."""
+    if not train.dtype == test.dtype == np.uint8:
+        train, test = (each.astype(np.float32, copy=False) for each in (train, test))
+    known, pixels = train if len(train) else test, (0, 2, 3)
+    if known.dtype == np.uint8:
+        mean, deviation = _scale_of_bytes(known)
+    else:
+        summed = np.float32 if name in DATASETS else np.float64  # networks of these ship, which were trained so
+        mean, deviation = (of(axis=pixels, dtype=summed).astype(np.float32) for of in (known.mean, known.std))
+    deviation = np.where(deviation > 0, deviation, 1.0).astype(np.float32)  # a channel that says nothing
+    parts = [_scaled(each, mean[:, None, None], deviation[:, None, None]) for each in (train, test)]
+    return Dataset(
+        name, parts[0], train_labels, parts[1], labels, classes, tuple(mean.tolist()), tuple(deviation.tolist())
+    )
+
+
+def _scaled(images: NDArray[Any], mean: Floats, deviation: Floats) -> Images:
+    if images.dtype == np.uint8:
+        return Pixels(images, mean, deviation)
+    return np.ascontiguousarray((images - mean) / deviation, dtype=np.float32)
+
+
+def _scale_of_bytes(images: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+    """Mean and deviation (C,), from sums of whole numbers: sums of float32 stop growing after some million pixels."""
+    sums = np.zeros((2, images.shape[1]), np.int64)
+    for image in images:
+        sums += [np.sum(power, axis=(1, 2), dtype=np.int64) for power in (image, np.square(image, dtype=np.int64))]
+    mean, square = sums / (images.size // images.shape[1])
+    return mean.astype(np.float32), np.sqrt(square - mean**2).astype(np.float32)
 
 
 # ------------------------------------------------------------------------------------------------- a folder of images
@@ -233,7 +301,7 @@ def _folder(folder: Path) -> Dataset:
         raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
     size = _size(Path(train.samples[0][0]))
     mode = _mode([Path(path) for part in parts for path, _ in part.samples])
-    images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in parts]
+    images = [_read([Path(path) for path, _ in part.samples], mode, size) for part in parts]
     labels = [np.asarray(part.targets, np.int64) for part in parts]
     if len(parts) < len(PARTS):
         images, labels = [images[0][:0], *images], [labels[0][:0], *labels]
@@ -268,14 +336,23 @@ def _mode(paths: list[Path]) -> str:
     return "L" if {"1", "L"}.issuperset(modes) else "RGB"
 
 
-def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
-    """(C, H, W) as float32."""
+def _read(paths: list[Path], mode: str, size: tuple[int, int]) -> NDArray[Any]:
+    """(n, C, H, W): bytes, or float32 of what has more than 8 bits."""
+    first = _pixels(paths[0], mode, size)
+    images = np.empty((len(paths), *first.shape), np.uint8 if first.dtype == np.uint8 else np.float32)
+    for place, path in enumerate(paths):
+        images[place] = _pixels(path, mode, size)
+    return images
+
+
+def _pixels(path: Path, mode: str, size: tuple[int, int]) -> NDArray[Any]:
+    """(C, H, W)."""
     with _opened(path) as image:
         if image.size != size:
             size_text, wanted = (f"{width} x {height}" for width, height in (image.size, size))
             raise _wrong(f"{path} has {size_text} pixels, the first image {wanted}; make all images equally large")
         try:
-            pixels = np.asarray(image.convert(mode), np.float32)
+            pixels = np.asarray(image.convert(mode))
         except OSError as error:  # cut short
             raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
     if not np.isfinite(pixels).all():
@@ -300,7 +377,7 @@ def _own(name: str) -> Dataset:
     return _normalised(name, train, train_labels, test, test_labels, classes)
 
 
-def _part(what: str, value: Any) -> tuple[Images, Labels]:
+def _part(what: str, value: Any) -> tuple[NDArray[Any], Labels]:
     """Images and labels of a part, checked."""
     try:
         images, labels = (np.asarray(each) for each in value)
@@ -311,10 +388,11 @@ def _part(what: str, value: Any) -> tuple[Images, Labels]:
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
         problem = f"{what}: labels must be ({len(images)},) whole numbers from 0, found {labels.dtype} {labels.shape}"
         raise _wrong(problem)
-    numbers = images.astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise _wrong(f"{what}: images must be finite numbers")
-    return numbers, labels.astype(np.int64)
+    if images.dtype != np.uint8:
+        images = images.astype(np.float32)
+        if not np.isfinite(images).all():
+            raise _wrong(f"{what}: images must be finite numbers")
+    return images, labels.astype(np.int64)
 
 
 def _wrong(problem: str) -> InputError:

@@ -6,6 +6,8 @@ Tuples that begin alike share the work of their common segments. It measures not
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,18 +21,21 @@ from hw.networks.servable import Servable
 from kit.errors import InputError
 from policies.vocabulary import IMAGE
 
+_MOST_IMAGES: Final = 500  # of a pass
+_MOST_VALUES: Final = 1 << 23  # of them: 55 pictures of 224 pixels; activations take some twenty times as much
+
 
 def evaluate(
     model: Servable,
     dataset: Dataset,
     on_progress: Callable[[int, int], None] | None = None,
-    batch: int = 500,
+    batch: int | None = None,
     device: str = "cpu",
 ) -> Evaluation:
     """Every test image at every width tuple; `on_progress(images done, images)` is called after each batch."""
     spec = model.spec
     tuples = spec.tuples()
-    images = len(dataset.test_labels)
+    images, batch = len(dataset.test_labels), batch or _batch(dataset)
     if images * len(tuples) > MAX_BITS:
         problem = f"{len(tuples)} width tuples of {images} images are too many; group its blocks into fewer segments"
         raise InputError("model", "segments", problem)
@@ -39,7 +44,7 @@ def evaluate(
     with torch.inference_mode():
         for start in range(0, images, batch):
             part = slice(start, start + batch)
-            x = torch.from_numpy(dataset.test_images[part]).to(device)
+            x = torch.from_numpy(np.asarray(dataset.test_images[part])).to(device)
             predictions = np.stack(_predictions(placed, x, 1, IMAGE), axis=1)  # (B, T)
             correct[part] = predictions == dataset.test_labels[part, None]
             if on_progress is not None:
@@ -47,7 +52,7 @@ def evaluate(
     return Evaluation(tuple(tuples), correct, model_hash(model.state_dict()), dataset.name)
 
 
-def top1(answer: Callable[[Tensor], Tensor], dataset: Dataset, device: str = "cpu", batch: int = 500) -> float:
+def top1(answer: Callable[[Tensor], Tensor], dataset: Dataset, device: str = "cpu", batch: int | None = None) -> float:
     """Share of test images for which the largest of (B, classes) logits is that of the label."""
     return float(right(answer, dataset, device, batch).mean())
 
@@ -56,21 +61,27 @@ def right(
     answer: Callable[[Tensor], Tensor],
     dataset: Dataset,
     device: str = "cpu",
-    batch: int = 500,
+    batch: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.bool_]:
     """(images,) for which test images that is so; raises `ValueError` where there are not as many logits as classes."""
-    found, images = list[NDArray[np.bool_]](), len(dataset.test_labels)
+    found, images, batch = list[NDArray[np.bool_]](), len(dataset.test_labels), batch or _batch(dataset)
     with torch.inference_mode():
         for start in range(0, images, batch):
-            logits = answer(torch.from_numpy(dataset.test_images[start : start + batch]).to(device))
-            labels = dataset.test_labels[start : start + batch]
+            part = slice(start, start + batch)
+            logits = answer(torch.from_numpy(np.asarray(dataset.test_images[part])).to(device))
+            labels = dataset.test_labels[part]
             if logits.shape != (len(labels), dataset.classes):
                 raise ValueError(f"gives {tuple(logits.shape)} for {len(labels)} images of {dataset.classes} classes")
             found.append(logits.argmax(dim=1).cpu().numpy() == labels)
             if on_progress is not None:
                 on_progress(min(start + batch, images), images)
     return np.concatenate(found)
+
+
+def _batch(dataset: Dataset) -> int:
+    """As many images at once as fit in memory."""
+    return max(1, min(_MOST_IMAGES, _MOST_VALUES // prod(dataset.test_images.shape[1:])))
 
 
 def _predictions(model: Servable, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:

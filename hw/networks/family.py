@@ -4,7 +4,8 @@ Each member is a width of a network with one segment: the cheapest the narrowest
 holds a member of its own. (One module that serves two lanes with weights of each gives wrong answers, and no error.)
 Members are served, never trained here: BatchNorm and dropout stay as they are in use.
 
-A structure is plain data: it names torchvision's networks, or a class that whoever opens the file must name as well.
+A structure is plain data: it names networks of torchvision or timm, or a class that whoever opens the file must name as
+well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hw.networks.counting import counted
-from hw.networks.ordinary import TORCHVISION, GivenNetwork, Named, Rescale, build_given, logits_of
+from hw.networks.ordinary import LIBRARIES, GivenNetwork, Named, Rescale, build_given, logits_of
 from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.servable import ModelSpec, SegmentCost, Servable, Shape
 from hw.networks.settings import label_of
@@ -38,7 +39,7 @@ class Member(StrictModel):
 
     Attributes:
         label: what people call it.
-        network: `torchvision:NAME`, or `module:Class`.
+        network: `torchvision:NAME`, `timm:NAME`, or `module:Class`.
         options: what it is called with.
         form: of its weights and activations, whatever its device's; `int8` for CPUs alone.
     """
@@ -56,8 +57,8 @@ class Member(StrictModel):
 
 
 def own_classes(members: Iterable[Member]) -> set[str]:
-    """Those that are not torchvision's, and run only where their user names them."""
-    return {each.network for each in members if each.network.partition(":")[0] != TORCHVISION}
+    """Those that are no library's, and run only where their user names them."""
+    return {each.network for each in members if each.network.partition(":")[0] not in LIBRARIES}
 
 
 class FamilyStructure(StrictModel):

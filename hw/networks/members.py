@@ -146,7 +146,7 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
         known = data.train_images if len(data.train_labels) else data.test_images
         with torch.inference_mode():
             shown = spread(range(len(known)), _SHOWN)
-            module = Int8Network(module, rescale(torch.from_numpy(known[shown])))
+            module = Int8Network(module, rescale(torch.from_numpy(np.asarray(known[shown]))))
     network = MemberNetwork(rescale, module, member.form).requires_grad_(requires_grad=False)
     try:
         correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
@@ -158,7 +158,7 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
 
 def timed(members: Sequence[Judged], data: Dataset, place: str) -> list[Judged]:
     """With the least that a pass takes at `place`, of some that are run in turns."""
-    images = torch.from_numpy(data.test_images[:BATCH]).to(place, memory_format=torch.channels_last)
+    images = torch.from_numpy(np.asarray(data.test_images[:BATCH])).to(place, memory_format=torch.channels_last)
     for each in members:
         each.network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.inference_mode():

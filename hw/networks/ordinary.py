@@ -1,10 +1,10 @@
-"""An ordinary network of somebody else's, such as torchvision's: made by its name, its weights drawn anew."""
+"""An ordinary network of somebody else's, torchvision's or timm's: made by its name, its weights drawn anew."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from hw.networks.servable import Servable
 from kit.errors import InputError, in_a_line, nearest
 from kit.plugins import blaming, own_class
 
-TORCHVISION: Final = "torchvision"  # before the colon: one of its networks
+TORCHVISION, TIMM = "torchvision", "timm"
+LIBRARIES: Final = (TORCHVISION, TIMM)  # before the colon: one of its networks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +77,20 @@ def build_given(network: Named, classes: int) -> nn.Module:
     """An ordinary network, its weights drawn anew.
 
     Args:
-        network: `torchvision:resnet18`, or `module:Class`.
-        classes: that torchvision's shall know, where its options say nothing.
+        network: `torchvision:resnet18`, `timm:resnet18`, or `module:Class`.
+        classes: that a library's shall know, where its options say nothing.
 
     Raises:
         InputError: there is no such network, or it can't be made.
     """
     kind, _, name = network.name.partition(":")
-    if kind == TORCHVISION:
-        from torchvision import models
-
-        known = models.list_models(models)  # of images: others fetch parts of theirs as they are made
+    if kind in LIBRARIES:
+        known, make = _torchvision() if kind == TORCHVISION else _timm(network)
         if name not in known:
-            problem = f"torchvision has no {name!r} that tells what an image is of"
+            problem = f"{kind} has no {name!r} that tells what an image is of"
             raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, known), 120)}")
         with blaming(network.name, network.source, network.key):
-            found: nn.Module = models.get_model(name, **{"num_classes": classes, **network.options, "weights": None})
-            return found.eval()
+            return make(name, {"num_classes": classes, **network.options}).eval()
     given = own_class(network.name, network.source, network.key)
     is_ordinary = isinstance(given, type) and issubclass(given, nn.Module) and not issubclass(given, Servable)
     if not is_ordinary:
@@ -101,3 +99,25 @@ def build_given(network: Named, classes: int) -> nn.Module:
     with blaming(network.name, network.source, network.key):
         module: nn.Module = given(**network.options)
     return module.eval()
+
+
+_Make: TypeAlias = Callable[[str, dict[str, Any]], nn.Module]
+
+
+def _torchvision() -> tuple[list[str], _Make]:
+    """Its networks' names, and what makes one."""
+    from torchvision import models
+
+    known = models.list_models(models)  # of images: others fetch parts of theirs as they are made
+    return known, lambda name, options: models.get_model(name, **{**options, "weights": None})
+
+
+def _timm(network: Named) -> tuple[list[str], _Make]:
+    """See `_torchvision`; nothing is fetched, or opened."""
+    try:
+        import timm
+    except ImportError:
+        problem = f"{network.name!r}: timm is not installed; `pip install timm` puts it here"
+        raise InputError(network.source, network.key, problem) from None
+    nothing = {"pretrained": False, "checkpoint_path": ""}
+    return timm.list_models(), lambda name, options: timm.create_model(name, **{**options, **nothing})

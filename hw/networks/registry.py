@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hw.networks.family import Family, FamilyStructure, own_classes
 from hw.networks.joined import JoinedModels, Part
-from hw.networks.ordinary import TORCHVISION, Named
+from hw.networks.ordinary import LIBRARIES, Named
 from hw.networks.servable import Servable
 from hw.networks.settings import label_of, network_settings
 from hw.networks.slimmable import SlimmableModel
@@ -97,7 +97,7 @@ class Network(Named):
 
     def _own_class(self) -> type[SlimmableModel]:
         """What the name stands for; nothing but a network's class is ever called."""
-        is_ordinary = self.name.partition(":")[0] == TORCHVISION
+        is_ordinary = self.name.partition(":")[0] in LIBRARIES
         model_class = None if is_ordinary else own_class(self.name, self.source, self.key)
         if not (isinstance(model_class, type) and issubclass(model_class, SlimmableModel)):
             problem = f"{self.name!r} is no hw.networks.slimmable.SlimmableModel"

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hw.networks.datasets import Images
 from hw.networks.slimmable import Weights
 from hw.networks.slimmed import TABLES, Dimension, Layer, SlimmedNetwork, weight_name
 from hw.networks.tracing import UnknownLayerError, structure_of
@@ -116,7 +118,7 @@ class _Sums:
     square: Tensor
 
 
-def recalibrate(model: SlimmedNetwork, images: Tensor, seed: int) -> None:
+def recalibrate(model: SlimmedNetwork, images: Images, seed: int) -> None:
     """Take the statistics of every key: of images that came by all widths in turn, a share by each.
 
     Args:
@@ -138,7 +140,7 @@ def recalibrate(model: SlimmedNetwork, images: Tensor, seed: int) -> None:
     with torch.no_grad():
         for _ in range(ROUNDS):
             chosen = rng.choice(len(images), min(IMAGES, len(images)), replace=False)
-            _through_all_keys(model, images[torch.from_numpy(chosen)].to(device))
+            _through_all_keys(model, torch.from_numpy(np.asarray(images[chosen])).to(device))
     model.normalize = None
     layers, own = {layer.name: layer for layer in model.structure.layers}, model.state_dict()
     for (name, row, column), kept in sums.items():

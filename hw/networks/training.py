@@ -294,7 +294,6 @@ class _Training:
         self._network, self._dataset, self._knobs = network, dataset, knobs
         self._teacher = teacher.to(knobs.device) if teacher is not None else None
         self._optimizer = _optimizer(self.model, knobs)
-        self._images = torch.from_numpy(dataset.train_images).to(knobs.device)
         self._labels = torch.from_numpy(dataset.train_labels).to(knobs.device)
         self._dtype = autocast_dtype(knobs.precision, knobs.device)
         kind = torch.device(knobs.device).type
@@ -330,13 +329,14 @@ class _Training:
 
     def _batches(self, rng: np.random.Generator, pixels: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` where that is given, and (B,) labels."""
-        order = torch.from_numpy(rng.permutation(len(self._labels))).to(self._labels.device)
+        order = rng.permutation(len(self._labels))
         for start in range(0, len(order), self._knobs.batch):
             chosen = order[start : start + self._knobs.batch]
-            images = _augment(self._images[chosen], self._knobs, rng)
+            images = torch.from_numpy(np.asarray(self._dataset.train_images[chosen])).to(self._labels.device)
+            images = _augment(images, self._knobs, rng)
             if pixels is not None:
                 images = F.interpolate(images, (pixels, pixels), mode="bilinear", antialias=True)
-            yield images.contiguous(memory_format=self._format), self._labels[chosen]
+            yield images.contiguous(memory_format=self._format), self._labels[torch.from_numpy(chosen)]
 
     def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
         """One step over {widest, narrowest, random ...}; returns the losses of the first two, (2,)."""

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.networks.datasets import Images
 from hw.networks.registry import ModelFile
 from hw.router.transfers import ELEMENT_BYTES, LinkModel
 from policies.faults import Fault
@@ -61,7 +62,7 @@ class HardwareRun:
 
     Attributes:
         arrivals_ns: (n,) ascending; request i arrives at arrivals_ns[i].
-        images: (m, C, H, W) float32, and labels (m,); request i is image i modulo m.
+        images: (n, C, H, W), and labels (n,).
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
         deadlines_ns: after its arrival, for every request of each class; None for no deadline.
@@ -69,6 +70,7 @@ class HardwareRun:
         keep_log: keep every event and command for replay.
         faults: what is done to the agents, and when.
         goals: when the operator asks for what, ascending.
+        shown: (m,) request i shows image `shown[i modulo m]`; None for all images in turn.
         links: an emulated network between the servers; None for what this machine has. Of this run alone.
         is_correct: (request, its widths) -> whether it is right, where agents tell no labels; None compares what they
             tell with `labels`.
@@ -76,7 +78,7 @@ class HardwareRun:
     """
 
     arrivals_ns: NDArray[np.int64]
-    images: NDArray[np.float32]
+    images: Images
     labels: NDArray[np.int64]
     horizon_ns: int
     end: Literal["drain", "cut"] = "drain"
@@ -89,9 +91,15 @@ class HardwareRun:
     links: LinkModel | None = None
     is_correct: Callable[[int, tuple[float, ...]], bool] | None = None
     measures_costs: bool = False
+    shown: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.images) or not len(self.images):
             raise ValueError(f"{len(self.images)} images with {len(self.labels)} labels")
         if np.any(np.diff(self.arrivals_ns) < 0):
             raise ValueError("arrivals must ascend")
+
+    @property
+    def images_shown(self) -> NDArray[np.int64]:
+        """(m,); see `shown`."""
+        return np.arange(len(self.images)) if self.shown is None else self.shown

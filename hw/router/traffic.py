@@ -74,7 +74,7 @@ class PlannedTraffic:
 
     def __init__(self, run: HardwareRun, router: RouterCore, clock: RunClock) -> None:
         poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
-        self.images: Images = ImageSource(run.images, poisoned)
+        self.images: Images = ImageSource(run.images, run.images_shown, poisoned)
         self.horizon_ns = run.horizon_ns
         self.lags_ns: list[int] = []
         self._deadlines_ns = run.deadlines_ns
@@ -83,7 +83,7 @@ class PlannedTraffic:
         self._taken = 0
         self.next_ns = self._arrivals_ns[0] if self._arrivals_ns else NEVER_NS
         self.has_ended = not self._arrivals_ns
-        self._right: list[int] = run.labels.tolist()
+        self._right: list[int] = run.labels[run.images_shown].tolist()
         self._is_correct = run.is_correct
         self._widths_of = router.widths_of
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.networks.datasets import Images as DataImages
+from hw.networks.datasets import Pixels
 from hw.transport.arena import Slab
 from hw.transport.messages import Input, Keep, Move, Moved, Release
 from policies.vocabulary import (
@@ -59,35 +61,44 @@ class Images(Protocol):
 
 
 class ImageSource:
-    """The images of a run's requests; request i is image i modulo m.
+    """The images of a run's requests; request i shows image `shown[i modulo m]`.
 
     Args:
-        images: (m, C, H, W) float32, or of any other shape that has no order of channels.
+        images: (n, C, H, W), or of any other shape that has no order of channels.
+        shown: (m,).
         poisoned: requests whose images hold no number.
     """
 
-    def __init__(self, images: NDArray[np.float32], poisoned: frozenset[int] = frozenset()) -> None:
+    def __init__(self, images: DataImages, shown: NDArray[np.int64], poisoned: frozenset[int] = frozenset()) -> None:
         self._images = images
-        self._channels_last: NDArray[np.float32] | None = None  # made when a server wants it
+        self._channels_last: DataImages | None = None  # made when a server wants it
+        self._shown: list[int] = shown.tolist()
         self._poisoned = poisoned
         self.shape: tuple[int, ...] = images.shape[1:]
 
     def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
         """See `Images`; with one copy."""
-        images = self._in_order(channels_last)
-        places = [request % len(images) for request in requests]
+        images, shown = self._in_order(channels_last), self._shown
+        places = [shown[request % len(shown)] for request in requests]
         target = target.reshape(len(requests), *images.shape[1:])
-        images.take(places, axis=0, out=target, mode="clip")  # the only mode that needs no second copy
+        if isinstance(images, Pixels):
+            images[places].normalise(target)
+        else:
+            images.take(places, axis=0, out=target, mode="clip")  # the only mode that needs no second copy
         if self._poisoned:
             for position, request in enumerate(requests):
                 if request in self._poisoned:
                     target[position] = np.nan
 
-    def _in_order(self, channels_last: bool) -> NDArray[np.float32]:
-        if not channels_last or self._images.ndim != 4:
+    def _in_order(self, channels_last: bool) -> DataImages:
+        if not channels_last or len(self.shape) != 3:
             return self._images
         if self._channels_last is None:
-            self._channels_last = np.ascontiguousarray(self._images.transpose(0, 2, 3, 1))
+            images = self._images
+            if isinstance(images, Pixels):
+                self._channels_last = images.channels_last()
+            else:
+                self._channels_last = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
         return self._channels_last
 
 

@@ -244,8 +244,9 @@ def carried_out(
         images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
     run = HardwareRun(
         arrivals_ns=planned.arrivals_ns,
-        images=dataset.test_images[images],
-        labels=dataset.test_labels[images],
+        images=dataset.test_images,
+        labels=dataset.test_labels,
+        shown=images,
         horizon_ns=planned.horizon_ns,
         end=planned.end,
         deadlines_ns=planned.deadlines_ns,

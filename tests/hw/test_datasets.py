@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hw.networks.datasets import dataset_label, load_dataset
+from hw.networks.datasets import Pixels, dataset_label, load_dataset
 from hw.networks.training import TrainingKnobs, recipe
 from kit.errors import InputError
 
@@ -38,13 +38,33 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_is_read_as_torchvision_lays_it_out(folder: Path) -> None:
     """Classes by their names, images as (C, H, W), normalised by the training images."""
     data = load_dataset(str(folder))
-    assert data.train_images.shape == (4, 3, 4, 6)
-    assert data.test_images.dtype == np.float32
+    train, test = np.asarray(data.train_images), np.asarray(data.test_images)
+    assert data.train_images.shape == train.shape == (4, 3, 4, 6)
+    assert test.dtype == np.float32
     assert (data.train_labels.tolist(), data.test_labels.tolist(), data.classes) == ([0, 0, 1, 1], [0, 1], 2)
-    assert data.train_images.mean(axis=(0, 2, 3)) == pytest.approx([0, 0, 0], abs=1e-6)
-    assert data.train_images[:, 0].std() == pytest.approx(1, abs=1e-5)
-    assert (data.train_images[:, 2] == 0).all(), "a channel that says nothing stays finite"
-    assert data.test_images[0, 0, 0, 0] == data.train_images[0, 0, 0, 0] < data.test_images[1, 0, 0, 0]
+    assert train.mean(axis=(0, 2, 3)) == pytest.approx([0, 0, 0], abs=1e-6)
+    assert train[:, 0].std() == pytest.approx(1, abs=1e-5)
+    assert (train[:, 2] == 0).all(), "a channel that says nothing stays finite"
+    assert test[0, 0, 0, 0] == train[0, 0, 0, 0] < test[1, 0, 0, 0]
+
+
+def test_bytes_stay_bytes_until_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any part come the very floats that numpy makes of all; what has a float in one part is float in both."""
+    pixels = np.moveaxis(np.random.default_rng(0).integers(0, 256, (6, 80, 160, 3), np.uint8), -1, 1)
+    labels = np.array([0, 1, 1, 0, 1, 0])
+    data = load_dataset(own(monkeypatch, (pixels, labels), (pixels[:3], labels[:3])))
+    assert isinstance(data.train_images, Pixels)
+    doubles = pixels.transpose(1, 0, 2, 3).reshape(3, -1).astype(np.float64)
+    assert data.mean == tuple(doubles.mean(axis=1).astype(np.float32).tolist())
+    assert data.deviation == pytest.approx(doubles.std(axis=1), rel=1e-7)
+    mean, deviation = (np.array(each, np.float32)[:, None, None] for each in (data.mean, data.deviation))
+    wanted = (pixels.astype(np.float32) - mean) / deviation
+    assert np.array_equal(np.asarray(data.train_images), wanted)
+    assert np.array_equal(np.asarray(data.train_images[np.array([4, 1])]), wanted[[4, 1]])
+    assert np.array_equal(np.asarray(data.train_images[2:4].channels_last()), wanted[2:4].transpose(0, 2, 3, 1))
+    mixed = load_dataset(own(monkeypatch, (pixels, labels), (pixels[:3] / 2, labels[:3])))
+    assert isinstance(mixed.train_images, np.ndarray)
+    assert (mixed.mean, mixed.deviation) == (data.mean, data.deviation)
 
 
 def test_grey_images_have_one_channel(folder: Path) -> None:
@@ -139,10 +159,11 @@ def own(monkeypatch: pytest.MonkeyPatch, train: Any, test: Any) -> str:
 def test_a_class_gives_images_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Called without arguments; numbers of any kind are normalised."""
     data = load_dataset(own(monkeypatch, pair(), pair()))
+    train = np.asarray(data.train_images)
     assert (data.name, data.classes) == ("users_images:Mine", 2)
-    assert data.train_images.dtype == np.float32
-    assert data.train_images.mean() == pytest.approx(0, abs=1e-6)
-    assert (data.train_images == data.test_images).all()
+    assert train.dtype == np.float32
+    assert train.mean() == pytest.approx(0, abs=1e-6)
+    assert np.array_equal(train, np.asarray(data.test_images))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,9 @@ from torch import Tensor, nn
 from hw.host.limits import machine_bytes
 from hw.networks import given
 from hw.networks.datasets import Dataset, load_dataset
+from hw.networks.family import Member, own_classes
 from hw.networks.given import _state_dict, _why, read_weights, take_weights
-from hw.networks.ordinary import build_given
+from hw.networks.ordinary import Named, build_given
 from hw.networks.pictures import equally_large
 from hw.networks.registry import Network
 from kit.errors import InputError
@@ -154,6 +157,29 @@ def test_networks_are_built_by_name() -> None:
     ):
         with pytest.raises(InputError, match=told):
             build_given(Network(name), 7)
+
+
+def test_networks_of_timm_are_built_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its list alone, and with nothing fetched or opened, whatever the options of a file say."""
+    asked = list[tuple[str, dict[str, Any]]]()
+
+    def make(name: str, **options: Any) -> nn.Module:
+        asked.append((name, options))
+        return Head(options["num_classes"])
+
+    stub = ModuleType("timm")
+    stub.list_models, stub.create_model = lambda: ["resnet26"], make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", stub)
+    named = Named("timm:resnet26", {"in_chans": 1, "pretrained": True, "checkpoint_path": "evil.pth"})
+    assert not build_given(named, 7).training
+    options = {"num_classes": 7, "in_chans": 1, "pretrained": False, "checkpoint_path": ""}
+    assert asked == [("resnet26", options)]
+    assert own_classes([Member(label="a", network="timm:resnet26")]) == set()
+    with pytest.raises(InputError, match=r"timm has no 'resnet27' .*; did you mean 'resnet26'"):
+        build_given(Named("timm:resnet27"), 7)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(InputError, match="'timm:resnet26': timm is not installed; `pip install timm`"):
+        build_given(Named("timm:resnet26"), 7)
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures

@@ -174,7 +174,7 @@ def test_statistics_are_those_of_the_key() -> None:
     model = slim(shaken(SmallResNet()))
     batch = images(64)
     before = {key: table.clone() for key, table in model.state_dict().items()}
-    recalibrate(model, batch, seed=0)
+    recalibrate(model, batch.numpy(), seed=0)
     for width in WIDTHS:
         with torch.no_grad():
             served = model.eval().forward_segment(batch, 1, width, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hw.devices.activations import tensor_in
+from hw.networks.datasets import Pixels
 from hw.router.server import RemoteServer
 from hw.router.transfers import NO_ROOM, Cargo, ImageSource, LinkModel, Transfers
 from hw.transport.arena import Arena, Inbox, Slab
@@ -79,7 +80,7 @@ class World:
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
         self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
-        cargo = Cargo(ImageSource(IMAGES, poisoned), lambda segment, _: SHAPES[segment])
+        cargo = Cargo(ImageSource(IMAGES, np.arange(len(IMAGES)), poisoned), lambda segment, _: SHAPES[segment])
         self.transfers = Transfers(
             cast(list[RemoteServer], self.servers), cargo, links,
             lambda: self.now_ns, self.events.append, self._hand_over, PATIENCE_NS, itertools.count(),
@@ -131,12 +132,15 @@ def test_a_poisoned_image_holds_no_number() -> None:
 
 def test_feature_maps_may_have_their_channels_last() -> None:
     """As the server's device wants them; the numbers are the same."""
-    images = np.arange(2 * 2 * 3 * 4, dtype=np.float32).reshape(2, 2, 3, 4)
-    target = np.empty(images.size, np.float32)
-    ImageSource(images).write((1, 0), target, channels_last=True)
-    assert np.array_equal(target.reshape(2, 3, 4, 2).transpose(0, 3, 1, 2), images[[1, 0]])
-    ImageSource(images).write((1, 0), target, channels_last=False)
-    assert np.array_equal(target.reshape(images.shape), images[[1, 0]])
+    pixels = np.arange(2 * 2 * 3 * 4, dtype=np.uint8).reshape(2, 2, 3, 4)
+    mean, deviation = (np.array(each, np.float32)[:, None, None] for each in ((3.0, 7.0), (0.3, 1.7)))
+    for kept in (pixels.astype(np.float32), Pixels(pixels, mean, deviation)):
+        images, target = np.asarray(kept), np.empty(pixels.size, np.float32)
+        source = ImageSource(kept, np.array([0, 0, 1]))
+        source.write((2, 4), target, channels_last=True)
+        assert np.array_equal(target.reshape(2, 3, 4, 2).transpose(0, 3, 1, 2), images[[1, 0]])
+        source.write((2, 4), target, channels_last=False)
+        assert np.array_equal(target.reshape(images.shape), images[[1, 0]])
 
 
 def test_without_a_place_a_transfer_waits_in_order_and_then_gives_up() -> None:
