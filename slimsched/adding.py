@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -54,7 +55,7 @@ def add_models(
     weights: File,
     images: str,
     size: int | None = None,
-    pictures: int = 240,
+    pictures: int | None = None,
     budget_s: Duration = 20.0,
     keep_all: bool = False,
     allow_busy: bool = False,
@@ -73,7 +74,8 @@ def add_models(
         images: a folder with test/CLASS/*.jpg, or with the classes alone; or another data set by name.
         size: pixels along each side that pictures are resized to; by default their own where all are squares of one
             size, else 224.
-        pictures: so many of the folder's, as many of each class as can be.
+        pictures: so many of the folder's, as many of each class as can be; by default 240 of 224 pixels, and up to
+            2,000 smaller ones.
         budget_s: for calibration, of each device.
         keep_all: also what another network beats.
         allow_busy: measure even if other programs use a device; its profile says so.
@@ -106,7 +108,7 @@ def add_models(
     return _answer(written, family.spec, found, beaten, profiles)
 
 
-def _images(member: Member, images: str, size: int | None, pictures: int, folder: Path) -> tuple[Dataset, str]:
+def _images(member: Member, images: str, size: int | None, pictures: int | None, folder: Path) -> tuple[Dataset, str]:
     """The data set, and its name in the scenario; of a folder's pictures some are written into the family's."""
     from torch import nn
 
@@ -226,6 +228,20 @@ def _img_s(curve: LatencyCurve) -> float:
     return max(batch / mean_s for batch, mean_s in zip(curve.batches, curve.mean_s, strict=True))
 
 
+def _within_chance(found: Sequence[Judged], beaten: Mapping[str, Judged]) -> list[tuple[Judged, Judged]]:
+    """Of those that are kept, each that knows more than the next, but not for sure: of images that one of both gets
+    right, nearly as many are the other's (McNemar's test, at 5 %)."""
+    from scipy.stats import binomtest
+
+    kept = sorted((each for each in found if each.member.label not in beaten), key=lambda one: -one.top1)
+    close = []
+    for best, following in pairwise(kept):
+        alone = [int((one.correct & ~other.correct).sum()) for one, other in ((best, following), (following, best))]
+        if not sum(alone) or binomtest(alone[0], sum(alone)).pvalue > 0.05:
+            close.append((best, following))
+    return close
+
+
 def _answer(
     written: _Written,
     spec: ModelSpec,
@@ -260,7 +276,9 @@ def _answer(
         rows.append([*cells, use])
         documents.append(document)
     heads = [head for name in profiles for head in (f"{name} ms at 1 / most", f"{name} images/s")]
+    chance = [f"{best.member.label} over {next_best.member.label}" for best, next_best in _within_chance(found, beaten)]
     notes = [
+        *(f"the lead of {lead} may be chance: more images tell" for lead in chance),
         f"top-1 of {images} test images, and where its 95 % interval begins and ends",
         "ms of a batch of one image, and of the largest; images/s at the best batch, with nothing else to do",
         f"network: {written.folder / MODEL}",

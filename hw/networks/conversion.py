@@ -68,7 +68,10 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
         shares = {name: top1(network, sample, batch=100) for name, network in tried.items()}
     except Exception as error:
         shape, problem = images.shape[1:], in_a_line(f"{type(error).__name__}: {error}")
-        raise InputError(source, "", f"can't take images of {shape} from {dataset.name} ({problem})") from None
+        remedy = "--size says how large a folder's pictures shall be"
+        raise InputError(
+            source, "", f"can't take images of {shape} from {dataset.name} ({problem}); {remedy}"
+        ) from None
     best = max(shares, key=lambda name: shares[name])
     _require_knowledge(tried[best], shares[best], sample, source)
     return tried[best], best

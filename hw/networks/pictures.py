@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -11,6 +11,7 @@ from kit.errors import InputError
 USUAL: Final = 224  # pixels along each side, of which nearly all trained networks take pictures
 TEST_NAMES: Final = ("test", "val", "valid", "validation")
 TEST_SHARE: Final = 5  # where nothing says what is for the test: one picture in five of each class
+PICTURES, SMALL_PICTURES = 240, 2000  # where nothing is said: of that size, and at most of smaller ones
 BORDER: Final = 256 / 224  # as torchvision's: resized to a little more, so that the middle can be cut out
 MOST_UNREADABLE: Final = 0.01
 
@@ -44,14 +45,19 @@ def equally_large(
 
 
 def test_sample(
-    folder: Path, target: Path, size: int | None, channels: int, most: int, on_progress: Callable[[int, int], None]
+    folder: Path,
+    target: Path,
+    size: int | None,
+    channels: int,
+    most: int | None,
+    on_progress: Callable[[int, int], None],
 ) -> int:
     """Write `test/CLASS/*.png` as `equally_large` does, of some test pictures, as many of each class as can be.
 
     Args:
         folder: with `test` (or `val`), with `train` beside it or not; or with the classes themselves.
         size: None keeps that of the pictures where all have one; else it is `USUAL`.
-        most: pictures in all, about.
+        most: pictures in all, about; None for `PICTURES`, and more of small ones.
 
     Returns:
         How many can't be read.
@@ -68,9 +74,15 @@ def test_sample(
         raise InputError(str(place), "", "has no pictures; they lie in test/CLASS/, or in CLASS/")
     if empty := [path.name for path, pictures in classes.items() if not pictures]:
         raise InputError(str(place), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
+    size = size or _own_size(_of_each(classes, most or PICTURES))
+    most = most or min(SMALL_PICTURES, max(PICTURES, PICTURES * USUAL**2 // size**2))
+    found = [("test", path) for path in _of_each(classes, most)]
+    return _write(folder, found, target, size, channels, on_progress)
+
+
+def _of_each(classes: Mapping[Path, list[Path]], most: int) -> list[Path]:
     each = max(1, -(-most // len(classes)))
-    found = [("test", path) for pictures in classes.values() for path in spread(pictures, each)]
-    return _write(folder, found, target, size or _own_size([path for _, path in found]), channels, on_progress)
+    return [path for pictures in classes.values() for path in spread(pictures, each)]
 
 
 def spread(pictures: Sequence[_Picture], most: int) -> list[_Picture]:
@@ -111,7 +123,12 @@ def _write(
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             with Image.open(path) as opened:
+                if opened.mode.startswith(("I", "F")):  # convert would make nearly all of them white
+                    problem = f"has grey pixels of more than 8 bits ({opened.mode}); write it anew with 8"
+                    raise InputError(str(path), "", problem)
                 image = opened.convert("L" if channels == 1 else "RGB")
+        except InputError:
+            raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             unreadable.append(path)
             continue

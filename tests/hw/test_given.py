@@ -122,6 +122,17 @@ def test_a_whole_network_and_torchscript_are_code(tmp_path: Path) -> None:
             read_weights(tmp_path / name)
 
 
+def test_half_a_download_is_damaged(tmp_path: Path) -> None:
+    """Of both forms."""
+    torch.save({"w": torch.zeros(1000)}, tmp_path / "w.pt")
+    save_file({"w": torch.zeros(1000)}, tmp_path / "w.safetensors")
+    for name, told in (("w.pt", r"w\.pt: is damaged, cut short"), ("w.safetensors", "cannot be read as safetensors")):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[:2000])
+        with pytest.raises(InputError, match=told):
+            read_weights(path)
+
+
 def test_an_old_torch_opens_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.zeros(1)}, tmp_path / "w.pt")
     monkeypatch.setattr(given, "SAFE_TORCH", "99.0")
@@ -204,6 +215,36 @@ def test_pictures_are_made_equally_large_and_split(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(Image.open(copied)), np.asarray(Image.open(tmp_path / "pets" / "dog" / "0.jpg")))
     with pytest.raises(InputError, match="is there already"):
         equally_large(tmp_path / "pets", target, 16, 3, lambda *_: None)
+
+
+@pytest.mark.parametrize("mode, ending", [("RGBA", "png"), ("CMYK", "jpg"), ("P", "png"), ("LA", "png"), ("1", "png")])
+def test_pictures_of_any_kind_become_those_of_8_bits(mode: str, ending: str, tmp_path: Path) -> None:
+    for number in range(5):
+        picture(tmp_path / "pets" / "cat" / f"{number}.{ending}", (4, 4), mode)
+    for channels, wanted in ((1, "L"), (3, "RGB")):
+        target, unreadable = equally_large(tmp_path / "pets", tmp_path / wanted, 4, channels, lambda *_: None)
+        assert unreadable == 0
+        assert {Image.open(path).mode for path in target.rglob("*.png")} == {wanted}
+
+
+def test_of_a_moving_picture_the_first_is_taken(tmp_path: Path) -> None:
+    shades = [Image.new("RGB", (4, 4), (shade, shade, shade)) for shade in (10, 250)]
+    for number in range(5):
+        path = tmp_path / "pets" / "cat" / f"{number}.webp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shades[0].save(path, save_all=True, append_images=shades[1:], lossless=True)
+    target, _ = equally_large(tmp_path / "pets", tmp_path / "out", 4, 1, lambda *_: None)
+    assert {int(np.asarray(Image.open(path)).max()) for path in target.rglob("*.png")} == {10}
+
+
+@pytest.mark.parametrize("dtype, mode", [(np.uint16, "I;16"), (np.float32, "F"), (np.int32, "I")])
+def test_pictures_of_more_than_8_bits_are_refused(dtype: type[np.generic], mode: str, tmp_path: Path) -> None:
+    """Pillow would make them white, without a word."""
+    path = tmp_path / "pets" / "cat" / "wide.tif"
+    path.parent.mkdir(parents=True)
+    Image.fromarray(np.full((4, 4), 900, dtype)).save(path)
+    with pytest.raises(InputError, match=rf"wide\.tif: has grey pixels of more than 8 bits \({mode}\); write it anew"):
+        equally_large(tmp_path / "pets", tmp_path / "out", 4, 3, lambda *_: None)
 
 
 def test_parts_stay_parts_and_few_broken_pictures_are_left_out(tmp_path: Path) -> None:

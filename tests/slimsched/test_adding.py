@@ -196,7 +196,7 @@ def test_weights_are_found_by_name(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (["torchvision:resnet81"], "torchvision has no 'resnet81'"),
-        (["torchvision:resnet18", "--images", "digits"], "can't take images"),
+        (["torchvision:resnet18", "--images", "digits"], "can't take images .*; --size says how large"),
         (["torchvision:resnet18", "--images", "nowhere"], "no such folder"),
         (["torchvision:resnet18", "--pictures", "7"], "must be a whole number from 100"),
         (["torchvision:resnet18", "--size", "32"], "has its own size"),
@@ -293,6 +293,15 @@ def test_a_sample_has_as_many_of_each_class_as_can_be_and_keeps_a_common_size(tm
     assert load_dataset(str(tmp_path / "sized")).test_images.shape[2:] == (224, 224)
 
 
+def test_of_small_pictures_more_are_taken_where_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "pets" / "ant").mkdir(parents=True)
+    for number in range(300):
+        Image.fromarray(np.full((8, 8), number % 256, np.uint8)).save(tmp_path / "pets" / "ant" / f"{number}.png")
+    for size, count in ((None, 300), (224, 240)):
+        sample_of(tmp_path / "pets", tmp_path / f"{size}", size, 1, None, lambda *_: None)
+        assert len(list((tmp_path / f"{size}").rglob("*.png"))) == count
+
+
 def _judged(label: str, top1: float = 1.0, pass_s: float = 0.0) -> Judged:
     (member,) = members_of(f"torchvision:{label}", SOURCE)
     network = MemberNetwork(nn.Identity(), nn.Identity(), "float32")
@@ -303,7 +312,15 @@ def test_of_members_that_know_and_take_the_same_but_for_noise_one_stays() -> Non
     """Who is quicker by less than times repeat is no quicker; of two alike the first named stays."""
     known = {"a": (0.9, 1.0), "b": (0.9, 1.0), "c": (0.8, 0.5), "d": (0.8, 0.6), "e": (0.7, 0.48), "f": (0.7, 0.47)}
     beaten = dominated([_judged(label, *values) for label, values in known.items()])
-    assert {label: other.member.label for label, other in beaten.items()} == {"b": "a", "d": "c", "e": "c"}
+    assert {label: other.member.label for label, other in beaten.items()} == {"b": "a", "d": "c", "e": "f"}
+
+
+def test_a_lead_that_may_be_chance_is_told() -> None:
+    """That of two images in a hundred may be, that of ten is not; of what is left out nothing is said."""
+    known = {"a": 0.9, "b": 0.88, "c": 0.78, "d": 0.77}
+    found = [_judged(label, top1) for label, top1 in known.items()]
+    close = adding._within_chance(found, {"d": found[2]})
+    assert [(best.member.label, following.member.label) for best, following in close] == [("a", "b")]
 
 
 def test_passes_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
