@@ -16,6 +16,7 @@ from slimsched.results import CommandResult
 from slimsched.working import begin, observer, verb
 
 if TYPE_CHECKING:
+    from hw.device import DeviceSpec
     from hw.networks.datasets import Dataset
     from hw.networks.family import Member
     from hw.networks.members import Judged
@@ -98,7 +99,9 @@ def add_models(
     folder = Path(out)
     with RunFolder(folder).opened():
         data, dataset = _images(members[0], images, size, pictures, folder)
-        found = timed([_judged(member, files[member.label], data) for member in members], data, place)
+        judged = [_judged(member, files[member.label], data) for member in members]
+        _require_room(judged, local_devices())
+        found = timed(judged, data, place)
         beaten = {} if keep_all else dominated(found)
         kept = [each for each in found if each.member.label not in beaten]
         family, evaluation = family_of(kept, data)
@@ -148,6 +151,15 @@ def _judged(member: Member, file: Path, data: Dataset) -> Judged:
         found = judged(member, file, data, "NETWORKS", progress.set)
     observer().remark(f"{member.label} takes {found.normalisation}")
     return found
+
+
+def _require_room(members: Sequence[Judged], devices: Sequence[DeviceSpec]) -> None:
+    """Each device serves by each of them."""
+    least = min(device.vram_bytes for device in devices)
+    for each in members:
+        if (held := each.network.held_bytes()) > least:
+            problem = f"{each.member.label!r} takes {held / 1e6:,.0f} MB, and a device here has {least / 1e6:,.0f} MB"
+            raise InputError("NETWORKS", "", f"{problem} for networks; leave it out")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,9 @@ def right(
             part = slice(start, start + batch)
             logits = answer(torch.from_numpy(np.asarray(dataset.test_images[part])).to(device))
             labels = dataset.test_labels[part]
-            if logits.shape != (len(labels), dataset.classes):
-                raise ValueError(f"gives {tuple(logits.shape)} for {len(labels)} images of {dataset.classes} classes")
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            if shape != (len(labels), dataset.classes):
+                raise ValueError(f"gives {shape} for {len(labels)} images of {dataset.classes} classes")
             found.append(logits.argmax(dim=1).cpu().numpy() == labels)
             if on_progress is not None:
                 on_progress(min(start + batch, images), images)

@@ -323,6 +323,10 @@ def test_a_network_that_knows_nothing_of_the_images_is_told() -> None:
         fitted(Ordered(None), places, "x")
     with pytest.raises(InputError, match=r"x: can't take images of \(1, 4, 4\)"):
         fitted(SmallResNet().eval(), levels(), "x")
+    beside = Ordered(0)
+    beside.register_forward_hook(lambda _, __, logits: (logits, None))
+    with pytest.raises(InputError, match="gives a tuple for 100 images of 4 classes"):
+        fitted(beside, places, "x")
 
 
 def test_a_trained_network_is_slimmed_and_teaches_its_widths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,25 @@ def test_pictures_that_it_did_not_write_are_not_touched(
     assert len(list(pictures.rglob("*.png"))) == 100
 
 
+def test_what_is_larger_than_a_device_is_refused(
+    weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would serve nothing there."""
+    monkeypatch.setattr("hw.device.local_devices", lambda: [DeviceSpec(), DeviceSpec(vram_bytes=1000)])
+    words = [NAMES, "--weights", str(weights), "--images", "digits", "--out", str(tmp_path / "out")]
+    assert _add(*words) == 2
+    assert "takes 0 MB, and a device here has 0 MB for networks; leave it out" in capsys.readouterr().err
+
+
+def test_too_few_pictures_are_refused(
+    weights: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    next(pictures.rglob("*.png")).unlink()
+    words = [NAMES, "--weights", str(weights), "--images", str(pictures), "--out", str(tmp_path / "out")]
+    assert _add(*words) == 2
+    assert "has 99 test images; an accuracy needs 100" in capsys.readouterr().err
+
+
 def test_int8_is_refused_beside_a_gpu(
     weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
