@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
+from hw.networks import evaluation
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import Network, model_hash
@@ -261,6 +262,21 @@ def test_a_step_does_not_wait_for_what_is_uploaded(few: Dataset, monkeypatch: py
     knobs = dataclasses.replace(SMALL, shift=1, flip=True)
     _augment(torch.zeros(4, 1, 4, 4), knobs, np.random.default_rng(0))
     assert waits == [False, False]
+
+
+def test_as_many_images_are_asked_about_at_once_as_there_is_room_for(
+    few: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 images of 64 pixels, where there is room for 960 pixels."""
+    sizes = list[int]()
+    monkeypatch.setattr(evaluation, "_MOST_VALUES", 960)
+
+    def answer(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return torch.zeros(len(x), 10)
+
+    evaluation.top1(answer, few)
+    assert sizes == [15, 15, 10]
 
 
 def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
