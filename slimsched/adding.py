@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MODEL, SCENARIO, ACCURACY, IMAGES = "family.safetensors", "family.yaml", "accuracy.json", "images"
 MOST_PICTURES: Final = 100_000
 _SHARE_OF_CAPACITY: Final = 0.7
+_LEAST_BUDGET_S: Final = 20.0
+_BUDGET_PASSES: Final = (
+    60  # of each member: what a CPU without oneDNN, which takes several times as long, needs at least
+)
 _TEXT: Final = """\
 # A family of networks, made by `slimsched model add`. All keys: docs/scenario-keys.md.
 #   slimsched run {file}
@@ -57,7 +61,7 @@ def add_models(
     images: str,
     size: int | None = None,
     pictures: int | None = None,
-    budget_s: Duration = 20.0,
+    budget_s: Duration | None = None,
     keep_all: bool = False,
     allow_busy: bool = False,
     out: NewFolder = "family",
@@ -77,7 +81,7 @@ def add_models(
             size, else 224.
         pictures: so many of the folder's, as many of each class as can be; by default 240 of 224 pixels, and up to
             2,000 smaller ones.
-        budget_s: for calibration, of each device.
+        budget_s: for calibration, of each device; by default 20s, or more where passes are long.
         keep_all: also what another network beats.
         allow_busy: measure even if other programs use a device; its profile says so.
         out: the folder for the family and its first scenario.
@@ -105,7 +109,8 @@ def add_models(
         beaten = {} if keep_all else dominated(found)
         kept = [each for each in found if each.member.label not in beaten]
         family, evaluation = family_of(kept, data)
-        written = _Written(folder, dataset, kept, f"{budget_s:g}s, allow_busy: {str(allow_busy).lower()}")
+        calibration_s = budget_s or max(_LEAST_BUDGET_S, round(_BUDGET_PASSES * sum(each.pass_s for each in kept)))
+        written = _Written(folder, dataset, kept, f"{calibration_s:g}s, allow_busy: {str(allow_busy).lower()}")
         written.write(family, evaluation)
     profiles = written.calibrated(family.spec.widths)
     return _answer(written, family.spec, found, beaten, profiles)

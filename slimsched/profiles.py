@@ -11,6 +11,7 @@ from slimsched.results import CommandResult
 from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
+    from calibrate.costs import ModelCosts
     from calibrate.datasheet import Gpu
 
 BATCH_LIMIT: Final = 128  # the largest batch of a profile from a data sheet
@@ -60,7 +61,6 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     Raises:
         InputError: no such GPU or network, or `out` holds what this did not make.
     """
-    from calibrate.costs import costs_of
     from calibrate.datasheet import synthesize
     from calibrate.host import MeasuredHost
     from hw.networks.registry import ModelFile
@@ -70,15 +70,27 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     place = None if out is None else Path(out)
     if place is not None:
         _require_synthesized(place)
-    card = _gpu(gpu)
-    named = ModelFile(Path(network)) if network.endswith(".safetensors") else network_of(network)
-    assert named is not None, "it has a default"
+    card, costs = _gpu(gpu), _costs(network)
     host = MeasuredHost.from_yaml(read_text(SHIPPED_HOST), str(SHIPPED_HOST))
-    profile = synthesize(card, costs_of(named.build(), named.label, named.label), BATCH_LIMIT, host=host)
+    profile = synthesize(card, costs, BATCH_LIMIT, host=host)
     if place is not None:
         write_text(place, profile.to_yaml())
     text = profile.to_yaml().rstrip() if place is None else f"profile: {place}"
     return CommandResult(profile.model_dump(mode="json", by_alias=True), text)
+
+
+def _costs(network: str) -> ModelCosts:
+    """Of a network by name, or in a file."""
+    from calibrate.costs import costs_of
+    from hw.networks.registry import ModelFile
+
+    if network.endswith(".safetensors"):
+        file = ModelFile(Path(network))
+        model, metadata = file.load()
+        return costs_of(model, file.label, metadata["hash"])
+    named = network_of(network)
+    assert named is not None, "it has a default"
+    return costs_of(named.build(), named.label, named.label)
 
 
 def _gpu(named: str) -> Gpu:

@@ -37,7 +37,7 @@ BATCH: Final = 8  # images of a pass that a member is ordered by
 _PASSES: Final = 7
 NOISE: Final = 0.05  # of the least of so many passes
 _SHOWN: Final = 200  # images by which the scales of int8 are found
-_TRIED: Final = 48  # images that a normalisation is told by: it is the loudest of differences
+_TRIED: Final = 48  # images at least that a normalisation is told by, or a quarter: it is the loudest of differences
 _FLOAT: Final = "float32"
 
 
@@ -140,7 +140,7 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
     named = Named(member.network, member.options, source, "")
     module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
     take_weights(module, read_weights(file), file, data)
-    given, normalisation = fitted(module, data, member.label, _TRIED)
+    given, normalisation = fitted(module, data, member.label, max(_TRIED, len(data.test_labels) // 4))
     rescale = given.rescale if isinstance(given.rescale, Rescale) else Rescale.nothing(data.test_images.shape[1])
     if member.form == "int8":
         known = data.train_images if len(data.train_labels) else data.test_images

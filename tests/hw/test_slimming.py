@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hw.networks import conversion
 from hw.networks.conformance import broken_rules
-from hw.networks.conversion import OWN, converted, fitted
+from hw.networks.conversion import OWN, USUAL, converted, fitted
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import top1
 from hw.networks.ordinary import GivenNetwork
@@ -298,6 +299,21 @@ def test_the_normalisation_that_it_learned_with_is_found(mean: float, deviation:
     given, found = fitted(Prober(mean, deviation), levels(), "x")
     assert found == name
     assert top1(given, levels()) == 1.0
+
+
+class Bright(nn.Module):
+    """Tells white from black, however they are normalised around 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        light = x.mean((1, 2, 3))
+        return torch.stack((-light, light), 1)
+
+
+def test_of_normalisations_by_which_it_knows_as_much_the_usual_is_taken() -> None:
+    labels = np.arange(200) % 2
+    images = (2 * labels - 1).astype(np.float32)[:, None, None, None].repeat(3, axis=1)
+    data = Dataset("any", images, labels, images, labels, 2, (127.5,) * 3, (127.5,) * 3)
+    assert fitted(Bright(), data, "x")[1] == USUAL
 
 
 class Ordered(nn.Module):

@@ -21,13 +21,13 @@ from hw.device import DeviceSpec
 from hw.networks import members
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.family import Family, MemberNetwork
+from hw.networks.family import Family, Member, MemberNetwork, ranked
 from hw.networks.members import Judged, dominated, judged, members_of, timed, weights_of
 from hw.networks.ordinary import GivenNetwork
 from hw.networks.pictures import test_sample as sample_of
-from hw.networks.registry import ModelFile, Network
+from hw.networks.registry import ModelFile, Network, model_hash, save_model
 from kit.errors import InputError
-from scenarios.files.reading import load_scenario
+from scenarios.files.reading import load_scenario, read_profile
 from sim.profile import Profile
 from slimsched import adding
 from slimsched.cli import main
@@ -223,6 +223,16 @@ def pictures(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), number, np.uint8)).save(path)
     return tmp_path / "images"
+
+
+def test_a_profile_of_another_gpu_is_made_for_a_family_in_a_file(tmp_path: Path) -> None:
+    """Of the file's own weights: it goes with the table that was made with them."""
+    member = Member(label="small", network="torchvision:mobilenet_v3_small")
+    family, file = Family(ranked([member], (3, 32, 32), 4)), tmp_path / "family.safetensors"
+    save_model(file, family, family.structure.label, {})
+    assert main(["profile", "synth", "t4", "--network", str(file), "--out", str(tmp_path / "t4.yaml")]) == 0
+    found = read_profile(tmp_path / "t4.yaml").model
+    assert (found.labels, found.fit, found.hash) == (("small",), "exact", model_hash(family.state_dict()))
 
 
 def test_pictures_that_it_did_not_write_are_not_touched(
