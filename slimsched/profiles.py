@@ -63,7 +63,6 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     """
     from calibrate.datasheet import synthesize
     from calibrate.host import MeasuredHost
-    from hw.networks.registry import ModelFile
     from kit.documents import read_text, write_text
     from scenarios.files.shipped import SHIPPED_HOST
 
