@@ -25,7 +25,7 @@ RATES = "{kind: rates, rate_img_s: 200, file: report.csv, tuning_file: tuning.cs
 TRACE = "{kind: trace, file: report.csv, time_column: minute}"
 NO_FILES = {  # keys of text that name something else
     "schema_", "name", "kind", "network", "device", "medium", "server", "column", "time_column", "shares_device_with",
-    "options", "kinds", "decision_s", "servers", "link", "preload", "address", "host", "rack",
+    "options", "kinds", "decision_s", "servers", "link", "preload", "address", "host", "rack", "model",
 }  # fmt: skip
 
 

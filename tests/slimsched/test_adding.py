@@ -232,7 +232,7 @@ def test_a_profile_of_another_gpu_is_made_for_a_family_in_a_file(tmp_path: Path)
     save_model(file, family, family.structure.label, {})
     assert main(["profile", "synth", "t4", "--network", str(file), "--out", str(tmp_path / "t4.yaml")]) == 0
     found = read_profile(tmp_path / "t4.yaml").model
-    assert (found.labels, found.fit, found.hash) == (("small",), "exact", model_hash(family.state_dict()))
+    assert (found.labels, found.nests, found.hash) == (("small",), family.spec.nests, model_hash(family.state_dict()))
 
 
 def test_pictures_that_it_did_not_write_are_not_touched(
