@@ -241,12 +241,12 @@ class Request(Record):
     arrived_ns = INT
     arrived_j = REAL
     deadline_ns = INT
+    router = admitted = admitted_ns = turn = INT
+    carried_ns = NEVER
     held_ns = holds = INT
     first_hold = HoldMade.blank()
     second_hold = HoldMade.blank()
     third_hold = HoldMade.blank()
-    router = admitted = admitted_ns = turn = INT
-    carried_ns = NEVER
 
 
 class Journey(Record):
@@ -296,7 +296,7 @@ class Move(Record):
 
 
 class Member(Record):
-    """A member of a block."""
+    """A member of a block; without `holds` and what follows where nothing is ever held."""
 
     request = has_ended = source = span_ns = INT
     energy_j = accuracy = REAL
@@ -412,7 +412,7 @@ class Parameters(Record):
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
     hold_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
     messages_at = messages = INT
-    request_size = INT
+    request_size = member_size = INT
     margin = server_knobs_at = device_models_at = logs_at = first_places_at = INT
 
 

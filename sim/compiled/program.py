@@ -338,7 +338,8 @@ class Shape:
         p.readings_at = p.reports_at + p.reports * Report.size
         p.server_size = p.readings_at + p.readings * Reading.size
         p.members_at = Block.size + p.moves * Move.size
-        p.block_size = p.members_at + p.group * Member.size
+        p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["holds"]
+        p.block_size = p.members_at + p.group * p.member_size
         journey = Journey.size + p.segments * (2 + Stages.size) if keeps else 0
         p.request_size = Request.size + journey
         p.margin = margin(program)

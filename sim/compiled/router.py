@@ -318,7 +318,8 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
         request, member = request_at(c, p, slot), member_at(p, block, position)
         request.block, request.position = number, position
         member.request, member.has_ended, member.source = slot, 0, request.location
-        take_along(request, member)
+        if p.max_batching_delay_ns:
+            take_along(request, member)
         if request.location != c.server:
             _add_move(block, request.location)
         slot = following

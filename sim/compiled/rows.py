@@ -158,7 +158,7 @@ def move_at(block: Block, number: int) -> Move:
 @kernel
 def member_at(p: Parameters, block: Block, position: int) -> Member:
     """A member of a block."""
-    return Member(block, p.members_at, position)
+    return Member(block, p.members_at + position * p.member_size)
 
 
 @kernel
