@@ -63,8 +63,12 @@ def write_scenario(folder: Path) -> Path:
 def carried(scenario: Path, router: str, floor: float | None) -> list[float]:
     """Images a second, of each seed."""
     changes = {} if floor is None else {"slo.floor": floor}
-    asked = {"floor": floor, "p99_s": 0.1, "duration_s": 6.0, "precision": 0.01, "changes": changes}
-    return [slimsched.capacity(str(scenario), router, [seed], **asked).stable_img_s for seed in SEEDS]
+    return [
+        slimsched.capacity(
+            scenario, router, [seed], p99_s=0.1, floor=floor, duration_s=6.0, precision=0.01, changes=changes
+        ).stable_img_s
+        for seed in SEEDS
+    ]
 
 
 def main() -> None:

@@ -164,8 +164,9 @@ def test_the_digits_split_is_fixed_and_stratified(digits: Dataset) -> None:
         counts = [np.sum(labels == label) for labels in (digits.train_labels, digits.test_labels)]
         assert counts[1] / sum(counts) == pytest.approx(0.25, abs=0.01)
     assert len(digits.train_labels) + len(digits.test_labels) == 1797
-    assert digits.train_images.mean() == pytest.approx(0, abs=1e-4)
-    assert digits.train_images.std() == pytest.approx(1, abs=1e-4)
+    assert np.mean(digits.train_images) == pytest.approx(0, abs=1e-4)
+    assert np.std(digits.train_images) == pytest.approx(1, abs=1e-4)
+    assert isinstance(digits.test_images, np.ndarray), "they are no bytes"
     assert digits.test_images.dtype == np.float32
 
 
