@@ -15,6 +15,7 @@ from hw.router.run_spec import ServedNetwork
 from kit.chance import stream
 from kit.errors import InputError
 from policies.names import make_router
+from policies.plan_of import plan_of
 from scenarios.executors.checking import open_loop_world, profile_device
 from scenarios.files.reading import load_scenario
 from scenarios.learn.tune import knobs_of, require_possible
@@ -91,6 +92,7 @@ def test_images_of_a_class_run_at_widths_of_its_model_alone(folder: Path, name: 
         for engine in (Simulation, CompiledSimulation)
     ]
     assert difference(records[0], records[1], "record") is None
+    assert plan_of(make_router(name, given.context), given.cluster.router) is not None, "it is compiled"
     allowed = [MODELS[str(each["model"])] for each in CLASSES]
     ran = [set[float](), set[float](), set[float]()]
     for request in records[0].requests:
