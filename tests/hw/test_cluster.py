@@ -15,9 +15,11 @@ from unittest.mock import MagicMock
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from hw.agent.outfit import AgentSpec
 from hw.device import DeviceSpec
+from hw.networks.datasets import Pixels
 from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import SlimResNet
 from hw.router.agents import AgentHandle
@@ -136,6 +138,19 @@ def test_every_request_ends_once_and_right(record: RunRecord) -> None:
     assert sum(server.images for server in record.servers) == 3 * len(record.requests)
     assert all(server.loads >= TINY.segments and server.vram_peak_bytes > 0 for server in record.servers)
     assert min(record.agents_busy_ns) > 0
+
+
+def test_images_that_are_bytes_are_shown_as_floats_would_be(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """All from the last to the first: each answer is that of its own image."""
+    run, rng = _run(model), np.random.default_rng(0)
+    mean, deviation = np.full((2, 1, 1, 1), [[[[120]]], [[[70]]]], np.float32)
+    images = Pixels(rng.integers(0, 256, (50, 1, 8, 8), np.uint8), mean, deviation)
+    labels = model(torch.from_numpy(np.asarray(images)), WIDTHS).argmax(1).numpy().astype(np.int64)
+    assert len(set(labels.tolist())) > 2
+    shown = dataclasses.replace(run, images=images, labels=labels, shown=np.arange(49, -1, -1))
+    found = _carry_out(cluster, shown).requests
+    assert len(found) == len(run.arrivals_ns)
+    assert all(request.correct for request in found)
 
 
 def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model: SlimResNet) -> None:
