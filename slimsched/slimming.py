@@ -113,9 +113,9 @@ def _opened(
     trained = read_weights(weights)
     data, source = _images(network, images, size, out)
     module = build_given(network, data.classes)
-    take_weights(module, trained, weights, data)
+    chosen = take_weights(module, trained, weights, data)
     given, normalisation = fitted(module, data, network.name)
-    return given, data, source, normalisation
+    return given, data, source, ", and ".join(filter(None, (normalisation, chosen)))
 
 
 def _images(network: Network, images: str, size: int | None, out: Path) -> tuple[Dataset, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -87,6 +87,7 @@ class Dataset:
 
     Attributes:
         mean, deviation: (C,) by which they were; empty where there are no real images.
+        names: of the classes of a folder.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Dataset:
     classes: int
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class OwnDataset(Protocol):
@@ -305,7 +307,9 @@ def _folder(folder: Path) -> Dataset:
     labels = [np.asarray(part.targets, np.int64) for part in parts]
     if len(parts) < len(PARTS):
         images, labels = [images[0][:0], *images], [labels[0][:0], *labels]
-    return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(test.classes))
+    label, classes = dataset_label(str(folder)), tuple(test.classes)
+    whole = _normalised(label, images[0], labels[0], images[1], labels[1], len(classes))
+    return replace(whole, names=classes)
 
 
 def _opened(path: Path) -> Image:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 import resource
 import tempfile
+import warnings
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,7 @@ from kit.files import require_file
 
 SAFE_TORCH: Final = "2.6"  # CVE-2025-32434: before it a file could get round weights_only
 _SPARE_BYTES: Final = 1 << 30
+_LIKELY: Final = 0.9  # of the names and shapes of a network's weights
 _COPIES: Final = 3  # of the weights in memory: as read, whole, and written
 _NESTS: Final = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "module")
 _PREFIXES: Final = ("module.", "_orig_mod.", "model.", "backbone.", "net.", "network.")
@@ -40,8 +43,11 @@ _FOREIGN: Final[Mapping[bytes, str]] = {
 }
 
 
-def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> None:
+def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> str:
     """Fill a network with what `read_weights` found in a file.
+
+    Returns:
+        What was chosen of them, in words; nothing where they were taken as they are.
 
     Raises:
         InputError: the weights are of another network, of other classes, or not finite.
@@ -54,7 +60,8 @@ def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, datase
             f"{what}: {', '.join(names[:3])}" for what, names in (("missing", missing), ("too many", extra)) if names
         ]
         problem = f"holds weights of another network ({len(missing)} {'; '.join(lists)})"
-        raise InputError(str(path), "", f"{problem}; name the network that they are of")
+        raise InputError(str(path), "", f"{problem}; name the network that they are of{_likely(found)}")
+    found, chosen = _of_its_classes(found, wanted, dataset)
     for name, tensor in wanted.items():
         if found[name].shape != tensor.shape:
             problem = f"is {tuple(found[name].shape)}, the network has {tuple(tensor.shape)}"
@@ -64,6 +71,43 @@ def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, datase
         if not found[name].isfinite().all():
             raise InputError(str(path), name, "holds numbers that are not finite")
     module.load_state_dict(found, strict=False)
+    return chosen
+
+
+def _likely(found: Mapping[str, Tensor]) -> str:
+    """Which of torchvision's networks has weights of these names and shapes, all but the head."""
+    from torchvision import models
+
+    shapes, shares = {(name, tuple(tensor.shape)) for name, tensor in found.items()}, dict[str, float]()
+    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+        for name in models.list_models(models):
+            with suppress(NotImplementedError):  # RegNets compute their widths by tensors
+                own = {(key, tuple(tensor.shape)) for key, tensor in models.get_model(name).state_dict().items()}
+                shares[name] = len(own & shapes) / len(own | shapes)
+    best = max(shares, key=lambda name: shares[name])
+    return f": torchvision:{best}, it seems" if shares[best] > _LIKELY else ""
+
+
+def _of_its_classes(
+    found: dict[str, Tensor], wanted: Mapping[str, Tensor], dataset: Dataset
+) -> tuple[dict[str, Tensor], str]:
+    """Of weights that know ImageNet's classes those that a folder has, where all its names are of these."""
+    from torchvision.models import ResNet18_Weights
+
+    known = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
+    places = {name.lower(): place for place, name in enumerate(known)}
+    own = [places.get(name.lower().replace("_", " "), -1) for name in dataset.names]
+    heads = [
+        name
+        for name, tensor in wanted.items()
+        if found[name].shape != tensor.shape == (len(own), *found[name].shape[1:]) and len(found[name]) == len(known)
+    ]
+    if not heads or min(own) < 0:
+        return found, ""
+    return {
+        **found,
+        **{name: found[name][own] for name in heads},
+    }, f"of ImageNet's classes the {len(own)} of the folder"
 
 
 def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> dict[str, Tensor]:

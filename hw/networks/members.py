@@ -139,7 +139,7 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
     """A member filled with its weights; raises `InputError` where it does not fit them, or the images."""
     named = Named(member.network, member.options, source, "")
     module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
-    take_weights(module, read_weights(file), file, data)
+    chosen = take_weights(module, read_weights(file), file, data)
     given, normalisation = fitted(module, data, member.label, max(_TRIED, len(data.test_labels) // 4))
     rescale = given.rescale if isinstance(given.rescale, Rescale) else Rescale.nothing(data.test_images.shape[1])
     if member.form == "int8":
@@ -153,7 +153,7 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
     except Exception as error:  # in float32 it could: something in it is of another form
         problem = in_a_line(f"{type(error).__name__}: {error}")
         raise InputError(source, "", f"{member.label!r} can't run so ({problem}); leave out {member.form}") from None
-    return Judged(member, network, normalisation, correct)
+    return Judged(member, network, ", and ".join(filter(None, (normalisation, chosen))), correct)
 
 
 def timed(members: Sequence[Judged], data: Dataset, place: str) -> list[Judged]:

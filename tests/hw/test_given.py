@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -155,6 +156,24 @@ def test_weights_of_another_network_are_told(
     weights = {name: tensor.contiguous() for name, tensor in change(Head().state_dict()).items()}
     with pytest.raises(InputError, match=told):
         take_weights(Head(), weights, Path("w.pt"), digits)
+
+
+def test_a_network_of_torchvision_is_known_by_its_weights(digits: Dataset) -> None:
+    """Also where it has other classes, as long as all else is there."""
+    weights = dict(build_given(Network("torchvision:resnet34"), 5).state_dict())
+    with pytest.raises(InputError, match=r"name the network that they are of: torchvision:resnet34, it seems"):
+        take_weights(build_given(Network("torchvision:resnet18"), 10), weights, Path("w.pt"), digits)
+
+
+def test_of_imagenets_classes_those_of_a_folder_are_taken(digits: Dataset) -> None:
+    """By their names, in the folder's order."""
+    weights = {"weight": torch.arange(64_000.0).reshape(1000, 64), "bias": torch.arange(1000.0)}
+    few, module = replace(digits, classes=3, names=("Golden_Retriever", "goldfish", "tench")), Head(3)
+    assert take_weights(module, weights, Path("w.pt"), few) == "of ImageNet's classes the 3 of the folder"
+    assert module.bias.tolist() == [207, 1, 0]
+    assert torch.equal(module.weight, weights["weight"][[207, 1, 0]])
+    with pytest.raises(InputError, match="the weights know 1000 classes, digits has 3"):
+        take_weights(Head(3), weights, Path("w.pt"), replace(few, names=("goldfish", "tench", "unicorn")))
 
 
 def test_networks_are_built_by_name() -> None:
