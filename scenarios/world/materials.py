@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hw.networks.accuracy import Evaluation, load_accuracy
 from kit.documents import with_remedy
 from kit.errors import InputError
+from policies.nests import nests_of, tuples_within
 from policies.vocabulary import Provenance
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
@@ -179,7 +180,7 @@ def load_world(path: Path, folder: Path | None = None) -> World:
 
 
 def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> None:
-    """A profile must be of the network whose accuracy is used.
+    """A profile must be of the network whose accuracy is used, all of it.
 
     A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit. The
     same holds for any profile beside the paper's table, which is of no weights either.
@@ -200,3 +201,7 @@ def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accu
         if of_weights and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:
             problem = f"the profile of {name!r} is of another model ({model.name}, {model.hash[:12]}); calibrate again"
             raise InputError(scenario.name, "cluster.servers", problem)
+        every = tuples_within(nests_of(model.widths, model.nests), model.segments)
+        if missing := [row for row in every if row not in accuracy.prior.top1]:
+            problem = f"the accuracy table lacks {len(missing)} of {len(every)} width tuples, first {list(missing[0])}"
+            raise InputError(scenario.name, "model", f"{problem}; a router may ask for any: write them, too")

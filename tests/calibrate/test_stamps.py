@@ -70,7 +70,7 @@ def test_a_cpu_is_asked_for_no_driver() -> None:
     cores = usable_cores()[:1]
     profile = stamps_of(profile_of(DeviceSpec(cores=cores)))
     changed = stamps_here(DeviceSpec(cores=cores, onednn=False, threads=2))
-    assert {found.stamp for found in differences(profile, changed)} == {"threads", "onednn"}
+    assert {found.stamp for found in differences(profile, changed)} == {"threads", "onednn", "wait_policy"}
     assert [found.stamp for found in differences({**profile, "torch": "1.0"}, {**profile})] == ["torch"]
     assert profile["torch"] == str(torch.__version__)
 

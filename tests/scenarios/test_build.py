@@ -109,6 +109,15 @@ def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
             load_world(path)
 
 
+def test_a_table_of_some_width_tuples_is_refused(tmp_path: Path) -> None:
+    """Those that mix no widths would do for several models."""
+    path = write(tmp_path)
+    tuples = tuple((width,) * 4 for width in (0.25, 0.5, 0.75, 1.0))
+    save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * 4, "toy"))
+    with pytest.raises(InputError, match=r"lacks 252 of 256 width tuples, first \[0.25, 0.25, 0.25, 0.5\]"):
+        load_world(path)
+
+
 def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:
     """Labels are drawn from it: every tuple that ran is right as often as it says, and the result says whose it is."""
     text = SCENARIO.replace("accuracy.json", str(FILE)).replace("duration_s: 4", "duration_s: 20")

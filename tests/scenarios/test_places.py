@@ -22,7 +22,7 @@ GIVEN = {
 }
 NAMES = {"--plot": "x.png"}  # that end as they must
 WITHOUT = ("profile synth", "calibrate", "model check", "jobs generate", "list", "init")
-FILES = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")  # whose --out is one
+FILES = ("profile synth", "model slim", "model join", "jobs import", "jobs generate", "jobs init")  # whose --out is one
 WRITTEN = ("--json", "--out", "--plot", "--logs")
 
 
