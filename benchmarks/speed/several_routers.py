@@ -4,8 +4,9 @@
 
 Emulated servers of seven kinds, slowed down so that this machine carries all of them; the router is `jsq`. Runs of
 each number of routers are made one after the other, each on executors of its own. `--ray HOST,HOST ...` puts servers on
-hosts of the Ray cluster that runs here, in turns. `--simulated` makes each run in simulation, too. A block's CPU time
-is that of the routers' loops, and beside it that of the front end, which one router does without.
+hosts of the Ray cluster that runs here, in turns. `--simulated` makes each run in simulation, too. The routers' CPU time
+is that of their loops. Reports of sensors, 50 a second of each server, are part of it: where blocks are few they are
+most of it. One router does without a front end.
 """
 
 from __future__ import annotations
@@ -109,11 +110,11 @@ def real_run(world: World, count: int) -> None:
     with metered, real_side(world, None, None, observer) as side:
         result, record = side(world, run, observer)
     told("executors", count, result)
-    blocks = len(record.blocks)
+    blocks, busy_ns, ended_s = len(record.blocks), record.router_busy_ns, record.ended_ns / 1e9
     print(
-        f"  {blocks} blocks, {blocks / record.ended_ns * 1e9:.0f} a second; "
-        f"CPU a block: routers {record.router_busy_ns / blocks / 1e3:.1f} us, "
-        f"front end {_MeteredFrontEnd.cpu_s / blocks * 1e6:.1f} us; "
+        f"  {blocks} blocks, {blocks / ended_s:.0f} a second; "
+        f"CPU of routers {busy_ns / 1e7 / ended_s:.1f} % of a core, {busy_ns / 1e3 / blocks:.1f} us a block; "
+        f"of the front end {100 * _MeteredFrontEnd.cpu_s / ended_s:.1f} %; "
         f"servers that served: {len({batch.server for batch in record.batches})}",
         flush=True,
     )

@@ -173,11 +173,11 @@ class Agent:
     def _sleep(self, until_ns: int) -> None:
         if self._looks_on and self._look_on(until_ns):
             return
-        waker, deadline_ns = self._fitting.waker, None if until_ns == NEVER_NS else until_ns
-        if waker is not None:
-            waker.wait(self._select, deadline_ns)
-        else:
-            self._select(None if deadline_ns is None else max(0.0, (deadline_ns - self._clock_ns()) / 1e9))
+        waker, serving = self._fitting.waker, self._serving
+        if waker is not None and serving is not None and serving.exact_ns < until_ns + waker.overrun_ns:
+            waker.wait(self._select, until_ns)
+        else:  # nobody waits for a sensor or a watch
+            self._select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
 
     def _select(self, wait_s: float | None) -> bool:
         """Until there is something to do; says whether there is."""

@@ -100,13 +100,16 @@ class Serving:
         return bool(self._scheduler.running_requests)
 
     @property
+    def exact_ns(self) -> int:
+        """When lanes end something by themselves or the scheduler wakes up: who is late then makes requests late."""
+        lanes_ns, wake_ns = self._lanes.next_ns, self._scheduler.next_wake_ns
+        exact_ns = NEVER_NS if lanes_ns is None else lanes_ns
+        return exact_ns if wake_ns is None else min(exact_ns, self._clock.back(wake_ns))
+
+    @property
     def next_ns(self) -> int:
         """When `ring` should be called next, by this host's clock."""
-        next_ns = min(self._next_tick_ns, self._next_look_ns)
-        if (lanes_ns := self._lanes.next_ns) is not None and lanes_ns < next_ns:
-            next_ns = lanes_ns
-        wake_ns = self._scheduler.next_wake_ns
-        return next_ns if wake_ns is None else min(next_ns, self._clock.back(wake_ns))
+        return min(self.exact_ns, self._next_tick_ns, self._next_look_ns)
 
     def take_tick(self, clock_ns: int) -> Sensor | None:
         """What is to be read now, if anything is; ticks that were missed are not made up for."""

@@ -23,6 +23,7 @@ _SLEEP_S: Final = 200e-6
 _SLEEPS: Final = 300
 _MEASURING_NS: Final = 200_000_000
 _SHARE: Final = 0.9  # of sleeps that overrun by no more than what is assumed
+_MOST_NS: Final = 1_000_000  # a core takes no longer to wake up; what does had the turn of another process before it
 
 Sleep = Callable[[float], bool]  # until something has come, or for so many seconds; says whether something has
 Wait = Callable[[Collection[int], float | None], list[int]]  # see `readable`
@@ -126,7 +127,7 @@ class Waker:
         self._clock_ns = clock_ns
         if overrun_ns is None:
             overruns = overruns_ns()
-            overrun_ns = overruns[round(_SHARE * (len(overruns) - 1))]
+            overrun_ns = min(overruns[round(_SHARE * (len(overruns) - 1))], _MOST_NS)
         self.overrun_ns = overrun_ns
         self.looked_ns = 0
 

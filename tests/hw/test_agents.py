@@ -30,7 +30,7 @@ from hw.agent.outfit import AgentSpec, Fitting, SchedulerSpec
 from hw.agent.process import Agent
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.device import DeviceSpec
-from hw.host.waiting import Host
+from hw.host.waiting import Host, Waker
 from hw.networks.registry import ModelFile, Network, save_model
 from hw.router.agents import AgentDiedError, AgentHandle, transfer_round
 from hw.router.local_agents import AgentProcess, start_agents
@@ -387,6 +387,44 @@ class OnCores:
             activation_bytes=lambda: ACTIVATION_BYTES,
             reserved_bytes=lambda: RESERVED_BYTES,
         )
+
+
+class Timely:
+    """An outfit that needs its lanes' ends to the microsecond; `looks` are the deadlines that were looked out for."""
+
+    def __init__(self) -> None:
+        self.looks: list[int] = []
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        waker = SimpleNamespace(overrun_ns=5_000, looked_ns=0, wait=lambda _, until_ns: self.looks.append(until_ns))
+        return replace(HollowOutfit(()).fit(tell), lanes=TimelyLanes(tell), waker=cast(Waker, waker))
+
+
+class TimelyLanes(HollowLanes):
+    """They end something at `end_ns`."""
+
+    end_ns: int | None = None
+
+    @property
+    def next_ns(self) -> int | None:
+        return self.end_ns
+
+
+def test_an_agent_looks_out_for_its_device_alone() -> None:
+    """To be in time for each reading of a sensor took an agent at rest 3 % of a core; 64 filled two."""
+    _, end = socket_pair()
+    outfit = Timely()
+    agent = Agent(AgentEnd(ToAgent, end), outfit, SchedulerSpec(knobs(), TINY.segments, Supervision()), EpochLog())
+    soon_ns = time.monotonic_ns() + 1_000_000
+    agent._sleep(soon_ns)
+    agent._obey(Prepare(1, 0, False))
+    agent._sleep(soon_ns)
+    lanes = agent._fitting.lanes
+    assert isinstance(lanes, TimelyLanes)
+    for lanes.end_ns in (soon_ns + 10_000, soon_ns + 1_000, soon_ns):
+        agent._sleep(soon_ns)
+    assert len(outfit.looks) == 2
+    end.close()
 
 
 def _ends() -> tuple[RouterEnd, AgentEnd]:
