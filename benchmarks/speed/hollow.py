@@ -131,7 +131,10 @@ def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
     sizes = {(segment, width): 1 for segment in range(1, SEGMENTS + 1) for width in WIDTHS}
     preload = tuple((segment, 1.0) for segment in range(1, SEGMENTS + 1))
     knobs = GreedyKnobs(WIDTHS, sizes, 0, BATCH_LIMIT, 1 << 30, preload=preload)
-    return [HardwareServer(f"server{index}", device, knobs, 1.0, 2.0) for index, device in enumerate(of)]
+    return [
+        HardwareServer(f"server{index}", device, knobs, 1.0, 2.0, sensor_period_s=0.05)
+        for index, device in enumerate(of)
+    ]
 
 
 class EvenCosts:

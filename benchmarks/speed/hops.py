@@ -95,12 +95,12 @@ def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
     """To be entered."""
     network, devices = hollow.served(SHAPES[size_bytes]), hollow.devices(SERVERS)
     if not is_emulated:
-        return hollow.HollowCluster(network, hollow.servers(devices), 0.05)
+        return hollow.HollowCluster(network, hollow.servers(devices))
     fast = emulated(Profile.from_yaml(PROFILE.read_text(), str(PROFILE)), 1 / SPEED_UP)
     as_usual = fast.device.model_copy(update={"emulated_slowdown": 1.0})  # no profile says that it is quicker
     data = to_bytes(Emulation(fast.model_copy(update={"device": as_usual}).to_yaml(), BATCH_LIMIT))
     real = [EmulatedDevice(FACTORY, data, "rtx-2080-ti", cores=each.cores) for each in devices]
-    return HardwareCluster(network, hollow.servers(real), 0.05)
+    return HardwareCluster(network, hollow.servers(real))
 
 
 def measure(cluster: HardwareCluster, size_bytes: int, load: BlockLoad) -> RunFigures:

@@ -4,9 +4,9 @@
 
 Emulated servers of seven kinds, slowed down so that this machine carries all of them; the router is `jsq`. Runs of
 each number of routers are made one after the other, each on executors of its own. `--ray HOST,HOST ...` puts servers on
-hosts of the Ray cluster that runs here, in turns. `--simulated` makes each run in simulation, too. The routers' CPU time
-is that of their loops. Reports of sensors, 50 a second of each server, are part of it: where blocks are few they are
-most of it. One router does without a front end.
+hosts of the Ray cluster that runs here, in turns. `--simulated` makes each run in simulation, too. The routers' CPU
+time is that of their loops. Reports of sensors, some 10 a second of each server, are part of it: where blocks are few
+they are most of it. One router does without a front end.
 """
 
 from __future__ import annotations

@@ -63,7 +63,6 @@ class HardwareCluster:
     Args:
         network: what all serve: its file, or (where no agent needs one) what there is to know of it.
         servers: several may share a device.
-        sensor_period_s: how often each device's sensor is read.
         warm_batches: batch sizes that every agent runs once for every work key before it serves; on a GPU nothing
             would come of it: libraries choose kernels for each thread anew, so instances warm up in their own ones.
         supervision: how agents are watched and brought back.
@@ -85,7 +84,6 @@ class HardwareCluster:
         self,
         network: ModelFile | ServedNetwork,
         servers: Sequence[HardwareServer],
-        sensor_period_s: float = 0.1,
         warm_batches: Sequence[int] = (),
         *,
         supervision: Supervision | None = None,
@@ -96,7 +94,6 @@ class HardwareCluster:
         self.file = network if isinstance(network, ModelFile) else None
         self.served = ServedNetwork.of(network) if isinstance(network, ModelFile) else network
         self.servers = tuple(servers)
-        self.sensor_period_ns = round(sensor_period_s * NS_PER_S)
         self.supervision = supervision or Supervision()
         self.largest_block = largest_block
         self._warm_batches = tuple(warm_batches)
@@ -280,7 +277,6 @@ class HardwareCluster:
             self.arenas,
             self.served,
             self.supervision,
-            self.sensor_period_ns,
             self.transfer_ids,
             operator,
             away,

@@ -96,7 +96,6 @@ class Parts:
     """A cluster whose agents are up; each sequence by server.
 
     Attributes:
-        sensor_period_ns: how often each device's sensor is read.
         transfer_ids: over all runs.
         away: those that were drained before, and have no agent.
         host: the router's.
@@ -110,7 +109,6 @@ class Parts:
     arenas: Sequence[Arena]
     served: ServedNetwork
     supervision: Supervision
-    sensor_period_ns: int
     transfer_ids: Iterator[int]
     operator: Operator
     away: frozenset[int]
@@ -201,13 +199,13 @@ class RouterLoop:
         self._holds = router.max_batching_delay_ns > 0
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
-        self._period_ns = cluster.sensor_period_ns
-        self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
         self._next_progress_ns = 0
         self._due_ns = 0
         self._detector = FailureDetector(cluster.supervision, 0)  # over this process itself
         self._devices = devices_of(cluster.servers)
+        self._period_ns = min(device.period_ns for device in self._devices)
+        self._next_tick_ns = self._period_ns
         self._device_of = {index: device for device in self._devices for index in device.servers}
         self._up: dict[int, int] = {}
         self._deaths: list[int] = []
@@ -589,7 +587,7 @@ class RouterLoop:
         self._read_by = dict(self._up)
         for device in self._devices:
             if changed.intersection(device.servers):  # whoever reads another one reads on
-                device.settle(self._servers, self._period_ns, self._clock.now_ns())
+                device.settle(self._servers, self._clock.now_ns())
 
     # ------------------------------------------------------------------------------------------------------ the router
 

@@ -23,12 +23,14 @@ class RunDevice:
 
     Attributes:
         servers: on it, by index.
+        period_ns: how often its sensor is read.
         trusts_counter: whether its energy counter is preferred to its power, integrated.
         unmetered_s: while somebody read, for which neither told anything; no energy counts for them.
     """
 
     name: str
     servers: tuple[int, ...]
+    period_ns: int
     bare_idle_w: float
     context_idle_w: float
     trusts_counter: bool = True
@@ -39,7 +41,7 @@ class RunDevice:
     _counter_j: float | None = None  # of this reader, at its last sample
     _at_ns: int = 0  # until when it is accounted for
 
-    def settle(self, servers: Sequence[RemoteServer], period_ns: int, now_ns: int) -> None:
+    def settle(self, servers: Sequence[RemoteServer], now_ns: int) -> None:
         """Servers came up or went down: somebody who is up reads, for all who are up."""
         up = [servers[index] for index in self.servers if servers[index].is_up]
         if not up:
@@ -51,7 +53,7 @@ class RunDevice:
             self._reader, self._counter_j = up[0].index, None
         pids = tuple(server.slot.agent.pid for server in up)
         for server in up:
-            server.sense(period_ns if server.index == self._reader else 0, pids)
+            server.sense(self.period_ns if server.index == self._reader else 0, pids)
 
     def heard(self, sample: Sample) -> None:
         """The reader's next sample: the counter is preferred where it is trusted."""
@@ -85,6 +87,7 @@ def devices_of(servers: Sequence[HardwareServer]) -> list[RunDevice]:
         RunDevice(
             "+".join(servers[index].name for index in indexes),
             tuple(indexes),
+            round(min(servers[index].sensor_period_s for index in indexes) * NS_PER_S),
             servers[indexes[0]].bare_idle_w,
             servers[indexes[0]].context_idle_w,
             all(servers[index].trusts_counter for index in indexes),

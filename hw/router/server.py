@@ -77,6 +77,7 @@ class HardwareServer:
 
     Attributes:
         trusts_counter: whether the device's energy counter may be used, where it has one.
+        sensor_period_s: how often the device's sensor is read.
         machine: that it is on, where that is not the router's.
         host: the machine's name, where the cluster has several; by it an operator means all servers there.
         elsewhere: another router has it, at first.
@@ -88,6 +89,7 @@ class HardwareServer:
     bare_idle_w: float
     context_idle_w: float
     trusts_counter: bool = True
+    sensor_period_s: float = 0.1
     machine: str = ""
     host: str = ""
     elsewhere: bool = False

@@ -56,6 +56,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
             trusts_counter=SensorTrust.stamped(profile.device.stamps).counter,
+            sensor_period_s=profile.sensor.period_s,
         )
         for index, (section, spec, profile) in enumerate(
             zip(sections, world.cluster.servers, world.profiles, strict=True)
@@ -103,7 +104,6 @@ def real_cluster(
         is_urgent: clients wait: the block begins before they are ready, and they warm up with batches of one alone.
         owned: of several routers' servers those that this process has; None: all.
     """
-    period_s = min(profile.sensor.period_s for profile in world.profiles)
     with ExitStack() as stack:
         servers, carrier = hardware_servers(world), None
         if world.scenario.cluster.backend == "ray":
@@ -116,7 +116,6 @@ def real_cluster(
         cluster = HardwareCluster(
             model if model is not None else served_of(world),
             servers,
-            sensor_period_s=period_s,
             warm_batches=(1,) if is_urgent else warm_batches(max(s.knobs.batch_limit for s in world.cluster.servers)),
             supervision=world.cluster.supervision,
             largest_block=world.cluster.router.groups[-1],

@@ -44,7 +44,9 @@ def links(address: str) -> None:
 
 def run(address: str, model: Path, seconds: float, names: Sequence[str]) -> None:
     """One server on each host. Each move is to another host. A line `begun` comes first."""
-    servers = [HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0) for host in names]
+    servers = [
+        HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0, sensor_period_s=0.05) for host in names
+    ]
     routing = Routing(Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
     told: list[str] = []
 
@@ -58,7 +60,6 @@ def run(address: str, model: Path, seconds: float, names: Sequence[str]) -> None
         HardwareCluster(
             ModelFile(model),
             servers,
-            sensor_period_s=0.05,
             warm_batches=(1, 4),
             supervision=RULES,
             carrier=RayHosts(joined_cluster, names, model),

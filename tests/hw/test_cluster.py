@@ -54,12 +54,12 @@ PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
 
 
 def _servers(count: int = 2) -> list[HardwareServer]:
-    return [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(count)]
+    return [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(count)]
 
 
 @pytest.fixture(scope="module")
 def cluster(path: Path) -> Iterator[HardwareCluster]:
-    with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05, warm_batches=(1, 4)) as running:
+    with HardwareCluster(ModelFile(path), _servers(), warm_batches=(1, 4)) as running:
         yield running
 
 
@@ -278,7 +278,7 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimRes
     """The only server is killed: noticed at once, back after the back-off, and everybody who waited completes."""
     rules, said = Supervision(hang_ns=NS_PER_S, backoff_ns=NS_PER_S // 20), list[str]()
     run = dataclasses.replace(_run(model, 0.5), faults=(Crash(0, NS_PER_S // 4),))
-    with HardwareCluster(ModelFile(path), _servers(1), sensor_period_s=0.05, supervision=rules) as cluster:
+    with HardwareCluster(ModelFile(path), _servers(1), supervision=rules) as cluster:
         record = cluster.run(run, router(1), _routing(), say=said.append)
     _require_conservation(record)
     assert {(request.status, bool(request.correct)) for request in record.requests} == {("completed", True)}

@@ -69,7 +69,7 @@ def run(cluster: HardwareCluster, told: list[RunProgress]) -> tuple[CpuUse, RunR
 def test_a_run_tells_what_its_processes_took() -> None:
     """The router's thread and the agents' processes; and how much it is so far."""
     servers, told = hollow.servers(hollow.devices(2)), list[RunProgress]()
-    with hollow.HollowCluster(hollow.served((3, 32, 32)), servers, 0.05) as cluster:
+    with hollow.HollowCluster(hollow.served((3, 32, 32)), servers) as cluster:
         found, record = run(cluster, told)
     assert found.router == pytest.approx(record.router_busy_ns / record.ended_ns)
     assert found.agent == pytest.approx(max(record.agents_busy_ns) / record.ended_ns)

@@ -38,8 +38,8 @@ RULES = Supervision(backoff_ns=NS_PER_S // 2)  # the ingress hears five times a 
 
 @pytest.fixture(scope="module")
 def cluster(path: Path) -> Iterator[HardwareCluster]:
-    servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(2)]
-    with HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, supervision=RULES) as running:
+    servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
+    with HardwareCluster(ModelFile(path), servers, supervision=RULES) as running:
         yield running
 
 

@@ -36,10 +36,12 @@ ONE = IMAGES[:1]
 
 @pytest.fixture(scope="module")
 def opened(path: Path) -> Iterator[Door]:
-    servers = [HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0) for i in range(2)]  # the same kernels
+    servers = [
+        HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)
+    ]  # the same kernels
     rules = Supervision(backoff_ns=NS_PER_S // 2)
     with (
-        HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, supervision=rules) as running,
+        HardwareCluster(ModelFile(path), servers, supervision=rules) as running,
         open_door(running) as door,
     ):
         yield door

@@ -28,10 +28,10 @@ FIRST, NEXT = "1", "next"
 
 @pytest.fixture(scope="module")
 def door(path: Path) -> Iterator[Door]:
-    servers = [HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0) for i in range(2)]
+    servers = [HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
     rules = Supervision(backoff_ns=NS_PER_S // 2)
     with (
-        HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, supervision=rules) as running,
+        HardwareCluster(ModelFile(path), servers, supervision=rules) as running,
         open_door(running) as opened,
     ):
         yield opened

@@ -58,9 +58,9 @@ def cluster() -> Iterator[HardwareCluster]:
     of, spec = profile(), worlds.cluster([profile(), profile()])
     model = of.model
 
-    servers = [HardwareServer(s.name, device(of), s.knobs, 10.0, 30.0) for s in spec.servers]
+    servers = [HardwareServer(s.name, device(of), s.knobs, 10.0, 30.0, sensor_period_s=0.05) for s in spec.servers]
     served = ServedNetwork.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
-    with HardwareCluster(served, servers, sensor_period_s=0.05, supervision=RULES) as opened:
+    with HardwareCluster(served, servers, supervision=RULES) as opened:
         yield opened
 
 

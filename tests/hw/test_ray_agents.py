@@ -47,11 +47,12 @@ def cluster(ray_hosts: RayNodes) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def served(cluster: RayCluster, path: Path) -> Iterator[HardwareCluster]:
-    servers = [HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0) for host in RAY_HOSTS]
+    servers = [
+        HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0, sensor_period_s=0.05)
+        for host in RAY_HOSTS
+    ]
     carrier = RayHosts(cluster, RAY_HOSTS, path)
-    with HardwareCluster(
-        ModelFile(path), servers, sensor_period_s=0.05, warm_batches=(1, 4), supervision=RULES, carrier=carrier
-    ) as opened:
+    with HardwareCluster(ModelFile(path), servers, warm_batches=(1, 4), supervision=RULES, carrier=carrier) as opened:
         yield opened
 
 

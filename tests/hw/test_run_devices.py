@@ -8,10 +8,12 @@ from typing import cast
 
 import pytest
 
-from hw.router.run_devices import RunDevice
-from hw.router.server import RemoteServer
+from hw.device import DeviceSpec
+from hw.router.run_devices import RunDevice, devices_of
+from hw.router.server import HardwareServer, RemoteServer
 from hw.transport.messages import Sample
 from policies.vocabulary import NS_PER_S
+from tests.hw.worlds import knobs
 
 PERIOD_NS = NS_PER_S // 10
 
@@ -34,16 +36,26 @@ class Server:
 
 def settle(device: RunDevice, servers: list[Server], now_ns: int) -> list[int]:
     """Returns who reads now."""
-    device.settle(cast(list[RemoteServer], servers), PERIOD_NS, now_ns)
+    device.settle(cast(list[RemoteServer], servers), now_ns)
     return [server.index for server in servers if server.is_up and server.told and server.told[-1][0]]
 
 
 def shared(trusts_counter: bool = True) -> tuple[RunDevice, list[Server]]:
-    return RunDevice("both", (0, 1), 5.0, 10.0, trusts_counter), [Server(0), Server(1)]
+    return RunDevice("both", (0, 1), PERIOD_NS, 5.0, 10.0, trusts_counter), [Server(0), Server(1)]
 
 
 def sample(at_s: float, power_w: float = 40.0, energy_j: float | None = None) -> Sample:
     return Sample(round(at_s * NS_PER_S), power_w, 0.5, energy_j)
+
+
+def test_each_device_is_read_with_its_own_period() -> None:
+    """Of servers that share one the shortest counts."""
+    placed = [((0,), 0.02), ((1,), 0.1), ((1,), 0.05)]
+    servers = [HardwareServer("s", DeviceSpec(cores=at), knobs(), 1.0, 2.0, sensor_period_s=s) for at, s in placed]
+    assert [(device.servers, device.period_ns) for device in devices_of(servers)] == [
+        ((0,), NS_PER_S // 50),
+        ((1, 2), NS_PER_S // 20),
+    ]
 
 
 def test_a_shared_device_has_one_reader_who_knows_all_processes() -> None:

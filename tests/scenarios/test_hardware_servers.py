@@ -16,15 +16,17 @@ from tests.hw.worlds import knobs
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 
-def test_what_calibration_trusts_is_trusted_while_serving(tmp_path: Path) -> None:
-    """The counter of the device whose profile says so, and that of a device that nobody tested."""
+def test_sensors_are_what_profiles_say(tmp_path: Path) -> None:
+    """A counter is trusted where calibration trusts it or nobody tested it; each is read with its own period."""
     path = write_scenario(tmp_path)
     device = {"kind": "cuda", "name": "g", "vram_bytes": 2**33, "stamps": SensorTrust(counter=False).stamps()}
     slow = worlds.profile("slow", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=0.5, device=device)
+    slow = slow.model_copy(update={"sensor": slow.sensor.model_copy(update={"period_s": 0.5})})
     (tmp_path / "slow.yaml").write_text(slow.to_yaml())
     servers = hardware_servers(load_world(path))
     assert [(server.name, server.trusts_counter) for server in servers] == [("fast", True), ("slow", False)]
     assert {server.context_idle_w for server in servers} == {slow.power.context_idle_w}
+    assert [server.sensor_period_s for server in servers] == [0.05, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
         HardwareServer(
             f"server{index}",
             device if mix.shares_device else EmulatedDevice("", b"", "toy"),
-            knobs, 1.0, 2.0, machine="" if mix.shares_device else f"host{index}",
+            knobs, 1.0, 2.0, sensor_period_s=0.02, machine="" if mix.shares_device else f"host{index}",
         )
         for index in range(count)
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
         if not any(process.is_halted for process in world.processes):
             laws.readied(world.agenda.now_ns - began_ns)
         parts = Parts(
-            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids,
+            servers, slots, arenas, served, mix.supervision, transfer_ids,
             Operator(_wish(mix, world), orders(mix, world, specs)), away, world.host,
             Beginning(lambda: world.trouble(mix.horizon_ns)),  # type: ignore[arg-type]
         )  # fmt: skip
