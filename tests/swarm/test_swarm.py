@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.swarm.mix import GROUPS, MS, WIDTHS, Mix
 from tests.swarm.mutations import mutations
 from tests.swarm.play import descriptors_left, play, play_mix
 
+ROOT = Path(__file__).parents[2]
 TOGETHER = 50
 FIRST_SEEDS = range(0, 100, TOGETHER)
 KEPT = {1204: "the first word of an agent came when a run ended, and was lost: the next run waited for it"}
@@ -76,6 +78,12 @@ def test_under_overload_arrivals_share_a_turn(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_descriptor_is_left() -> None:
     assert descriptors_left(range(10)) == 0
+
+
+def test_each_fault_has_its_place_in_the_code() -> None:
+    """Where code has moved, `make parity` would look for nothing."""
+    sources = {each: (ROOT / each.module.replace(".", "/")).with_suffix(".py").read_text() for each in mutations()}
+    assert {each.name: text.count(each.right) for each, text in sources.items() if text.count(each.right) != 1} == {}
 
 
 @pytest.mark.mutants
