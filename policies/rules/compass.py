@@ -95,7 +95,9 @@ class Numbers(StrictModel):
             servers may have: so devices have large batches; or, where more,
         first_host, later_host: as many as arrive while the router's host decides an image's whole way if it is alone
             in its blocks, so many times: at 1, the host is about busy. Where devices are slow, the first one's is
-            longer: a unit, in times of what the host takes, counts with the power of `first_units`.
+            longer, by a unit in times of what the host takes, to the power of `first_units`: by `first_longer` at most,
+            or until servers have `first_batches` each on their whole way. Large batches are slow ones, and a host that
+            is not busy gains nothing by them.
         first_wait, later_wait: for how long at most, in units.
     """
 
@@ -125,6 +127,8 @@ class Numbers(StrictModel):
     first_arrivals: From0 = 2.0
     first_host: From0 = 0.776
     first_units: From0 = 0.35
+    first_longer: From0 = 3.5
+    first_batches: From0 = 1.75
     first_wait: From0 = 0.45
     later_requests: Annotated[float, Field(ge=1)] = 1.0
     later_arrivals: From0 = 0.0994
@@ -173,7 +177,8 @@ SPREAD: Final = Numbers(  # how far a search looks
     fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
     to_come=0.3, transfer=0.4, batch=0.4, load=1.5, joules=0.1, stay=(0.3,) * 4, uneven_stay=0.5, short_stay=0.5,
     trust=0.2, distance=3.0,
-    first_requests=2.0, first_arrivals=0.6, first_host=0.3, first_units=0.1, first_wait=0.06,
+    first_requests=2.0, first_arrivals=0.6, first_host=0.3, first_units=0.1, first_longer=0.5, first_batches=0.2,
+    first_wait=0.06,
     later_requests=1.0, later_arrivals=0.3, later_host=0.3, later_wait=0.1,
 ).to_vector()  # fmt: skip
 
@@ -543,7 +548,10 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
     config = context.config
     limit_ns, host_ns = config.max_batching_delay_ns, config.segments * context.block_ns
     block_ns = unit_ns / config.servers / config.outstanding_blocks
-    first_host = numbers.first_host * (unit_ns / host_ns) ** numbers.first_units if host_ns else 0.0
+    first_host_ns = numbers.first_host * host_ns
+    if host_ns:
+        most_ns = max(numbers.first_longer * first_host_ns, numbers.first_batches * unit_ns / config.servers)
+        first_host_ns = min(most_ns, first_host_ns * (unit_ns / host_ns) ** numbers.first_units)
 
     def along_segments(first: int, later: int) -> tuple[int, ...]:
         return first, *([later] * (config.segments - 1))
@@ -552,7 +560,7 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
         along_segments(round(numbers.first_requests), round(numbers.later_requests)),
         along_segments(*(min(limit_ns, round(wait * unit_ns)) for wait in (numbers.first_wait, numbers.later_wait))),
         along_segments(
-            round(max(numbers.first_arrivals * block_ns, first_host * host_ns)),
+            round(max(numbers.first_arrivals * block_ns, first_host_ns)),
             round(max(numbers.later_arrivals * block_ns, numbers.later_host * host_ns)),
         ),
     )

@@ -42,7 +42,16 @@ DROWNED: Final = 0.05  # of the images are left when a run ends
 RUNS: Final = 2  # of a cluster, in turn
 SIGMA: Final = 0.5  # of the first deviations (`policies.rules.compass.SPREAD`)
 
-PINNED: Final = ("first_requests", "first_arrivals", "first_host", "first_units", "short_host", "first_wait")
+PINNED: Final = (
+    "first_requests",
+    "first_arrivals",
+    "first_host",
+    "first_units",
+    "first_longer",
+    "first_batches",
+    "short_host",
+    "first_wait",
+)
 """The first segment's hold, which stays: searched, too, it grew until routers with busy hosts lost by it."""
 
 Try = tuple[Scorer, CompassRule, SampledRun]
