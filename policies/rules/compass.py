@@ -307,7 +307,7 @@ class Compass(Steered):
         groups: the group sizes; always the largest.
         priced: for each class what its model's width tuples are worth.
         unit_ns: a unit of time.
-        share: of the capacity of a unit that one image is, at middle widths.
+        share: of the capacity of a unit that one image is, at middle widths; of several routers, of each one's part.
         ways: (servers,) units that an image's whole way takes, at middle widths.
         more, stay: (segments,) of the price's logarithm, and the bonus for staying.
         joules: (servers, segments, widths) what they cost.
@@ -502,7 +502,7 @@ class CompassRule(RuleSpec):
             weights=its,
             priced=tuple(priced[model] for model in config.class_models),
             unit_ns=unit_ns,
-            share=1.0 / capacity,
+            share=context.routers / capacity,
             ways=tuple(way_ns / unit_ns for way_ns in ways_ns),
             more=along(its.segments, config.segments),
             stay=along(its.stay, config.segments),
@@ -547,10 +547,11 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
     """By segment, until how many and for how long lines wait; no longer in all than the core allows."""
     config = context.config
     limit_ns, host_ns = config.max_batching_delay_ns, config.segments * context.block_ns
-    block_ns = unit_ns / config.servers / config.outstanding_blocks
+    gap_ns = unit_ns * context.routers / config.servers
+    block_ns = gap_ns / config.outstanding_blocks
     first_host_ns = numbers.first_host * host_ns
     if host_ns:
-        most_ns = max(numbers.first_longer * first_host_ns, numbers.first_batches * unit_ns / config.servers)
+        most_ns = max(numbers.first_longer * first_host_ns, numbers.first_batches * gap_ns)
         first_host_ns = min(most_ns, first_host_ns * (unit_ns / host_ns) ** numbers.first_units)
 
     def along_segments(first: int, later: int) -> tuple[int, ...]:

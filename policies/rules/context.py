@@ -29,6 +29,7 @@ class RouterContext:
         deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
         block_ns: what a block costs the router's host, decided and returned, beyond its images.
         held_shares: (N,) how much of all instances' memory each server has; empty where all have all of it.
+        routers: that the servers are divided among, this one of them.
     """
 
     config: RouterConfig
@@ -38,6 +39,7 @@ class RouterContext:
     deadline_s: float | None = None
     block_ns: int = 0
     held_shares: tuple[float, ...] = ()
+    routers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

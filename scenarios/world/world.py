@@ -336,6 +336,7 @@ class World:
             deadline_s=self.scenario.deadline_s,
             block_ns=self.cluster.block_ns,
             held_shares=tuple(server.knobs.held_share for server in self.cluster.servers),
+            routers=self.scenario.routers.count,
         )
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:

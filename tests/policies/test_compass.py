@@ -16,7 +16,7 @@ from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.plan_of import plan_of
 from policies.reward import AccuracyPrior
-from policies.rules.compass import CompassRule, Numbers, priced_rungs, unit_of
+from policies.rules.compass import CompassRule, Numbers, hold_of, priced_rungs, unit_of
 from policies.rules.context import RouterContext
 from policies.rules.costs import full_widths, path_energy_j, tuple_costs_s
 from policies.rules.holding import HoldingRouter, HoldSpec
@@ -63,6 +63,28 @@ def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[f
     assert plan_of(router, its.config) is not None
     seen = view(*[server(widths=(True,) * len(widths))] * servers, fifo=5000)
     assert router.choose(seen, np.random.default_rng(0)).width == 1.0
+
+
+@pytest.mark.parametrize(
+    ("servers", "routers", "waits_ns"),
+    [
+        (3, 1, 776_000 * 100**0.5),  # as the host and the devices' slowness say
+        (1000, 1, 10_000_000 * 0.4),  # until each server has so many batches on their way
+        (4000, 1, 776_000 * 3.5),  # but longer than what the host takes by so much in any case
+        (4000, 4, 10_000_000 * 0.4),  # of several routers each has some of the servers
+    ],
+)
+def test_images_wait_for_the_host_as_long_as_devices_gain_by_it(servers: int, routers: int, waits_ns: float) -> None:
+    """The host takes 1 ms for an image's way, a unit is 100 ms, or 10 s where servers are many."""
+    numbers = Numbers(first_arrivals=0.0, first_units=0.5, first_longer=3.5, first_batches=0.4)
+    its = replace(context(servers=servers), block_ns=250_000, routers=routers)
+    unit_ns = {3: 10**8, 1000: 10**10, 4000: 10**10}[servers]
+    assert hold_of(numbers, its, unit_ns).arrivals_ns[0] == pytest.approx(waits_ns, rel=1e-6)
+
+
+def test_a_router_of_several_sees_its_own_share_of_arrivals_against_its_own_servers() -> None:
+    one, four = (CompassRule().chooser(replace(context(servers=6), routers=routers)) for routers in (1, 4))
+    assert four.share == pytest.approx(4 * one.share)
 
 
 def test_a_table_without_a_tuple_of_the_networks_widths_is_refused() -> None:

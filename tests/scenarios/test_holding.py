@@ -13,6 +13,7 @@ from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import FixedRule, LadderRule
 from policies.vocabulary import HoldRule
 from scenarios.files.router_names import read_rule, write_rule
+from scenarios.files.spec import RoutersSection
 from scenarios.world.materials import load_world
 from scenarios.world.routers import maker_of
 from scenarios.world.world import World
@@ -36,6 +37,14 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
     router = maker_of(name, world.scenario, world.device_names, None, "routers").make(context)
     simulation.finish(router, stream(3, "router"))
     return np.asarray(simulation.columns().requests.finished_ns)
+
+
+def test_compass_holds_for_its_own_part_of_the_servers(world: World) -> None:
+    """Each of two routers gets half of what arrives, and waits for as many images as one for all does."""
+    divided = replace(world, scenario=world.scenario.model_copy(update={"routers": RoutersSection(count=2)}))
+    (one, two) = (made.hold for each in (world, divided) if isinstance(made := each.router("compass"), HoldingRouter))
+    assert two.arrivals_ns[0] >= one.arrivals_ns[0]
+    assert divided.context.routers == 2
 
 
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
