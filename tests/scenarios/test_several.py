@@ -85,8 +85,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("moment", "end"),
     [
-        pytest.param("they open", signal.SIGINT, marks=pytest.mark.release),
-        ("router 0: dead", signal.SIGINT),
+        ("they open", signal.SIGINT),
+        pytest.param("router 0: dead", signal.SIGINT, marks=pytest.mark.release),
         ("dead", signal.SIGKILL),
     ],
 )
