@@ -281,7 +281,7 @@ COSTED = ("least-work", "least-work-coming", "shortest-delay", "packed", "sticky
 
 ROUTERS: dict[str, MakeRouter] = {
     **{name: named(name) for name in PLACEMENT_NAMES},
-    **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
+    **{f"fixed@{name}": fixed(name) for name in COSTED},  # the others place so, too, under a ladder
     "fixed by class": fixed_by_class,
     **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
     **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
