@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, reject
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from hw.transport.arena import Arena
