@@ -4,6 +4,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+# Tests start more than a hundred processes: where this is set, each of them would compile all sources for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench sb3 clean
 

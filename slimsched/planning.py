@@ -19,6 +19,7 @@ from slimsched.arguments import (
     ScenarioLike,
     changes_of,
 )
+from slimsched.simulating import CAPACITY_RUNS
 from slimsched.working import (
     Session,
     announcing_compilation,
@@ -89,7 +90,7 @@ def plan(
     chosen_seeds = given.compare.seeds[:SEEDS]
     slo = _slo_of(world)
     candidates, unmade = planning.candidates(world, slo, named, session.folder)
-    engine = ready_engine(world, "auto", 2 * len(candidates) * len(chosen_seeds), chosen_seeds[0])
+    engine = ready_engine(world, "auto", CAPACITY_RUNS * len(candidates) * len(chosen_seeds), chosen_seeds[0])
     tell_overload(world)
     steps = planning.steps_of(world, len(candidates), len(chosen_seeds))
     folder = RunFolder(session.folder, observer().remark)

@@ -25,8 +25,8 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 from tests.ray_nodes import RAY_HOSTS, RayNodes, ray_nodes  # noqa: E402 - it takes the token from there
 
-settings.register_profile("here", deadline=None, max_examples=50)
-settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+settings.register_profile("here", deadline=None, max_examples=25)
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

@@ -50,7 +50,7 @@ def plan(
     return make_plan(all_keys(), limit, budget_s, lambda _: forward_s, extras or Extras(False, False), rng)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.floats(0.0, 2000.0), st.integers(1, 200), st.floats(1e-5, 1.0), st.integers(0, 5))
 def test_every_key_is_covered_whatever_the_budget(budget_s: float, limit: int, forward_s: float, seed: int) -> None:
     """Each key is required at the first and the last batch size and at least at four where there are so many."""
@@ -63,7 +63,7 @@ def test_every_key_is_covered_whatever_the_budget(budget_s: float, limit: int, f
     assert {(s.segment, s.width) for s in required if isinstance(s, LoadCycle)} == {key[:2] for key in all_keys()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.floats(0.0, 2000.0), st.integers(5, 200), st.integers(0, 5))
 def test_held_out_points_are_not_fitted(budget_s: float, limit: int, seed: int) -> None:
     """No point or set stands on both sides, also where time is left for batch sizes that were given up."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, reject
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from hw.transport.arena import Arena
@@ -251,6 +251,7 @@ def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: AgentE
 KINDS = (*typing.get_args(ToAgent), *typing.get_args(FromAgent))
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])  # some messages have narrow fields
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) -> None:

@@ -14,6 +14,8 @@ from slimsched.cli import main
 from tests.jobs.logs import SACCT, drawn, write_log
 from tests.jobs.test_bad_logs import row
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 SHIPPED_TRACE = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
 
 

@@ -25,6 +25,8 @@ from slimsched.jobs import verbs
 from slimsched.jobs.texts import answers, tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 WAIT_S = 300.0
 SIZES = {1: 0.7, 2: 0.2, 4: 0.1}
 

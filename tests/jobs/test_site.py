@@ -26,6 +26,8 @@ from slimsched.jobs.report import page, waits_chart
 from slimsched.jobs.texts import say
 from tests.jobs.cases import case_of, trace_of
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 NODES = (NodeGroup(4, 4, "gpu"),)
 DOCS = Path(__file__).parents[2] / "docs" / "jobs.md"
 

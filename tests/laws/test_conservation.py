@@ -162,7 +162,7 @@ class Watched(Simulation):
             assert memory.used_bytes == memory.context_bytes + held
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
     """arrived = completed + in flight + failed, each once; VRAM within its cap; Little's law; bounds on energy."""
@@ -193,7 +193,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
         assert device.energy_j <= spec.devices[index].cap_mw / 1000 * record.ended_ns / NS_PER_S * (1 + 1e-9)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
     """A block is asked for, sent, arrives and ends in that order; no request of a key overtakes another at a server.
@@ -240,7 +240,7 @@ def assert_fifo(log: tuple[Any, ...]) -> None:
                     waiting.remove((width, request))
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(fault_plans(3, for_ever=False), st.integers(0, 20), st.sampled_from([0.0, 0.3]), st.booleans())
 def test_whatever_goes_wrong_everything_ends_and_replays(
     faults: tuple[Fault, ...], seed: int, loss: float, shared_medium: bool
@@ -263,7 +263,7 @@ def test_whatever_goes_wrong_everything_ends_and_replays(
     assert replay_run(record.log, (), spec.router, [server.knobs for server in spec.servers]) == []
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([310_000_000, 450_000_000, 4_000_000_000]),
     st.sampled_from([0.05, 0.95]),

@@ -96,7 +96,7 @@ def deaths(draw: st.DrawFn, count: int) -> tuple[tuple[int, int], ...]:
     return tuple((router, draw(st.integers(0, 50)) * 10 * MS) for router in killed)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_whatever_goes_wrong_every_image_ends_once(data: st.DataObject) -> None:
     """Servers and routers die, words and hand-overs are lost: each image has one record, whose stages are its life."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from markupsafe import Markup
 
 from kit.documents import write_json, write_text
 from policies.records import RunRecord
@@ -21,6 +23,7 @@ from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.folder import OWN, RunFolder
 from scenarios.runs.provenance import environment, note_environment
 from scenarios.runs.records import write_run
+from scenarios.show import charts
 from sim.cluster import Simulation
 from tests import worlds
 
@@ -67,6 +70,11 @@ def validation_run(simulated: Result, hardware: Result, **changes: Any) -> Valid
         "slowdown": None, "background_load": None, "sampled_s": None, "clocks": [],
     }  # fmt: skip
     return {**told, **changes}  # type: ignore[typeddict-item]
+
+
+def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
+    """Charts are made, but not drawn, which takes most of a report's time."""
+    patch.setattr(charts, "to_svg", lambda figure: Markup("<svg></svg>"))
 
 
 def flagged(path: Path) -> RunFolder:

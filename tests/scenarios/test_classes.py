@@ -43,6 +43,8 @@ from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.scenarios import Scenario
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SHIPPED = Path("scenarios/classes.yaml")
 
 

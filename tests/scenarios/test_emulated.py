@@ -28,6 +28,7 @@ from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder, summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SERVERS = """\
   - {name: fast, profile: fast.yaml, link: 10gbe}
   - {name: slow, profile: slow.yaml, link: {latency_s: 0.1ms, bandwidth_bytes_s: 1e9}}

@@ -17,6 +17,8 @@ from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def compare(scenario: Path, *flags: str) -> dict[str, Any]:
     """The comparison, and what the folder tells of it."""

@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 def hostile(path: Path, name: str) -> Page:
     """The page of a run folder in which everything is called so: scenario, routers, servers, devices."""
-    folder = run_folder(path, routers=("random", name), seeds=(0,))
+    folder = run_folder(path, routers=(name,), seeds=(0,))
     write_text(folder / "scenario.yaml", yaml.safe_dump({"name": name}))
     for file in folder.path.glob("*/*/result.json"):
         result = read_json(file)

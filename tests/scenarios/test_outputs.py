@@ -10,6 +10,8 @@ from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_profiles import measured
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(autouse=True)
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -19,6 +19,8 @@ from scenarios.runs.folder import OWN, RunFolder
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def tree(folder: Path) -> dict[str, str]:
     """Every file below a folder, but for its own mark, with its content."""
@@ -44,7 +46,7 @@ def scenario(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(undrawn: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which `run` was at work, with its scenario beside it."""
     folder = tmp_path_factory.mktemp("made")
     path = write_scenario(folder, "duration_s: 1\n", "duration_s: 0.3\n")

@@ -22,7 +22,7 @@ from scenarios.show.report import MAX_PAGE, build_report, gather, origin_badge, 
 from sim.profile import Profile
 from slimsched.cli import main
 from tests import worlds
-from tests.scenarios.folders import flagged, run_folder
+from tests.scenarios.folders import flagged, leave_undrawn, run_folder
 from tests.scenarios.test_answers import comparison
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -106,6 +106,7 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can be mailed; the others lie beside it all the same."""
+    leave_undrawn(monkeypatch)
     assert MAX_PAGE == 1_500_000
     whole = report(gather(folder))
     assert whole.count('data-trace="') == 4
@@ -134,8 +135,9 @@ def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str
     assert "on executors (dashed)" not in text
 
 
-def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> None:
+def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The badge has the color of the weaker origin, and names both."""
+    leave_undrawn(monkeypatch)
     measured = (folder / "profiles" / "a.yaml").read_text(encoding="utf-8")
     profile = Profile.from_yaml(measured, "a")
     assert origin_badge(profile) == ("datasheet", "latency measured, power datasheet")

@@ -27,6 +27,8 @@ from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 IMAGES = 1000
 
 

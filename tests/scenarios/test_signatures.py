@@ -30,6 +30,8 @@ from tests import worlds
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SECONDS = 1.0
 Rule = Callable[[ClusterView], Choice]
 

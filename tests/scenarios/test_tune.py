@@ -51,6 +51,7 @@ SCENARIO = {
     "warmup_s": 0.2,
     "compare": {"seeds": [100, 101]},
 }
+BRIEF = ("tuning.episode_s=0.5", "tuning.matching_runs=2")
 KNOBS = TuningKnobs(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, matching_runs=2, population=4, elite=2)
 
 
@@ -137,7 +138,7 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And then how much it took; the file has that by part, and what each search had."""
-    flags = ["--router", "ladder", *set_("tuning.floor=0.75", "tuning.decisions=5000", "tuning.searches=2")]
+    flags = ["--router", "ladder", *set_("tuning.floor=0.75", "tuning.decisions=5000", "tuning.searches=2", *BRIEF)]
     assert main(["train", str(scenario), *flags, "--out", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().err.splitlines()
     told = made_by(tmp_path / "run" / "ladder.rule.yaml")
@@ -162,7 +163,7 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And no router."""
-    flags = [*set_("tuning.floor=0.7643", "tuning.decisions=1000"), "--out", str(tmp_path / "run"), "--quiet"]
+    flags = [*set_("tuning.floor=0.7643", "tuning.decisions=1000", *BRIEF), "--out", str(tmp_path / "run"), "--quiet"]
     assert main(["train", str(scenario), "--router", "milp", *flags]) == 1
     assert "no setting keeps an accuracy of 0.7643 on tiny; the most was 0.7" in capsys.readouterr().err
     assert not (tmp_path / "run" / "milp.rule.yaml").exists()
@@ -211,7 +212,7 @@ def test_the_command_writes_a_file_that_runs(
     path = tmp_path / "run" / f"{kind}.rule.yaml"
     named = [] if kind == "compass" else ["--router", kind]
     flags = [
-        *set_("tuning.floor=0.76", "tuning.decisions=5000", "tuning.control=true"),
+        *set_("tuning.floor=0.76", "tuning.decisions=5000", "tuning.control=true", *BRIEF),
         "--out",
         str(path.parent),
         "-q",
@@ -251,7 +252,7 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     workload = {"kind": "poisson", "rate_img_s": 60_000}
     changes = {"workload": workload, "deadline_s": 0.02, "shed": True, "duration_s": 0.5}
     path.write_text(yaml.safe_dump({**SCENARIO, **changes}))
-    flags = set_("tuning.floor=0.75", "tuning.decisions=2000")
+    flags = set_("tuning.floor=0.75", "tuning.decisions=2000", *BRIEF)
     assert main(["train", str(path), "--router", "fixed", *flags, "--out", str(tmp_path / "run")]) == 0
     assert "beware: it leaves " in capsys.readouterr().err
     assert made_by(tmp_path / "run" / "fixed.rule.yaml")["unserved"] > 0.01

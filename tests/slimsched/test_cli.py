@@ -16,7 +16,7 @@ from slimsched.cli import main
 from slimsched.commands import COMMANDS
 from slimsched.launching import flags_of, function_of
 from tests.scenarios.files import write_scenario
-from tests.scenarios.folders import run_folder
+from tests.scenarios.folders import leave_undrawn, run_folder
 
 
 def test_help_is_fast_to_import() -> None:
@@ -79,15 +79,21 @@ def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.Captur
     assert Profile.from_yaml(path.read_text(), "x").batch_limit == 128
 
 
-def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`report` writes the page again and says where."""
+    leave_undrawn(monkeypatch)
     run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     assert main(["report", str(tmp_path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == {"reports": [str(tmp_path / "report.html")]}
 
 
-def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_does_all_that_a_simulation_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`run` of a scenario without a network compares and reports; a second time every stage is skipped."""
+    leave_undrawn(monkeypatch)
     path = write_scenario(tmp_path)
     arguments = ["run", str(path), "--out", str(tmp_path / "run")]
     assert main(arguments) == 0

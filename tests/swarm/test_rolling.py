@@ -76,7 +76,7 @@ def test_no_request_meets_two_versions(versions: dict[int, Counter[bool]]) -> No
     """Whatever dies meanwhile; where the new model can't serve, the old one does."""
     ends = Counter[str]()
     both = 0
-    for seed in range(40):
+    for seed in range(24):
         versions.clear()
         told: list[str] = []
         roll(replace(Mix.draw(seed), is_far=False, runs=1), told)
@@ -88,5 +88,5 @@ def test_no_request_meets_two_versions(versions: dict[int, Counter[bool]]) -> No
         assert took_over or True not in is_new, seed
         assert len(told) <= 1
         assert mixed == [], seed
-    assert ends["took over"] > 15
-    assert both > 8
+    assert ends["took over"] > 7
+    assert both > 4

@@ -20,8 +20,8 @@ from tests.swarm.mutations import mutations
 from tests.swarm.play import descriptors_left, play, play_mix
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = 50
-FIRST_SEEDS = range(0, 100, TOGETHER)
+TOGETHER = 25
+FIRST_SEEDS = range(0, 50, TOGETHER)
 KEPT = {1204: "the first word of an agent came when a run ended, and was lost: the next run waited for it"}
 THERE = [each.name for each in mutations()[:5]]  # faults that were in the product
 SHOWN_BY = (0, 0, 264, 0, 4)  # the first seed that showed each; where worlds have changed, another one does

@@ -106,7 +106,7 @@ def test_an_even_place_is_found_where_there_is_one(free: list[int], gpus: int, n
 
 
 @pytest.mark.parametrize("name", BLIND + KNOWING)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 10_000))
 def test_all_work_is_done_on_as_many_nodes_as_were_asked_for(name: str, seed: int) -> None:
     these = drawn(seed)

@@ -42,7 +42,7 @@ def by_definition(
 
 
 @pytest.mark.parametrize("queueing", ["easy", "conservative"])
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     rows=ROWS,
     nodes=st.integers(1, 3),

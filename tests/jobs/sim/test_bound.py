@@ -61,7 +61,7 @@ def best_with_preemption(rows: list[Row], gpus: int) -> int:
     return cost(0, tuple(row[1] for row in rows))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(rows=ROWS)
 def test_the_bound_is_below_the_best_schedule_and_that_below_every_policy(rows: list[Row]) -> None:
     problem = problem_of(rows)
@@ -73,7 +73,7 @@ def test_the_bound_is_below_the_best_schedule_and_that_below_every_policy(rows: 
         assert best <= run(policy, jobs(*rows), groups=(NodeGroup(1, GPUS),)).jct_s.sum() + 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(rows=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=5))
 def test_the_preemptive_bound_is_below_the_best_schedule_with_preemption(rows: list[Row]) -> None:
     problem = problem_of(rows)

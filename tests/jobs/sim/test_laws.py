@@ -143,7 +143,7 @@ def watched(name: str, jobs: JobTrace, seed: int) -> tuple[JobsRecord, Watched]:
 
 
 @pytest.mark.parametrize("name", BLIND + KNOWING)
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 10_000))
 @example(seed=2647)  # gavel: a level that the solver had found itself was infeasible to it, by its own tolerance
 def test_every_job_gets_all_its_work_done_and_no_gpu_is_used_twice(name: str, seed: int) -> None:
@@ -172,7 +172,7 @@ def test_the_same_run_gives_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BLIND)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 10_000), cut=st.floats(0.1, 0.9))
 def test_no_decision_depends_on_a_duration_that_is_not_over(name: str, seed: int, cut: float) -> None:
     """Those that have not ended at some time run otherwise from then on: until then, all is decided as before."""
@@ -193,7 +193,6 @@ def _until(simulation: Watched, at_ns: int) -> list[Any]:
 @pytest.mark.parametrize("name", KNOWING)
 def test_those_that_name_the_oracle_do_depend_on_it(name: str) -> None:
     """Or the test above could not fail."""
-    differ = 0
     for seed in range(12):
         jobs = drawn(seed, many=40)
         record, before = watched(name, jobs, seed)
@@ -202,5 +201,6 @@ def test_those_that_name_the_oracle_do_depend_on_it(name: str) -> None:
         rng = np.random.default_rng(seed)
         longer = np.where(is_later, jobs.run_s * rng.uniform(3.0, 30.0, len(jobs)), jobs.run_s)
         _, after = watched(name, replace(jobs, run_s=longer), seed)
-        differ += _until(before, at_ns) != _until(after, at_ns)
-    assert differ
+        if _until(before, at_ns) != _until(after, at_ns):
+            return
+    raise AssertionError("it decided as before in all of them")

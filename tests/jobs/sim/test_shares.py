@@ -144,7 +144,7 @@ def fits(parts: list[int], room: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("name", PACKING + OTHERS)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
 def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the_end(name: str, seed: int) -> None:
     world = JobWorld((NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(NodeOutage(60 * S, 200 * S, 1),))

@@ -1,0 +1,11 @@
+"""What tests of training jobs share: commands that simulate in their own process."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes beside each other would take longer to start than runs of so few jobs take."""
+    monkeypatch.setattr("hw.host.limits.core_count", lambda: 1)
