@@ -228,9 +228,8 @@ def init(
     Raises:
         InputError: no such nodes, or they do not fit the trace.
     """
-    from jobs.site import site_of
+    from jobs.site import nodes_of, site_of, starter, typed
     from jobs.slurm_conf import read_slurm_conf
-    from jobs.starter import nodes_of, starter, typed
     from jobs.trace import read_trace
     from slimsched.jobs.texts import say
 
