@@ -1,7 +1,8 @@
-"""How fast each class of jobs is on each type of GPU: a table from a file, and the speeds that follow from it.
+"""A scenario of training jobs with all that it names, read and checked whole: first of all its table of throughputs.
 
-A table is YAML (`slimsched.throughputs/1`) or CSV: a header `job_class,TYPE,TYPE ...`, and a row for each class. Its
-numbers are steps, images or samples a second, whatever the unit: only their ratios within a row count.
+How fast each class of jobs is on each type of GPU is YAML (`slimsched.throughputs/1`) or CSV: a header `job_class,TYPE,
+TYPE ...`, and a row for each class. Its numbers are steps, images or samples a second, whatever the unit: only their
+ratios within a row count.
 """
 
 from __future__ import annotations
