@@ -1,7 +1,8 @@
-"""How fast each class of jobs is on each type of GPU: a table from a file, and the speeds that follow from it.
+"""A scenario of training jobs with all that it names, read and checked whole: first of all its table of throughputs.
 
-A table is YAML (`slimsched.throughputs/1`) or CSV: a header `job_class,TYPE,TYPE ...`, and a row for each class. Its
-numbers are steps, images or samples a second, whatever the unit: only their ratios within a row count.
+How fast each class of jobs is on each type of GPU is YAML (`slimsched.throughputs/1`) or CSV: a header `job_class,TYPE,
+TYPE ...`, and a row for each class. Its numbers are steps, images or samples a second, whatever the unit: only their
+ratios within a row count.
 """
 
 from __future__ import annotations
@@ -23,14 +24,7 @@ from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
 from jobs.sim.jobs import NodeOutage, Snapshot, sampled_outages, sampled_variability, snapshot_at
 from jobs.sim.world import JobRun, JobWorld
-from jobs.spec import (
-    LEARNED_SUFFIX,
-    POLICY_SUFFIX,
-    JobClusterSection,
-    JobsScenario,
-    PolicyFile,
-    PreemptionSection,
-)
+from jobs.spec import LEARNED_SUFFIX, POLICY_SUFFIX, JobClusterSection, JobsScenario, PolicyFile
 from jobs.trace import JobTrace, read_trace
 from kit import strict
 from kit.documents import read_text
@@ -308,17 +302,12 @@ def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = 
 
 
 def _with_numbers(
-    policy: JobPolicy, given: PreemptionSection, said: MultifactorKnobs, cluster: JobClusterSection
+    policy: JobPolicy, given: PreemptionKnobs, said: MultifactorKnobs, cluster: JobClusterSection
 ) -> JobPolicy:
     """The policy with what a file says of preemption and priorities; its own round where that says none."""
     restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
-    knobs = PreemptionKnobs(
-        policy.knobs.round_ns if given.round_s is None else round(given.round_s * NS_PER_S),
-        given.hysteresis,
-        round(given.min_run_s * NS_PER_S),
-        round(restart_s * NS_PER_S),
-    )
-    return replace(policy, knobs=knobs, multifactor=said)
+    own = {"round_s": given.round_s or policy.knobs.round_ns / NS_PER_S, "restart_s": restart_s}
+    return replace(policy, knobs=given.model_copy(update=own), multifactor=said)
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str, key: str) -> None:

@@ -20,6 +20,7 @@ from jobs.policies.slurm import in_slurm
 from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobSimulation
+from jobs.trace import JobTrace
 from kit.chance import stream
 from kit.documents import inputs_hash
 from kit.errors import InputError
@@ -32,7 +33,8 @@ RUN_SCHEMA: Final = "slimsched.jobsrun/1"
 SUFFIX: Final = ".jobsrun.parquet"
 _KEY: Final = b"slimsched"
 _SCALARS: Final = ("policy", "begun_ns", "ended_ns", "capacity_gpu_ns", "down_gpu_ns", "in_system_ns")
-_COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in _SCALARS)
+_OF_THE_TRACE: Final = ("job_id", "submit_ns", "gpus", "gpu_share", "user", "vc", "work_ns")
+_COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in (*_SCALARS, "jobs"))
 _NOT_IN_A_RUN: Final = (
     "name",
     "policies",
@@ -53,12 +55,13 @@ def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
     return inputs_hash(RUN_SCHEMA, said, repr(case.world.speeds), named.name, repr(named.policy), learned, *read)
 
 
-def write_run(path: Path, made_of: str, record: JobsRecord, job_id: NDArray[np.object_]) -> None:
-    """A run's columns with the log's job ids, and its sums."""
+def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
+    """A run's columns with some of the trace's, and its sums."""
     import pyarrow
     from pyarrow import parquet
 
-    columns = {"job_id": job_id, **{name: getattr(record, name) for name in _COLUMNS}}
+    columns = {name: getattr(record.jobs, name) for name in _OF_THE_TRACE}
+    columns |= {name: getattr(record, name) for name in _COLUMNS}
     scalars = {name: getattr(record, name) for name in _SCALARS}
     text = json.dumps({"schema": RUN_SCHEMA, "made_of": made_of, **scalars}, sort_keys=True)
     table = pyarrow.table({name: pyarrow.array(values) for name, values in columns.items()})
@@ -66,8 +69,8 @@ def write_run(path: Path, made_of: str, record: JobsRecord, job_id: NDArray[np.o
         parquet.write_table(table.replace_schema_metadata({_KEY: text.encode()}), temporary, compression="zstd")
 
 
-def read_run(path: Path, made_of: str) -> JobsRecord | None:
-    """A run from its file; None where there is none, or it was made of something else.
+def read_run(path: Path, made_of: str, jobs: JobTrace) -> JobsRecord | None:
+    """A run of these jobs from its file; None where there is none, or it was made of something else.
 
     Raises:
         InputError: the file is no such run, so nothing is written in its place.
@@ -86,7 +89,7 @@ def read_run(path: Path, made_of: str) -> JobsRecord | None:
     if said["made_of"] != made_of:
         return None
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
-    return JobsRecord(**columns, **{name: said[name] for name in _SCALARS})
+    return JobsRecord(jobs=jobs, **columns, **{name: said[name] for name in _SCALARS})
 
 
 # ------------------------------------------------------------------------------------------------------------- bounding
@@ -210,7 +213,7 @@ def run_all(
         for named in case.policies:
             file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
             kept[named.name] = folder / file, fingerprint(case, named)
-            if (record := read_run(*kept[named.name])) is not None:
+            if (record := read_run(*kept[named.name], case.jobs)) is not None:
                 records[named.name] = record
                 told(named.name, True)
     missing = [named for named in case.policies if named.name not in records]
@@ -218,7 +221,7 @@ def run_all(
         name = missing[place].name
         records[name] = record
         if name in kept:
-            write_run(*kept[name], record, case.jobs.job_id)
+            write_run(*kept[name], record)
         told(name, False)
     return {named.name: records[named.name] for named in case.policies}
 

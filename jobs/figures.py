@@ -124,7 +124,7 @@ def by_job(record: JobsRecord, cluster_gpus: int) -> dict[str, Numbers]:
     """
     best_s = record.best_ns / NS_PER_S
     jct_s = np.where(record.is_counted, record.jct_s, np.nan)
-    alone_s = best_s * np.maximum(1.0, record.gpus_used * _mean_in_system(record) / cluster_gpus)
+    alone_s = best_s * np.maximum(1.0, record.jobs.gpus_used * _mean_in_system(record) / cluster_gpus)
     return {
         "jct_s": jct_s,
         "wait_s": jct_s - best_s,
@@ -141,7 +141,7 @@ def are_done(columns: Mapping[str, Numbers]) -> NDArray[np.bool_]:
 def _mean_in_system(record: JobsRecord) -> Numbers:
     """(n,) Over each job's time in the system, the mean number of jobs there; 1 for those that never left."""
     here = ~record.is_refused
-    came_s = np.maximum(record.submit_ns, record.begun_ns) / NS_PER_S
+    came_s = np.maximum(record.jobs.submit_ns, record.begun_ns) / NS_PER_S
     left_s = np.where(record.is_done, record.end_ns, record.ended_ns) / NS_PER_S
     times_s = np.concatenate([came_s[here], left_s[here]])
     steps = np.concatenate([np.ones(here.sum()), -np.ones(here.sum())])
@@ -170,8 +170,8 @@ def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
         **_of_the_cluster(record),
         "preemptions_per_job": _mean(record.preemptions[counts]),
         "kills_per_job": _mean(record.kills[counts]),
-        "jain_users": _jain(columns["slowdown"][done], record.user[done]),
-        "jain_vcs": _jain(columns["slowdown"][done], record.vc[done]),
+        "jain_users": _jain(columns["slowdown"][done], record.jobs.user[done]),
+        "jain_vcs": _jain(columns["slowdown"][done], record.jobs.vc[done]),
     }
 
 
@@ -198,10 +198,10 @@ def _mean(values: NDArray[Any]) -> float | None:
 def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
     """Of all its jobs, measured or not, from begin to end; sums are of floats, for integers could overflow."""
     held_s = record.held_ns / NS_PER_S
-    busy = float((held_s * record.gpus_used).sum())
-    work, lost = record.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
+    busy = float((held_s * record.jobs.gpus_used).sum())
+    work, lost = record.jobs.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
     slo_attainment = work / (work + lost)
-    useful = float(((held_s - record.restart_ns / NS_PER_S) * slo_attainment * record.gpus_used).sum())
+    useful = float(((held_s - record.restart_ns / NS_PER_S) * slo_attainment * record.jobs.gpus_used).sum())
     there = (record.capacity_gpu_ns - record.down_gpu_ns) / NS_PER_S
     return {
         "makespan_s": (record.ended_ns - record.begun_ns) / NS_PER_S,
@@ -229,9 +229,9 @@ def groups_of(
 
     A row each, with the means of these values, and which jobs they are.
     """
-    place = np.searchsorted(SIZES, record.gpus)
+    place = np.searchsorted(SIZES, record.jobs.gpus)
     sizes = [(_size_name(at), place == at) for at in np.unique(place).tolist()]
-    names, codes, counts = np.unique(record.vc.astype(str), return_inverse=True, return_counts=True)
+    names, codes, counts = np.unique(record.jobs.vc.astype(str), return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable").tolist()
     vcs = [(str(names[at]) or "(none)", codes == at) for at in order]
     for kind, classes in (("size", sizes), ("vc", vcs)):

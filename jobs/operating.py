@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from jobs.policies.orders import MULTIFACTOR
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobsRecord
 from jobs.site import busy_of
-from jobs.spec import POLICY_SCHEMA
+from jobs.spec import POLICY_SCHEMA, NodesSection
 from kit.chance import stream
 from kit.errors import InputError
 from kit.parallel import Jobs, results
@@ -84,60 +84,77 @@ def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
 
 CAPACITY_SCHEMA: Final = "slimsched.jobscapacity/1"
 LOADS: Final = (0.02, 3.0)
+PRECISION: Final = 0.02  # of the largest load, as a share of it
 MAX_NODES: Final = 100_000
 
 
-Told = Callable[[float, float], None]  # a load, or a number of nodes, and the wait there; infinite for jobs undone
+def capacity_document(
+    case: JobsCase,
+    wait_s: float,
+    key: str = "mean",
+    by: Literal["load", "nodes"] = "load",
+    told: Callable[[float, float], None] = lambda value, there_s: None,
+) -> dict[str, Any]:
+    """The largest load, or the fewest nodes of the first group, at which waits stay below a limit.
 
-
-def largest_load(
-    case: JobsCase, wait_s: float, key: str = "mean", precision: float = 0.02, told: Told = lambda load, wait_s: None
-) -> tuple[float | None, float | None]:
-    """The largest load that keeps the limit, and the least that does not, a share of `precision` apart.
-
-    Waits needn't grow with the load at every step; it is looked for between a load that keeps the limit and one that
-    does not, by halving. None for the first where even the smallest breaks it, for the second where none does.
+    With fewer nodes no job may be refused that is not refused now.
 
     Args:
         wait_s, key: of all waits the `mean`, `p50`, `p90` or `p99` is at most so long.
-    """
+        told: is called with each that is tried, and with the wait there; infinite where jobs are not done.
 
-    def keeps(load: float) -> bool:
-        there_s = _wait_s(_at_load(case, load), case.policies[0], key)
-        told(load, there_s)
+    Raises:
+        InputError: no number of nodes is enough.
+    """
+    waits_s: dict[float, float] = {}
+    changed, most_refused = (_at_load, None) if by == "load" else (_with_nodes, _figures(case)["jobs"]["refused"])
+
+    def keeps(value: float) -> bool:
+        waits_s[value] = there_s = _wait_s(changed(case, value), key, most_refused)
+        told(value, there_s)
         return there_s <= wait_s
 
+    found: dict[str, Any]
+    if by == "load":
+        low, high = _largest_load(keeps)
+        found = {"load_kept": low, "load_broken": high}
+    else:
+        nodes = _fewest_nodes(keeps, case.scenario.cluster.nodes[0])
+        found = {"nodes": nodes, "wait_there_s": waits_s[nodes]}
+    return {
+        "schema": CAPACITY_SCHEMA,
+        "scenario": case.scenario.name,
+        "policy": case.policies[0].name,
+        "load_now": case.load,
+        "nodes_now": case.scenario.cluster.nodes[0].count,
+        "limit": {"of": key, "wait_s": wait_s},
+        **found,
+    }
+
+
+def _largest_load(keeps: Callable[[float], bool]) -> tuple[float | None, float | None]:
+    """The largest load that keeps the limit, and the least that does not, a share of `PRECISION` apart.
+
+    Waits needn't grow with the load at every step; it is looked for between a load that keeps the limit and one that
+    does not, by halving. None for the first where even the smallest breaks it, for the second where none does.
+    """
     low, high = LOADS
     if not keeps(low):
         return None, low
     if keeps(high):
         return high, None
-    while high / low > 1 + precision:
+    while high / low > 1 + PRECISION:
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low, high
 
 
-def fewest_nodes(case: JobsCase, wait_s: float, key: str = "mean", told: Told = lambda nodes, wait_s: None) -> int:
-    """Of the first group of nodes, the others as they are; no job may be refused that is not refused now.
-
-    Args:
-        wait_s, key: as `largest_load` has them.
-
-    Raises:
-        InputError: no number is enough.
-    """
-    refused = figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)["jobs"]["refused"]
-
-    def keeps(nodes: int) -> bool:
-        there_s = _wait_s(_with_nodes(case, nodes), case.policies[0], key, refused)
-        told(nodes, there_s)
-        return there_s <= wait_s
-
-    high = max(case.scenario.cluster.nodes[0].count, 1)
+def _fewest_nodes(keeps: Callable[[float], bool], group: NodesSection) -> int:
+    """Of the first group of nodes, the others as they are."""
+    high = max(group.count, 1)
     while not keeps(high):
         if high >= MAX_NODES:
-            problem = f"even {high:,} nodes of {case.scenario.cluster.nodes[0].gpus} GPUs leave waits above it"
+            problem = f"even {high:,} nodes of {group.gpus} GPUs leave waits above it"
             raise InputError("--wait", "", f"{problem}: jobs wait for other nodes, or for ones that are larger")
         high = min(2 * high, MAX_NODES)
     low = 0
@@ -151,35 +168,25 @@ def _at_load(case: JobsCase, load: float) -> JobsCase:
     return replace(case, jobs=case.jobs.at_load(load, case.scenario.cluster.gpus))
 
 
-def _with_nodes(case: JobsCase, nodes: int) -> JobsCase:
+def _with_nodes(case: JobsCase, nodes: float) -> JobsCase:
     cluster = case.scenario.cluster
-    groups = (cluster.nodes[0].model_copy(update={"count": nodes}), *cluster.nodes[1:])
+    groups = (cluster.nodes[0].model_copy(update={"count": int(nodes)}), *cluster.nodes[1:])
     scenario = case.scenario.model_copy(update={"cluster": cluster.model_copy(update={"nodes": groups})})
     changed = read_case(scenario, case.source, case.images_s)
     return replace(changed, jobs=case.jobs)  # the same arrivals, whatever the load is of more nodes
 
 
-def _wait_s(case: JobsCase, named: NamedPolicy, key: str, most_refused: int | None = None) -> float:
+def _figures(case: JobsCase) -> dict[str, Any]:
+    """Of a run of the first policy."""
+    return figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)
+
+
+def _wait_s(case: JobsCase, key: str, most_refused: int | None) -> float:
     """Infinite where jobs are not done, or more are refused than may be."""
-    result = figures(run_policy(case, named), case.scenario.cluster.gpus)
-    is_lost = result["jobs"]["unfinished"] > 0 or (
-        most_refused is not None and result["jobs"]["refused"] > most_refused
-    )
+    result = _figures(case)
+    is_lost = result["jobs"]["unfinished"] or (most_refused is not None and result["jobs"]["refused"] > most_refused)
     wait_s: float | None = result["wait_s"][key]
     return float("inf") if is_lost or wait_s is None else wait_s
-
-
-def capacity_document(case: JobsCase, wait_s: float, key: str, **found: Any) -> dict[str, Any]:
-    """What was found."""
-    return {
-        "schema": CAPACITY_SCHEMA,
-        "scenario": case.scenario.name,
-        "policy": case.policies[0].name,
-        "load_now": case.load,
-        "nodes_now": case.scenario.cluster.nodes[0].count,
-        "limit": {"of": key, "wait_s": wait_s},
-        **found,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------- log validation
@@ -340,14 +347,8 @@ def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) ->
 
 def _numbers_of(policy: JobPolicy) -> Values:
     """Those it has."""
-    if policy.order == MULTIFACTOR:
-        return {name: float(getattr(policy.multifactor, name)) for name in SLURM}
-    knobs = policy.knobs
-    return {
-        "round_s": knobs.round_ns / NS_PER_S,
-        "hysteresis": knobs.hysteresis,
-        "min_run_s": knobs.min_run_ns / NS_PER_S,
-    }
+    knobs = policy.multifactor if policy.order == MULTIFACTOR else policy.knobs
+    return {name: float(getattr(knobs, name)) for name in ranges_of(policy)}
 
 
 def _drawn(
@@ -367,15 +368,9 @@ def _drawn(
 
 def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:
     """The policy with these numbers instead of its own."""
-    if policy.order == MULTIFACTOR:
-        return replace(policy, multifactor=policy.multifactor.model_copy(update=dict(numbers)))
-    knobs = replace(
-        policy.knobs,
-        round_ns=max(round(numbers["round_s"] * NS_PER_S), 1),
-        hysteresis=max(numbers["hysteresis"], 1.0),
-        min_run_ns=round(numbers["min_run_s"] * NS_PER_S),
-    )
-    return replace(policy, knobs=knobs)
+    section = "multifactor" if policy.order == MULTIFACTOR else "knobs"
+    tuned: Any = {section: getattr(policy, section).model_copy(update=dict(numbers))}
+    return replace(policy, **tuned)
 
 
 def policy_document(policy: JobPolicy) -> dict[str, Any]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from jobs.policies.cluster import PLACEMENTS
 from jobs.policies.history import ESTIMATES
-from jobs.policies.orders import LONGEST_S, ORDERS, MultifactorKnobs, Span
-from jobs.policies.policy import QUEUEINGS, ROUNDS
+from jobs.policies.orders import ORDERS, MultifactorKnobs, Span, Time
+from jobs.policies.policy import QUEUEINGS, ROUNDS, PreemptionKnobs
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import StrictModel
-from kit.units import seconds
 
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
 POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
@@ -25,7 +24,6 @@ LEARNED_SUFFIX = ".safetensors"
 MAX_NODES = 1_000_000
 
 
-Time = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=LONGEST_S)]
 Load = Annotated[float, Field(gt=0, le=10)]
 
 
@@ -138,22 +136,6 @@ class WindowSection(StrictModel):
         return self
 
 
-class PreemptionSection(StrictModel):
-    """When running jobs make room, for policies that preempt; a policy's own file may say otherwise."""
-
-    round_s: Span | None = Field(
-        None,
-        description="while jobs wait, all are compared anew so often; null: 60 s, and 360 s for `gavel`",
-    )
-    hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
-        1.0, description="a job gives way where its index is more than so many times that of the one that waits"
-    )
-    min_run_s: Time = Field(0.0, description="nor before it has run so long")
-    restart_s: Time | None = Field(
-        None, description="what the policy takes a restart to cost; null: what it costs (`cluster.restart_s`)"
-    )
-
-
 class SlurmSection(StrictModel):
     """What Slurm takes its time for, by its own names where it has one."""
 
@@ -205,7 +187,7 @@ class JobsScenario(StrictModel):
         description="what policies with a history have seen: nothing, or what had ended before the window",
     )
     longest_s: Span = Field(366 * 86400.0, description="the run is ended so long after the last submission")
-    preemption: PreemptionSection = Field(default_factory=PreemptionSection, description="of policies given by name")
+    preemption: PreemptionKnobs = Field(default_factory=PreemptionKnobs, description="of policies given by name")
     multifactor: MultifactorKnobs = Field(
         default_factory=MultifactorKnobs, description="of the policies `multifactor` given by name"
     )
@@ -235,7 +217,7 @@ class JobsScenario(StrictModel):
         return self
 
 
-class PolicyPreemption(PreemptionSection):
+class PolicyPreemption(PreemptionKnobs):
     """Of a policy that preempts."""
 
     kind: Literal["none", "by-index"] = Field("none", description="whether jobs that run may have to make room")

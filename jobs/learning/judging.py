@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +52,7 @@ def _wait_s(common: tuple[NamedPolicy, Windows], window: tuple[int, int]) -> flo
     return windows.mean_wait_s(windows.run(start, candidate.policy, candidate.choosing(seed)))
 
 
-@dataclass(frozen=True, slots=True)
-class BootstrapMean:
+class BootstrapMean(NamedTuple):
     """A mean over windows, and where it lies in 95 % of the resamples of windows."""
 
     mean: float

@@ -101,11 +101,7 @@ class NetChooser:
         rows = view.seen
         may = rows[view.may]
         seen = np.concatenate([may, waiting_row(rows)]) if view.can_wait else may
-        place = self._draw(seen, rows, view.now_ns)
-        return WAIT if place == len(may) else int(view.may.nonzero()[0][place])
-
-    def _draw(self, may: Seen, rows: Seen, now_ns: int) -> int:
-        scores = self._net.scores(may).astype(np.float64)
+        scores = self._net.scores(seen).astype(np.float64)
         odds = np.exp(scores - scores.max())
         if self._rng is None:
             place = int(odds.argmax())
@@ -114,8 +110,8 @@ class NetChooser:
             place = min(int(np.searchsorted(summed, self._rng.random() * summed[-1], side="right")), len(odds) - 1)
         if self._memory is not None:
             log_prob = float(np.log(odds[place] / odds.sum()))
-            self._memory.append(Decision(may, place, log_prob, now_ns, pooled(rows)))
-        return place
+            self._memory.append(Decision(seen, place, log_prob, view.now_ns, pooled(rows)))
+        return WAIT if place == len(may) else int(view.may.nonzero()[0][place])
 
 
 def waiting_row(rows: Seen) -> Seen:

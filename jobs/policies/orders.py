@@ -148,6 +148,7 @@ _DAY_S: Final = 86_400.0
 
 
 LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
+Time = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=LONGEST_S)]
 Span = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=LONGEST_S)]
 Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, le=1e9)]

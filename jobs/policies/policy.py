@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from jobs.policies.cluster import PLACEMENTS
 from jobs.policies.history import ESTIMATES
-from jobs.policies.orders import MULTIFACTOR, NEED_ESTIMATES, OBJECTIVES, ORDERS, MultifactorKnobs
+from jobs.policies.orders import MULTIFACTOR, NEED_ESTIMATES, OBJECTIVES, ORDERS, MultifactorKnobs, Span, Time
 from kit.errors import InputError, nearest
+from kit.strict import StrictModel
 from kit.units import NS_PER_S
 
 RESERVING: Final = ("easy", "conservative")
@@ -21,24 +24,38 @@ BY_INDEX: Final = "by-index"
 PACKING: Final = ("strict", "first-fit")
 PREEMPTIONS: Final = (NONE, BY_INDEX)
 NEED_PREEMPTION: Final = ("round-robin",)
+_USUAL_S: Final = 60.0  # of a round and a restart, where nobody says another
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptionKnobs:
-    """When a job that runs makes room for one that comes before it.
+class PreemptionKnobs(StrictModel):
+    """When running jobs make room, for policies that preempt; a policy's own file may say otherwise."""
 
-    Attributes:
-        round_ns: while jobs wait and the indices of running ones grow, all are compared anew so often, and when one
-            ends; at an arrival, the one that arrives is.
-        hysteresis: a job gives way where its index is more than so many times that of the one that waits; at least 1.
-        min_run_ns: nor before it has run so long.
-        restart_ns: what going on is taken to cost, by orders that ask.
-    """
+    round_s: Span | None = Field(
+        None,
+        description="while jobs wait, all are compared anew so often; null: 60 s, and 360 s for `gavel`",
+    )
+    hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1.0, description="a job gives way where its index is more than so many times that of the one that waits"
+    )
+    min_run_s: Time = Field(0.0, description="nor before it has run so long")
+    restart_s: Time | None = Field(
+        None, description="what the policy takes a restart to cost; null: what it costs (`cluster.restart_s`)"
+    )
 
-    round_ns: int = 60 * NS_PER_S
-    hysteresis: float = 1.0
-    min_run_ns: int = 0
-    restart_ns: int = 60 * NS_PER_S
+    @property
+    def round_ns(self) -> int:
+        """`round_s` in whole nanoseconds."""
+        return round((self.round_s or _USUAL_S) * NS_PER_S)
+
+    @property
+    def min_run_ns(self) -> int:
+        """`min_run_s` in whole nanoseconds."""
+        return round(self.min_run_s * NS_PER_S)
+
+    @property
+    def restart_ns(self) -> int:
+        """`restart_s` in whole nanoseconds."""
+        return round((_USUAL_S if self.restart_s is None else self.restart_s) * NS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,7 @@ class JobPolicy:
     preemption: str = NONE
     placement: str = "best-fit"
     estimate: str = NONE
-    knobs: PreemptionKnobs = PreemptionKnobs()
+    knobs: PreemptionKnobs = field(default_factory=PreemptionKnobs)
     multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
     learned: str = ""
     bf_interval_ns: int = 0
@@ -135,10 +152,10 @@ class Kind:
     preemption: str = NONE
     estimate: str = NONE
     placement: str = "best-fit"
-    round_s: int = 60
+    round_s: float = _USUAL_S
 
 
-_GAVEL: Final[Mapping[str, Any]] = {"queueing": ROUNDS, "preemption": BY_INDEX, "round_s": 360}
+_GAVEL: Final[Mapping[str, Any]] = {"queueing": ROUNDS, "preemption": BY_INDEX, "round_s": 360.0}
 KINDS: Final[Mapping[str, Kind]] = {
     "fifo": Kind("fifo", "strict"),  # first come first served; the first that does not fit blocks
     "fifo-easy": Kind("fifo", "easy"),  # the same with backfilling that does not delay it (Lifka, JSSPP'95)
@@ -192,12 +209,12 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
     if known is None:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = asdict(KINDS[known]), name.removeprefix(known)
-    round_ns = fields.pop("round_s") * NS_PER_S
+    own = PreemptionKnobs(round_s=fields.pop("round_s"))
     while rest:
         part, word = _next_word(name, rest)
         fields[part] = word
         rest = rest.removeprefix(f"-{word}")
-    return JobPolicy(**fields, knobs=knobs or PreemptionKnobs(round_ns))
+    return JobPolicy(**fields, knobs=knobs or own)
 
 
 def _next_word(name: str, rest: str) -> tuple[str, str]:

@@ -64,20 +64,13 @@ class WaitBound:
 
 
 def lower_bound(
-    problem: BoundProblem,
-    is_preemptive: bool = False,
-    passes: int = 600,
-    cell_s: float = 3600.0,
-    best_known_s: float | None = None,
+    problem: BoundProblem, is_preemptive: bool = False, passes: int = 600, cell_s: float = 3600.0
 ) -> WaitBound:
-    """The best bound of so many subgradient steps.
-
-    Args:
-        best_known_s: total completion time of some schedule, towards which steps are taken; None guesses.
-    """
+    """The best bound of so many subgradient steps, each towards a little more than the best so far."""
     begins_s = float(problem.release_s.min())
     release_s = problem.release_s - begins_s
     shortest_s = problem.run_s.min(axis=1)
+    least_s = float(shortest_s.sum())
     cells = max(int(np.ceil(_busy_until_s(problem, release_s, shortest_s) / cell_s)), 1)
     prices = np.zeros((len(problem.pool_gpus), cells))
     best_s, best_prices, ahead, stuck = -np.inf, prices, 1.0, 0
@@ -97,7 +90,7 @@ def lower_bound(
         square = float((slope**2).sum())
         if square == 0:
             break
-        target_s = _target_s(best_s, float(shortest_s.sum()), ahead, best_known_s)
+        target_s = best_s + ahead * max(best_s - least_s, 0.05 * least_s)
         prices = np.maximum(prices + (target_s - value_s) / square * slope, 0.0)
     return WaitBound(best_s, best_prices, cell_s, begins_s)
 
@@ -108,13 +101,6 @@ def _busy_until_s(problem: BoundProblem, release_s: Numbers, shortest_s: Numbers
     work_s = (shortest_s * problem.gpus)[order] / problem.pool_gpus.sum()
     still_s = np.cumsum(work_s[::-1])[::-1]  # of all that are submitted from each one on
     return float((release_s[order] + still_s).max() + shortest_s.max())
-
-
-def _target_s(best_s: float, least_s: float, ahead: float, best_known_s: float | None) -> float:
-    """Above the present best by less and less: the gap to a schedule that is known, or the share that is waiting."""
-    if best_known_s is not None:
-        return best_s + ahead * max(best_known_s - best_s, 1e-9 * abs(best_s))
-    return best_s + ahead * max(best_s - least_s, 0.05 * least_s)
 
 
 # ----------------------------------------------------------------------------------------------------------- kernels

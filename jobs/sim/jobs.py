@@ -112,8 +112,7 @@ class JobsRecord:
 
     Attributes:
         policy: as it is shown.
-        submit_ns, gpus, gpu_share, user, vc: as in the trace.
-        work_ns: run time at the reference type.
+        jobs: those of the run.
         best_ns: run time at full speed on the fastest type that it may use.
         start_ns: when it was first started; -1 for never.
         end_ns: when its work was done; -1 for not within the run.
@@ -130,12 +129,7 @@ class JobsRecord:
     """
 
     policy: str
-    submit_ns: Times
-    gpus: NDArray[np.int64]
-    gpu_share: NDArray[np.float64]
-    user: NDArray[np.object_]
-    vc: NDArray[np.object_]
-    work_ns: Times
+    jobs: JobTrace
     best_ns: Times
     start_ns: Times
     end_ns: Times
@@ -153,11 +147,6 @@ class JobsRecord:
     in_system_ns: int
 
     @property
-    def gpus_used(self) -> NDArray[np.float64]:
-        """(n,) GPUs that a job uses: fewer than one, of a job with a share of one."""
-        return np.asarray(self.gpus * self.gpu_share)
-
-    @property
     def is_done(self) -> NDArray[np.bool_]:
         """(n,) Whether its work was done within the run."""
         return np.asarray(self.end_ns != NOT_YET)
@@ -170,7 +159,7 @@ class JobsRecord:
     @property
     def jct_s(self) -> NDArray[np.float64]:
         """(n,) Job completion time, from submission to end; not-a-number where there is none."""
-        return np.where(self.is_done, self.end_ns - self.submit_ns, np.nan) / NS_PER_S
+        return np.where(self.is_done, self.end_ns - self.jobs.submit_ns, np.nan) / NS_PER_S
 
     @property
     def wait_s(self) -> NDArray[np.float64]:
@@ -179,7 +168,7 @@ class JobsRecord:
 
     def require_little(self) -> None:
         """Little's law: the sum over time of jobs in the system is the sum over jobs of their times in it."""
-        came_ns = np.maximum(self.submit_ns, self.begun_ns)
+        came_ns = np.maximum(self.jobs.submit_ns, self.begun_ns)
         left_ns = np.where(self.is_done, self.end_ns, np.where(self.is_refused, came_ns, self.ended_ns))
         came_by_end = came_ns <= self.ended_ns
         in_system_ns = sum((left_ns - came_ns)[came_by_end].tolist())  # beyond 64 bits, perhaps

@@ -366,7 +366,7 @@ class JobSimulation:
     def record(self) -> JobsRecord:
         """What the run left behind; what it did is proven to add up."""
         self._count(0)
-        columns, jobs, spec, ended_ns = self._columns, self.spec.jobs, self.spec, self.now_ns
+        columns, spec, ended_ns = self._columns, self.spec, self.now_ns
         for job, running in list(self._running.items()):
             self._leave(job, running)
         for node, since_ns in self._down.items():
@@ -374,12 +374,7 @@ class JobSimulation:
             self._down_gpu_ns += pool.size * (ended_ns - max(since_ns, self._begins_ns))
         record = JobsRecord(
             policy=shown_name(spec.policy),
-            submit_ns=self._submit_ns,
-            gpus=jobs.gpus,
-            gpu_share=jobs.gpu_share,
-            user=jobs.user,
-            vc=jobs.vc,
-            work_ns=self._work_ns,
+            jobs=spec.jobs,
             best_ns=self._best_ns(),
             is_measured=spec.is_measured,
             begun_ns=self._begins_ns,

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from hw.host.limits import core_count
+from kit.documents import read_text, write_json, write_text
 from kit.errors import InputError
 from kit.units import NS_PER_S
+from scenarios.terminal.exits import terminated_as_interrupted
+from scenarios.terminal.places import writable_file
+from scenarios.terminal.progress import Progress
 from slimsched.arguments import (
     LONGEST,
     Duration,
@@ -37,7 +42,6 @@ if TYPE_CHECKING:
     from jobs.comparing import Bound
     from jobs.learning.learned import NamedPolicy
     from jobs.learning.training import Windows
-    from scenarios.terminal.progress import Progress
 
     NewFile = str | Path
     Policies = Sequence[str | Path]
@@ -63,7 +67,6 @@ else:
 Changes = Annotated[Sequence[str], Parameter(name="--change", show_default=False)]
 Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
-PRECISION: Final = 0.02  # of the largest load, as a share of it
 _ENDING: Final = ".jobtrace.parquet"
 Document = dict[str, Any]
 _DAY_NS: Final = 86_400 * NS_PER_S
@@ -111,7 +114,6 @@ def import_log(
     from jobs.logs.importing import import_log as read_log
     from jobs.logs.rows import UNITS_S, Options
     from jobs.trace import is_imported
-    from scenarios.terminal.places import writable_file
     from slimsched.jobs.texts import imported_text
 
     log = Path(log)
@@ -185,7 +187,6 @@ def generate(
     from jobs import generate as drawing
     from jobs.summary import summarize
     from jobs.trace import write_trace
-    from scenarios.terminal.places import writable_file
     from slimsched.jobs.texts import summary_text
 
     require_within("--jobs", jobs, 1, 20_000_000)
@@ -227,13 +228,9 @@ def init(
     Raises:
         InputError: no such nodes, or they do not fit the trace.
     """
-    from hw.host.limits import core_count
-    from jobs.site import site_of
+    from jobs.site import nodes_of, site_of, starter, typed
     from jobs.slurm_conf import read_slurm_conf
-    from jobs.starter import nodes_of, starter, typed
     from jobs.trace import read_trace
-    from kit.documents import write_text
-    from scenarios.terminal.places import writable_file
     from slimsched.jobs.texts import say
 
     place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
@@ -282,10 +279,8 @@ def compare(
     Raises:
         InputError: anything in the scenario, or in a file that it names, is wrong.
     """
-    from hw.host.limits import core_count
     from jobs.comparing import comparison_document, jitter_document, result_document, run_all
     from jobs.operating import validation_document
-    from kit.documents import write_json
     from scenarios.show.charts import save
     from slimsched.jobs.report import build_report, prices_chart
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
@@ -364,7 +359,6 @@ def whatif(
     Raises:
         InputError: a change that does not fit, or one of the jobs.
     """
-    from hw.host.limits import core_count
     from jobs.operating import whatif_document
     from slimsched.jobs.texts import whatif_text
 
@@ -401,25 +395,17 @@ def capacity(
     Raises:
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
     """
-    from jobs.operating import capacity_document, fewest_nodes, largest_load
+    from jobs.operating import capacity_document
     from slimsched.jobs.texts import capacity_text, say
 
     case = _case(scenario, () if policy is None else (policy,))
     if case.snapshot is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
 
-    waits_s: dict[float, float] = {}
-
     def told(value: float, there_s: float) -> None:
-        waits_s[value] = there_s
         observer().remark(say("tried", value, there_s, by))
 
-    if by == "nodes":
-        nodes = fewest_nodes(case, wait_s, of, told)
-        document = capacity_document(case, wait_s, of, nodes=nodes, wait_there_s=waits_s[nodes])
-    else:
-        low, high = largest_load(case, wait_s, of, PRECISION, told)
-        document = capacity_document(case, wait_s, of, load_kept=low, load_broken=high)
+    document = capacity_document(case, wait_s, of, by, told)
     return CommandResult(document, capacity_text(document))
 
 
@@ -452,11 +438,8 @@ def advise(
         InputError: no Slurm answers here, or is understood; a priority may not be changed; or the scenario's baseline
             is not near its log.
     """
-    from hw.host.limits import core_count
     from jobs import advice
     from jobs.case import named_policy
-    from kit.documents import read_text
-    from scenarios.terminal.places import writable_file
     from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
     from slimsched.jobs.texts import advice_text
 
@@ -501,7 +484,6 @@ def _repeated(document: Document, one_pass: Callable[[], Document], every_s: flo
     Raises:
         InputError: what is wrong stays so for `_PATIENT` passes.
     """
-    from scenarios.terminal.exits import terminated_as_interrupted
     from slimsched.jobs.texts import say
 
     failures, said = 0, say("advice_pass", document)
@@ -567,12 +549,9 @@ def tune(
     """
     import yaml
 
-    from hw.host.limits import core_count
     from jobs.operating import policy_document, ranges_of
     from jobs.operating import tune as search
     from jobs.spec import POLICY_SUFFIX
-    from kit.documents import write_text
-    from scenarios.terminal.places import writable_file
     from slimsched.jobs.texts import tuning_text
 
     if not Path(out).name.endswith(POLICY_SUFFIX):
@@ -625,13 +604,11 @@ def train(
         InputError: the trace is too short, the base is no order that is known without run times, or the file is of
             another training.
     """
-    from hw.host.limits import core_count
     from jobs.learning.learned import RLTUNE, LearnedSpec, NamedPolicy
     from jobs.learning.training import TrainingConfig, Windows
     from jobs.learning.training import train as learn
     from jobs.policies.policy import policy_of
     from jobs.spec import LEARNED_SUFFIX
-    from scenarios.terminal.places import writable_file
 
     for flag, number in (("epochs", epochs), ("episodes", episodes), ("window", window), ("judged", judged)):
         require_within(flag, number, 1, LONGEST)
@@ -670,8 +647,6 @@ def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[in
 
 
 def _progress(title: str, total: int | None = None, unit: str = "run", is_quiet: bool = False) -> Progress:
-    from scenarios.terminal.progress import Progress
-
     return Progress(title, total, unit=unit, quiet=is_quiet or observer().quiet)
 
 

@@ -85,5 +85,7 @@ def test_groups_share_all_jobs() -> None:
 def test_sums_do_not_overflow() -> None:
     """A hundred thousand GPU-years in nanoseconds are beyond 64 bits."""
     record = run("fifo", jobs((0, 1e8, 4), (0, 1e8, 4)))
-    large = replace(record, gpus=record.gpus * 10**6, capacity_gpu_ns=record.capacity_gpu_ns * 10**6)
+    large = replace(
+        record, jobs=replace(record.jobs, gpus=record.jobs.gpus * 10**6), capacity_gpu_ns=record.capacity_gpu_ns * 10**6
+    )
     assert figures(large, 4)["utilization"] == pytest.approx(figures(record, 4)["utilization"])

@@ -17,7 +17,7 @@ from jobs.comparing import comparison_document, run_all, run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.training import Windows
-from jobs.operating import fewest_nodes, largest_load, tune, validation_document, whatif_document
+from jobs.operating import capacity_document, tune, validation_document, whatif_document
 from jobs.trace import JobTrace
 from kit.errors import InputError
 from slimsched.cli import main
@@ -147,7 +147,8 @@ def test_no_job_fits_that_wants_so_many_nodes(tmp_path: Path, capsys: pytest.Cap
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn())
     tried: dict[float, float] = {}
-    low, high = largest_load(case, WAIT_S, told=tried.__setitem__)
+    found = capacity_document(case, WAIT_S, told=tried.__setitem__)
+    low, high = found["load_kept"], found["load_broken"]
     assert low is not None
     assert high is not None
     assert 1 < high / low <= 1.02 + 1e-9
@@ -158,7 +159,7 @@ def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Pa
 
 def test_the_fewest_nodes(tmp_path: Path) -> None:
     trace = drawn()
-    nodes = fewest_nodes(on_nodes(tmp_path, trace, 3), WAIT_S)
+    nodes = capacity_document(on_nodes(tmp_path, trace, 3), WAIT_S, by="nodes")["nodes"]
     waits_s = []
     for count in (nodes - 1, nodes):
         case = on_nodes(tmp_path, trace, count)
@@ -168,7 +169,7 @@ def test_the_fewest_nodes(tmp_path: Path) -> None:
 
 def test_refusing_jobs_is_no_way_to_need_fewer_nodes(tmp_path: Path) -> None:
     trace = trace_of([(0, 100, 8), (1000, 10, 1), (2000, 10, 1)])
-    assert fewest_nodes(on_nodes(tmp_path, trace, 4), WAIT_S) == 2
+    assert capacity_document(on_nodes(tmp_path, trace, 4), WAIT_S, by="nodes")["nodes"] == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- validation

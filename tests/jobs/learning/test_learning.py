@@ -65,9 +65,9 @@ def test_windows_to_learn_on_and_to_judge_by_have_no_job_in_common() -> None:
 def test_a_window_begins_cold_or_warm_and_warming_jobs_do_not_count() -> None:
     cold, warm = windows(), windows(warm=20)
     first, second = cold.run(60, JobPolicy()), warm.run(60, JobPolicy())
-    assert len(first.submit_ns) == 30
-    assert len(second.submit_ns) == 50
-    assert (second.submit_ns[20:] == first.submit_ns).all()
+    assert len(first.jobs) == 30
+    assert len(second.jobs) == 50
+    assert (second.jobs.submit_ns[20:] == first.jobs.submit_ns).all()
     assert second.is_measured[20:].all()
     assert warm.mean_wait_s(second) == second.wait_s[20:].mean() > cold.mean_wait_s(first) == first.wait_s.mean()
 

@@ -127,5 +127,5 @@ def test_nobody_holds_gpus_when_all_is_done() -> None:
     assert accounts is not None
     assert record.kills.sum() == 1
     assert accounts._held.tolist() == [0, 0]
-    held_gpu_s = record.held_ns * record.gpus / S
+    held_gpu_s = record.held_ns * record.jobs.gpus / S
     assert (accounts._used + accounts._fresh).tolist() == [held_gpu_s[:2].sum(), held_gpu_s[2]]

@@ -66,7 +66,7 @@ def best_with_preemption(rows: list[Row], gpus: int) -> int:
 def test_the_bound_is_below_the_best_schedule_and_that_below_every_policy(rows: list[Row]) -> None:
     problem = problem_of(rows)
     best = best_without_preemption(rows, GPUS)
-    bound = lower_bound(problem, passes=150, cell_s=1.0, best_known_s=float(best))
+    bound = lower_bound(problem, passes=150, cell_s=1.0)
     assert bound.total_s <= best + 1e-6
     assert bound.total_s >= sum(row[1] for row in rows) - 1e-6  # what it is without prices
     for policy in ("fifo", "sjf-oracle", "saf-oracle-strict", "fifo-easy-oracle"):
@@ -78,7 +78,7 @@ def test_the_bound_is_below_the_best_schedule_and_that_below_every_policy(rows: 
 def test_the_preemptive_bound_is_below_the_best_schedule_with_preemption(rows: list[Row]) -> None:
     problem = problem_of(rows)
     best = best_with_preemption(rows, GPUS)
-    bound = lower_bound(problem, is_preemptive=True, passes=150, cell_s=1.0, best_known_s=float(best))
+    bound = lower_bound(problem, is_preemptive=True, passes=150, cell_s=1.0)
     assert bound.total_s <= best + 1e-6
     assert best <= best_without_preemption(rows, GPUS)
     assert best <= run("srtf-oracle", jobs(*rows), groups=(NodeGroup(1, GPUS),)).jct_s.sum() + 1e-6

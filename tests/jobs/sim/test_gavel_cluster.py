@@ -45,7 +45,7 @@ def mean_jct_h(name: str, seed: int, many: int = 800) -> float:
     submit_s, classes = np.cumsum(rng.exponential(4000, many)), rng.choice(list(speeds().by_class), many)
     jobs = JobTrace.of(submit_s, 60 * 10**exponent, np.ones(many), job_class=classes)
     world = JobWorld(tuple(NodeGroup(8, 1, kind) for kind in TYPES), speeds())
-    knobs = PreemptionKnobs(round_ns=360 * S, restart_ns=0)
+    knobs = PreemptionKnobs(round_s=360, restart_s=0)
     record = JobSimulation(world, JobRun(jobs, policy_of(name, knobs))).run()
     return float(record.jct_s[many // 4 : 3 * many // 4].mean()) / 3600
 

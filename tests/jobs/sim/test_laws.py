@@ -44,7 +44,7 @@ KNOWING = [
 ]
 GROUPS = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
 SPEEDS = Speeds({"net": {"fast": 2.0, "slow": 0.7}}, spread_slowdown=1.3)
-KNOBS = PreemptionKnobs(round_ns=20 * S, restart_ns=3 * S, hysteresis=1.2, min_run_ns=5 * S)
+KNOBS = PreemptionKnobs(round_s=20, restart_s=3, hysteresis=1.2, min_run_s=5)
 
 
 def test_each_kind_of_rival_is_among_those_that_are_tested() -> None:
@@ -135,7 +135,9 @@ class Watched(JobSimulation):
 
 
 def watched(name: str, jobs: JobTrace, seed: int) -> tuple[JobsRecord, Watched]:
-    knobs = replace(KNOBS, round_ns=80 * S) if name.startswith("gavel") else KNOBS  # a programme takes milliseconds
+    knobs = (
+        KNOBS.model_copy(update={"round_s": 80.0}) if name.startswith("gavel") else KNOBS
+    )  # a programme takes milliseconds
     simulation = Watched(world(seed), JobRun(jobs, policy_of(name, knobs)))
     record = simulation.run()
     require_sane(record)
@@ -154,7 +156,7 @@ def test_every_job_gets_all_its_work_done_and_no_gpu_is_used_twice(name: str, se
     assert not any(each.held for each in simulation.scheduler.running)
     assert all(pool.free == [pool.size] * len(pool.nodes) for pool in simulation.scheduler.cluster.pools)
     run_ns = record.held_ns - record.restart_ns  # at speeds from 0.7 / 1.3 to 2
-    work_ns = np.where(record.is_done, record.work_ns + record.lost_ns, 0)
+    work_ns = np.where(record.is_done, record.jobs.work_ns + record.lost_ns, 0)
     assert (run_ns >= work_ns / 2 - 100).all()
     assert (run_ns <= work_ns / (0.7 / 1.3) + 100).all()
     stops = record.preemptions + record.kills
@@ -167,8 +169,8 @@ def test_every_job_gets_all_its_work_done_and_no_gpu_is_used_twice(name: str, se
 def test_the_same_run_gives_the_same_bits(name: str) -> None:
     (first, one), (again, other) = watched(name, drawn(1), 1), watched(name, drawn(1), 1)
     assert one.log == other.log
-    for column in fields(first):
-        assert np.array_equal(getattr(first, column.name), getattr(again, column.name))
+    for column in {each.name for each in fields(first)} - {"jobs"}:
+        assert np.array_equal(getattr(first, column), getattr(again, column))
 
 
 @pytest.mark.parametrize("name", BLIND)

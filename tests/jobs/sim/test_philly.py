@@ -43,7 +43,7 @@ def philly() -> JobTrace:
 
 
 def mean_wait_s(name: str, jobs: JobTrace, nodes: int = 64, round_s: int = 60, restart_s: int = 60) -> float:
-    knobs = PreemptionKnobs(round_ns=round_s * S, restart_ns=restart_s * S)
+    knobs = PreemptionKnobs(round_s=round_s, restart_s=restart_s)
     policy = policy_of(name, knobs)
     world = JobWorld((NodeGroup(nodes, 8),), restart_ns=restart_s * S if policy.is_preemptive else 0)
     record = JobSimulation(world, JobRun(jobs, policy)).run()

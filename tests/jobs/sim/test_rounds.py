@@ -11,7 +11,7 @@ from jobs.sim.jobs import NodeOutage
 from jobs.trace import JobTrace
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 
-ROUNDS = PreemptionKnobs(round_ns=100 * S, restart_ns=0)
+ROUNDS = PreemptionKnobs(round_s=100, restart_s=0)
 TWO_TYPES = (NodeGroup(1, 1, "slow"), NodeGroup(1, 1, "fast"))
 
 
@@ -107,7 +107,7 @@ SPEEDS = Speeds({
     "rnn": {"v100": 1.0, "p100": 0.8, "k80": 0.3},
     "rl": {"v100": 1.0, "p100": 1.0, "k80": 0.9},
 })  # fmt: skip
-KNOBS = PreemptionKnobs(round_ns=360 * S, restart_ns=30 * S)
+KNOBS = PreemptionKnobs(round_s=360, restart_s=30)
 
 
 def mean_jct_h(policy: str, seed: int, speeds: Speeds) -> float:

@@ -71,7 +71,7 @@ def test_figures_and_load_count_shares() -> None:
     assert scene.gpu_s.tolist() == [2.5, 40]
     assert scene.load_on(4) == pytest.approx(42.5 / 40)
     record = run("fifo", scene)
-    assert (record.held_ns * record.gpus_used / S).tolist() == [2.5, 40]
+    assert (record.held_ns * record.jobs.gpus_used / S).tolist() == [2.5, 40]
 
 
 def test_an_account_is_charged_for_shares() -> None:
@@ -81,7 +81,7 @@ def test_an_account_is_charged_for_shares() -> None:
     record = simulation.run()
     accounts = simulation.scheduler.order.accounts
     assert accounts is not None
-    assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.gpus_used).sum() / S)
+    assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.jobs.gpus_used).sum() / S)
 
 
 # ----------------------------------------------------------------------------------------------------------- laws
@@ -148,7 +148,7 @@ def fits(parts: list[int], room: list[int]) -> bool:
 @given(seed=st.integers(0, 10_000))
 def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the_end(name: str, seed: int) -> None:
     world = JobWorld((NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(NodeOutage(60 * S, 200 * S, 1),))
-    simulation = Followed(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_ns=20 * S))))
+    simulation = Followed(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_s=20))))
     record = simulation.run()
     require_sane(record)
     assert record.is_done.all()

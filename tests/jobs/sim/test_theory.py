@@ -38,7 +38,7 @@ def means(
     name: str, draw: Draw, load: float = LOAD, servers: int = 1, round_s: float = 0.1, runs: int = 8, jobs: int = 2000
 ) -> np.ndarray:
     """Mean sojourn times of independent runs; jobs of one GPU on one node."""
-    knobs = PreemptionKnobs(round_ns=round(round_s * 1e9), restart_ns=0)
+    knobs = PreemptionKnobs(round_s=round_s, restart_s=0)
     found = []
     for seed in range(runs):
         rng = np.random.default_rng(seed)

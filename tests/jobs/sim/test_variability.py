@@ -67,14 +67,14 @@ def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> Non
     groups = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
     variability = sampled_variability(groups, {"net": 0.2, "": 0.02}, seed)
     world = JobWorld(groups, outages=(NodeOutage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability)
-    simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_ns=20 * S))))
+    simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_s=20))))
     record = simulation.run()
     require_sane(record)
     assert (record.is_done | record.is_refused).all()
     slots = simulation.scheduler.slots
     assert slots is not None
     assert {node: len(free) for node, free in slots._free.items()} == {0: 4, 1: 4, 2: 4, 3: 2}
-    assert (record.held_ns[record.is_done] >= record.work_ns[record.is_done]).all()
+    assert (record.held_ns[record.is_done] >= record.jobs.work_ns[record.is_done]).all()
 
 
 def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
@@ -83,8 +83,11 @@ def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
     classes = np.random.default_rng(seed).choice(["compute", "memory"], len(trace))
     scene = JobTrace.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
     variability = sampled_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
-    record = run(name, scene, groups=groups, knobs=PreemptionKnobs(300 * S, restart_ns=0), variability=variability)
-    slowest, held_gpu_s = min(map(min, variability.by_class["compute"])), (record.held_ns * record.gpus_used).sum() / S
+    record = run(name, scene, groups=groups, knobs=PreemptionKnobs(round_s=300, restart_s=0), variability=variability)
+    slowest, held_gpu_s = (
+        min(map(min, variability.by_class["compute"])),
+        (record.held_ns * record.jobs.gpus_used).sum() / S,
+    )
     print(f"{name} {seed}: {record.jct_s.mean():.0f} s, slowest {slowest:.2f}, {held_gpu_s / scene.gpu_s.sum():.3f}")
     return record
 
@@ -94,7 +97,7 @@ def test_knowing_is_worth_something_where_jobs_are_gangs(name: str) -> None:
     """Three seeds: of the mean completion time in sum, and of the GPU time in each."""
     pairs = [[on_the_shipped_trace(f"{name}{word}", seed) for word in ("", "-variability-aware")] for seed in range(3)]
     assert sum(aware.jct_s.mean() for _, aware in pairs) < 0.98 * sum(blind.jct_s.mean() for blind, _ in pairs)
-    held = [[float((each.held_ns * each.gpus_used).sum()) for each in pair] for pair in pairs]
+    held = [[float((each.held_ns * each.jobs.gpus_used).sum()) for each in pair] for pair in pairs]
     assert all(aware < 0.985 * blind for blind, aware in held)
 
 

@@ -114,9 +114,9 @@ def test_those_who_come_last_make_room_and_no_more_than_are_needed() -> None:
 def test_hysteresis_and_least_run_protect_those_that_run() -> None:
     scene = jobs((0, 10, 1), (1, 6, 1))  # 9 s are left when a job of 6 comes
     assert run(SRTF, scene, nodes=(1,)).preemptions[0] == 1
-    held = PreemptionKnobs(restart_ns=0, hysteresis=1.6)
+    held = PreemptionKnobs(restart_s=0, hysteresis=1.6)
     assert run(SRTF, scene, nodes=(1,), knobs=held).preemptions[0] == 0
-    least = PreemptionKnobs(round_ns=1 * S, restart_ns=0, min_run_ns=2 * S)
+    least = PreemptionKnobs(round_s=1, restart_s=0, min_run_s=2)
     record = run(SRTF, scene, nodes=(1,), knobs=least)
     assert seconds(record.start_ns) == [0, 2]
 
@@ -140,7 +140,7 @@ def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(polic
             policy,
             jobs(*zip(by * submit_s, by * run_s, gpus, strict=True), vc=vc),
             nodes=(4, 4),
-            knobs=PreemptionKnobs(round_ns=by * 10 * S, restart_ns=by * S),
+            knobs=PreemptionKnobs(round_s=by * 10, restart_s=by),
             restart_ns=by * S,
         ).start_ns
         for by in (1, 7)
@@ -229,4 +229,4 @@ def test_a_guard_of_age_ends_starvation(queueing: str) -> None:
     policy = JobPolicy("smallest", queueing, estimate="requested")
     starved, guarded = (run(each, these) for each in (policy, replace(policy, age_guard_ns=500 * S)))
     assert starved.start_ns[1] > 60 * 60 * S
-    assert 500 * S < guarded.start_ns[1] - guarded.submit_ns[1] <= (500 + 100) * S
+    assert 500 * S < guarded.start_ns[1] - guarded.jobs.submit_ns[1] <= (500 + 100) * S

@@ -15,7 +15,7 @@ from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from jobs.trace import JobTrace
 
 S = 1_000_000_000
-FREE = PreemptionKnobs(round_ns=10 * S, restart_ns=0)
+FREE = PreemptionKnobs(round_s=10, restart_s=0)
 
 
 def jobs(*rows: tuple[float, float, int], **columns: Any) -> JobTrace:
@@ -50,12 +50,12 @@ def require_sane(record: JobsRecord) -> None:
     """What holds of every run (Little's law is proven by the run itself)."""
     done = record.is_done
     assert not (done & record.is_refused).any()
-    assert (record.start_ns[done] >= record.submit_ns[done]).all()
+    assert (record.start_ns[done] >= record.jobs.submit_ns[done]).all()
     assert (record.start_ns[record.is_refused] == NOT_YET).all()
     ran_ns = record.held_ns - record.restart_ns
-    assert (record.held_ns <= np.maximum(record.ended_ns - record.submit_ns, 0)).all()
+    assert (record.held_ns <= np.maximum(record.ended_ns - record.jobs.submit_ns, 0)).all()
     assert (ran_ns >= 0).all()
-    assert int((record.held_ns * record.gpus_used).sum()) <= record.capacity_gpu_ns - record.down_gpu_ns
+    assert int((record.held_ns * record.jobs.gpus_used).sum()) <= record.capacity_gpu_ns - record.down_gpu_ns
 
 
 def seconds(times_ns: Any) -> list[float]:
