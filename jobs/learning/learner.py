@@ -20,7 +20,6 @@ from jobs.policies.choices import Seen
 from kit.errors import WorkError
 
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
-FIGURES: Final = ("decisions", "steps", "kl", "entropy", "value_loss", "policy_loss")
 Floats = NDArray[np.float32]
 
 
@@ -64,6 +63,25 @@ class Episode:
     rewards: Floats
     score: float
     base_score: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdateStats:
+    """One update.
+
+    Attributes:
+        steps: of the policy, before its bound was met.
+        kl: mean log-ratio at the end.
+        entropy: mean -log-probability of the choices, when they were drawn.
+        value_loss: before the update.
+    """
+
+    decisions: int
+    steps: int
+    kl: float
+    entropy: float
+    value_loss: float
+    policy_loss: float
 
 
 def advantages(rewards: Floats, values: Floats, lam: float) -> tuple[Floats, Floats]:
@@ -110,18 +128,15 @@ class JobLearner:
         parts = ((self.actor, knobs.policy_rate), (self.critic, knobs.value_rate))
         self.optimizer = torch.optim.Adam([{"params": list(net.parameters()), "lr": rate} for net, rate in parts])
 
-    def update(self, episodes: Sequence[Episode]) -> dict[str, float]:
+    def update(self, episodes: Sequence[Episode]) -> JobUpdateStats:
         """Learn from all of them at once; windows in which nothing was to be chosen teach nothing.
-
-        How many `decisions` there were, and `steps` of the policy before its bound was met; `kl`, the mean log-ratio at
-        the end; `entropy`, the mean -log-probability of the choices when they were drawn; losses before the update.
 
         Raises:
             WorkError: a loss is no number any more.
         """
         episodes = [each for each in episodes if len(each.counts)]
         if not episodes:
-            return dict.fromkeys(FIGURES, 0)
+            return JobUpdateStats(decisions=0, steps=0, kl=0.0, entropy=0.0, value_loss=0.0, policy_loss=0.0)
         inputs = torch.from_numpy(np.concatenate([each.pooled for each in episodes]))
         with torch.no_grad():
             values = self.critic(inputs)[:, 0].numpy()
@@ -135,7 +150,7 @@ class JobLearner:
         steps, kl, policy_loss = self._improve(_Choices.of(episodes, advantage))
         value_loss = self._value(inputs, torch.from_numpy(np.concatenate([pair[1] for pair in pairs])))
         entropy = -float(np.concatenate([each.log_prob for each in episodes]).mean())
-        return dict(zip(FIGURES, (len(advantage), steps, kl, entropy, value_loss, policy_loss), strict=True))
+        return JobUpdateStats(len(advantage), steps, kl, entropy, value_loss, policy_loss)
 
     def _improve(self, choices: _Choices) -> tuple[int, float, float]:
         kl, first_loss = 0.0, 0.0

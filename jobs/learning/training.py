@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -22,7 +22,7 @@ from jobs.learning.learned import (
     read_learned,
     write_learned,
 )
-from jobs.learning.learner import Episode, JobLearner, JobPPOKnobs, taken
+from jobs.learning.learner import Episode, JobLearner, JobPPOKnobs, JobUpdateStats, taken
 from jobs.policies.choices import Choosing
 from jobs.policies.history import HISTORY, REQUESTED, DurationHistory
 from jobs.policies.policy import JobPolicy
@@ -113,7 +113,7 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
     """Seconds that jobs had been in the system, all in all, by each of these times (ascending)."""
     is_in = record.is_done
     total = np.zeros(len(until_ns))
-    for sign, at_ns in ((1.0, record.jobs.submit_ns[is_in]), (-1.0, record.end_ns[is_in])):
+    for sign, at_ns in ((1.0, record.submit_ns[is_in]), (-1.0, record.end_ns[is_in])):
         times = np.sort(at_ns)
         many = np.searchsorted(times, until_ns, side="right")
         origin = int(record.begun_ns)
@@ -130,7 +130,7 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
 
 
 MIN_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards are shares of
-Told = Callable[[int, Mapping[str, float]], None]  # epoch; the update, and mean scores of the policy and of its base
+Told = Callable[[int, JobUpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _rewards(at_ns: Sequence[int], base: JobsRecord, own: JobsRecord) -> NDArray
     end_ns = max(int(base.end_ns.max()), int(own.end_ns.max()))
     until_ns = np.array([*at_ns[1:], end_ns])
     ahead = in_system_s(base, until_ns) - in_system_s(own, until_ns)
-    return np.diff(ahead, prepend=0.0) / max(float(np.nansum(base.wait_s)), MIN_WAIT_S * len(base.jobs))
+    return np.diff(ahead, prepend=0.0) / max(float(np.nansum(base.wait_s)), MIN_WAIT_S * len(base.submit_ns))
 
 
 def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = True, told: Told | None = None) -> Learned:
@@ -212,12 +212,13 @@ def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = Tru
         weights = taken(learner.actor)
         tasks = [(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
         episodes = results(play, config, tasks, jobs)
-        scores = {name: float(np.mean([getattr(one, name) for one in episodes])) for name in ("score", "base_score")}
-        history.append({**learner.update(episodes), **scores})
+        stats = learner.update(episodes)
+        own, base = (float(np.mean([getattr(one, name) for one in episodes])) for name in ("score", "base_score"))
+        history.append({**asdict(stats), "score": own, "base_score": base})
         header = {"training": json.dumps({"course": config.identity(), "history": history})}
         write_learned(path, Learned(config.spec, JobNet(taken(learner.actor))), learner.tensors(), header)
         if told is not None:
-            told(epoch, history[-1])
+            told(epoch, stats, own, base)
     return Learned(config.spec, JobNet(taken(learner.actor)))
 
 

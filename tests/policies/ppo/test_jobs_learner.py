@@ -95,7 +95,7 @@ def test_it_learns_which_arm_pays() -> None:
         episodes = [episode(rng, JobNet(taken(learner.actor))) for _ in range(8)]
         gains.append(np.mean([each.rewards.mean() for each in episodes]))
         stats = learner.update(episodes)
-        assert stats["decisions"] == 512
+        assert stats.decisions == 512
     assert gains[0] < 0.65
     assert gains[-1] > 0.85
 
@@ -104,8 +104,8 @@ def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
     rng = np.random.default_rng(0)
     learner = JobLearner(JobPPOKnobs(policy_rate=3e-2, steps=80), 1)
     stats = learner.update([episode(rng, JobNet(taken(learner.actor)))])
-    assert 0 < stats["steps"] < 80
-    assert stats["kl"] > 0.015
+    assert 0 < stats.steps < 80
+    assert stats.kl > 0.015
 
 
 def test_windows_without_a_choice_teach_nothing() -> None:
@@ -125,7 +125,7 @@ def test_windows_without_a_choice_teach_nothing() -> None:
     both, alone, idle = (JobLearner(JobPPOKnobs(steps=3), 1) for _ in range(3))
     assert both.update([none, some, none]) == alone.update([some])
     before = taken(idle.actor)
-    assert idle.update([none, none])["decisions"] == 0
+    assert idle.update([none, none]).decisions == 0
     assert all((before[name] == after).all() for name, after in taken(idle.actor).items())
 
 
