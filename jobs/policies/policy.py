@@ -76,7 +76,7 @@ class JobPolicy:
     preemption: str = NONE
     placement: str = "best-fit"
     estimate: str = NONE
-    knobs: PreemptionKnobs = field(default_factory=PreemptionKnobs)
+    knobs: PreemptionKnobs = field(default_factory=lambda: PreemptionKnobs(round_s=_USUAL_S))
     multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
     learned: str = ""
     bf_interval_ns: int = 0
