@@ -113,7 +113,7 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
     """Seconds that jobs had been in the system, all in all, by each of these times (ascending)."""
     is_in = record.is_done
     total = np.zeros(len(until_ns))
-    for sign, at_ns in ((1.0, record.submit_ns[is_in]), (-1.0, record.end_ns[is_in])):
+    for sign, at_ns in ((1.0, record.jobs.submit_ns[is_in]), (-1.0, record.end_ns[is_in])):
         times = np.sort(at_ns)
         many = np.searchsorted(times, until_ns, side="right")
         origin = int(record.begun_ns)
@@ -194,7 +194,7 @@ def _rewards(at_ns: Sequence[int], base: JobsRecord, own: JobsRecord) -> NDArray
     end_ns = max(int(base.end_ns.max()), int(own.end_ns.max()))
     until_ns = np.array([*at_ns[1:], end_ns])
     ahead = in_system_s(base, until_ns) - in_system_s(own, until_ns)
-    return np.diff(ahead, prepend=0.0) / max(float(np.nansum(base.wait_s)), MIN_WAIT_S * len(base.submit_ns))
+    return np.diff(ahead, prepend=0.0) / max(float(np.nansum(base.wait_s)), MIN_WAIT_S * len(base.jobs))
 
 
 def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = True, told: Told | None = None) -> Learned:
