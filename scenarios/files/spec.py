@@ -238,11 +238,13 @@ class GreedySection(StrictModel):
         description="which utilization that is: share of time any kernel ran, or share of the SMs (simulated alone)",
     )
     idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
-    scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")
-    scale_cap: Whole = Field(
-        2,
-        description="N_new: no scaling up for a key that so many loads have been ordered for since its queue was last "
-        "empty; a key that no free instance can serve gets its load all the same",
+    scale_trigger: Whole = Field(
+        32, description="Q_th: queued requests of one key above which a further instance may load, never by eviction"
+    )
+    scale_cap: Whole | None = Field(
+        None,
+        description="N_new: no further instance once this many loads were ordered for a key since its queue was last "
+        "empty; null: 2 on a CPU, and 0 on a GPU, where a further instance is a second stream, not a second device",
     )
     head_of_line: Literal["skip", "block"] = Field(
         "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
