@@ -22,6 +22,7 @@ from hw.devices.activations import in_format, shares_memory
 from hw.devices.gpu import finish
 from hw.devices.graphs import Capture, CudaCapture, GraphedInstance
 from hw.devices.memory_budget import MemoryBudget
+from hw.devices.mps import SHARE_VARIABLE
 from hw.host.apart import Tell, apart
 from hw.networks.rows import Row, gather, rows_of
 from hw.networks.servable import Instance, Servable
@@ -45,6 +46,8 @@ def open_device(device: DeviceSpec) -> torch.device:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
         torch.backends.cudnn.benchmark = MATHS["cudnn_benchmark"] == "True"
         torch.backends.cudnn.deterministic = MATHS["deterministic"] == "True"
+        if device.sm_percent is not None:
+            os.environ[SHARE_VARIABLE] = str(device.sm_percent)
         torch.cuda.set_device(device.index)
         torch.zeros(1, device="cuda")  # the context exists from here on
         return torch.device("cuda", device.index)

@@ -151,7 +151,7 @@ class ModelSection(StrictModel):
 MAX_SLOWDOWN = 1e6
 
 
-_OF_A_GPU: Final = ("memory_format", "dtype", "graphs")
+_OF_A_GPU: Final = ("memory_format", "dtype", "graphs", "sm_percent")
 
 
 class DeviceSection(StrictModel):
@@ -185,6 +185,11 @@ class DeviceSection(StrictModel):
     )
     graphs: bool | None = Field(
         None, description="of a GPU: passes are captured and replayed, where they can be; null: they are"
+    )
+    sm_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None,
+        description="of a GPU: share of its multiprocessors, by MPS, so that one GPU makes unequal servers; where MPS "
+        "does not come up, smaller shares compute each pass several times instead; null: all of them",
     )
     idle_w: NonNegative | None = Field(
         None, description="idle power where no sensor tells; null for the kind's default"
@@ -374,6 +379,8 @@ class ClusterSection(StrictModel):
             given += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
             if given:
                 raise ValueError(f"{', '.join(given)}: only under backend: ray; say that, or leave it out")
+        elif shares := [each.name for each in self.named_servers if each.device and each.device.sm_percent]:
+            raise ValueError(f"{', '.join(shares)}: sm_percent is given by this host alone; leave it out under ray")
         elif self.servers == "auto":
             raise ValueError("servers: auto finds devices of this machine alone; under backend: ray name each server")
         for server in self.named_servers:
