@@ -55,7 +55,8 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
 def check_model(network: str, /) -> CommandResult:
     """Check that a network keeps the rules of slimmable ones.
 
-    The exit code is 1 where one is broken.
+    The exit code is 1 where one is broken. Segments that CUDA graphs can't capture are a warning: a GPU runs them
+    uncaptured.
 
     Args:
         network: by name, or `module:Class` of your own, with what it is called with as JSON behind it, such as
@@ -64,6 +65,7 @@ def check_model(network: str, /) -> CommandResult:
     Raises:
         InputError: there is no such network.
     """
+    from hw.networks import capturable
     from hw.networks.conformance import RULES, broken_rules, rules_of, unchecked_rules
     from hw.networks.registry import ModelFile
 
@@ -71,12 +73,20 @@ def check_model(network: str, /) -> CommandResult:
     assert named is not None, "it is given"
     broken = broken_rules(named)
     unchecked = unchecked_rules(broken)
-    rules = rules_of(named.build())
+    model = named.build().eval()
+    rules, uncapturable = rules_of(model), [] if unchecked else capturable.uncapturable(model)
     words = {**dict.fromkeys(rules, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
     lines = [f"{words[name]:<9}  {RULES[name][0]}" for name in rules]
     lines += [f"{RULES[name][0]}: {each.problem}\n  remedy: {each.remedy}" for name, each in broken.items()]
-    problems = {name: each.problem for name, each in broken.items()}
-    document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": problems}
+    lines += [f"warning: CUDA graphs can't capture segment {each.segment}: {each.problem}" for each in uncapturable]
+    lines += [f"  remedy: {capturable.REMEDY}"] if uncapturable else []
+    document = {
+        "schema": "slimsched.conformance/1",
+        "network": named.label,
+        "rules": words,
+        "broken": {name: each.problem for name, each in broken.items()},
+        "uncapturable": {str(each.segment): each.problem for each in uncapturable},
+    }
     return CommandResult(document, "\n".join(lines), code=1 if broken else 0)
 
 

@@ -109,27 +109,27 @@ class JoinedInstance:
     """
 
     def __init__(self, instance: Instance, width: float, widths: Mapping[float, float], step: int) -> None:
-        self._instance, self.width, self._widths, self._step = instance, width, widths, step
+        self.instance, self.width, self._widths, self._step = instance, width, widths, step
 
     @property
     def segment(self) -> int:
         """See `Instance`."""
-        return self._instance.segment
+        return self.instance.segment
 
     @property
     def held_bytes(self) -> int:
         """See `Instance`."""
-        return self._instance.held_bytes
+        return self.instance.held_bytes
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """See `Instance`."""
         if width not in self._widths or previous_width not in self._widths:
             raise ValueError(f"an instance of width {self.width} is of another model than {previous_width}, {width}")
-        return self._instance.run(_every(x, self._step), self._widths[width], self._widths[previous_width])
+        return self.instance.run(_every(x, self._step), self._widths[width], self._widths[previous_width])
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> JoinedInstance:
         """See `Instance`."""
-        return JoinedInstance(self._instance.to(device, dtype, memory_format), self.width, self._widths, self._step)
+        return JoinedInstance(self.instance.to(device, dtype, memory_format), self.width, self._widths, self._step)
 
 
 def _every(x: Tensor, step: int) -> Tensor:
