@@ -228,8 +228,9 @@ class TorchLanes:
             if tuple(block.shape[1:]) != shape:
                 raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
         padded = command.padded if len(requests) == len(command.requests) else len(requests)
-        memory_format = self._device.memory_format
-        y = serve(instance, rows, command.served_width, command.previous_width, padded, memory_format)
+        key = (command.served_width, command.previous_width, padded)
+        place, dtype = self._maker.place, self._device.torch_dtype
+        y = serve(instance, rows, *key, self._device.memory_format, None, place, dtype)
         if command.segment < self._maker.model.spec.segments:  # outputs replace inputs, where there is room for them
             self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
         return y
