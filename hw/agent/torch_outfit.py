@@ -15,7 +15,7 @@ from hw.agent.outfit import AgentSpec, Fitting
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
-from hw.devices.gpu import pin, reserved_bytes
+from hw.devices.gpu import pin
 from hw.devices.instances import Instances, open_measured
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
@@ -66,7 +66,7 @@ class TorchOutfit:
             execution=device.execution(),
             computes_here=device.kind == "cpu",
             activation_bytes=lambda: store.held_bytes,
-            reserved_bytes=partial(reserved_bytes, place),
+            has_own_memory=device.kind == "cuda",
             reads_apart=device.kind == "cuda",  # an H200's energy counter took 3 ms, and 17 now and then
         )
 

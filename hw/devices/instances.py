@@ -288,10 +288,10 @@ class Instances:
         return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
 
 
-def give_back(place: torch.device) -> None:
+def give_back(device: DeviceSpec, place: torch.device) -> None:
     """What was freed goes back to the device (where that is short of it) or the system, not to an allocator's store."""
     if place.type == "cuda":
-        gpu.give_back(place)
+        gpu.give_back(place, device.vram_bytes)
     elif _malloc_trim is not None:
         _malloc_trim(0)
 

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from hw.agent.torch_lanes import captures_of
 from hw.device import DeviceSpec
 from hw.devices.gpu import CAPTURING, empty_cache
 from hw.devices.graphs import CudaReplay, GraphedInstance, Rooms
 from hw.devices.instances import Instances, serve
 from hw.networks.rows import rows_of
 from hw.networks.slimresnet import SlimResNet
+from hw.transport.messages import Captures
 from policies.vocabulary import IMAGE
 
 CPU = torch.device("cpu")
@@ -108,7 +110,7 @@ def test_what_can_not_be_captured_is_run_as_ever(model: SlimResNet, path: Path) 
         found = _served(instance, 3, seed)
     torch.testing.assert_close(found, model.forward_segment(_images(3, 3), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
     assert (recorder.shapes, instance.captured, instance.tried) == ([(3, 1, 8, 8)], 0, 1)
-    assert instance.refused == "RuntimeError: operation not permitted when stream is capturing"
+    assert captures_of(instance) == Captures(0, 1, "RuntimeError: operation not permitted when stream is capturing")
 
 
 def test_a_batch_lies_in_the_captured_passs_own_inputs(model: SlimResNet, path: Path) -> None:

@@ -475,7 +475,7 @@ def test_reset_forgets_all_and_ends_what_runs(desk: Desk) -> None:
 def test_reset_waits_for_an_instance_that_is_leaving(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end must not be told to the next run, in which the same number may be another instance's."""
     is_reset, came_after = threading.Event(), list[bool]()
-    monkeypatch.setattr("hw.agent.torch_lanes.give_back", lambda place: came_after.append(is_reset.wait(0.5)))
+    monkeypatch.setattr("hw.agent.torch_lanes.give_back", lambda *_: came_after.append(is_reset.wait(0.5)))
     desk.load(1, 1, 1.0)
     desk.lanes.unload(1)
     desk.lanes.reset()
