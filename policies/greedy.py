@@ -124,13 +124,17 @@ class InstanceState(Enum):
 
 @dataclass(slots=True)
 class Instance:
-    """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end."""
+    """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end.
+
+    `vram_bytes` is what is charged for it: what the knobs say, until the device says what it took.
+    """
 
     id: int
     segment: int
     width: float
     state: InstanceState
     last_used_ns: int
+    vram_bytes: int
 
     @property
     def spec(self) -> Spec:
@@ -300,12 +304,16 @@ class GreedyScheduler:
         """A reason to schedule."""
 
     def _finish_load(self, event: InstanceLoaded, now_ns: int, commands: list[ServerCommand]) -> None:
-        self._set_free(self._instances[event.instance], now_ns)
+        instance = self._instances[event.instance]
+        if event.vram_bytes:
+            self.memory.correct(event.vram_bytes - instance.vram_bytes)
+            instance.vram_bytes = event.vram_bytes
+        self._set_free(instance, now_ns)
         self._note_residency()
 
     def _fail_load(self, event: LoadFailed, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
-        self.memory.release(self.knobs.instance_bytes[instance.spec])
+        self.memory.release(instance.vram_bytes)
         self._remove(instance)
         self._back_off(instance.spec, event.reason, now_ns, commands)
 
@@ -325,7 +333,7 @@ class GreedyScheduler:
 
     def _finish_unload(self, event: InstanceUnloaded, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
-        self.memory.freed(self.knobs.instance_bytes[instance.segment, instance.width])
+        self.memory.freed(instance.vram_bytes)
         self._remove(instance)
 
     def _remove(self, instance: Instance) -> None:
@@ -473,9 +481,10 @@ class GreedyScheduler:
 
     def _load(self, spec: Spec, now_ns: int) -> LoadInstance:
         segment, width = spec
-        instance = Instance(self._next_instance, segment, width, InstanceState.LOADING, now_ns)
+        vram_bytes = self.knobs.instance_bytes[spec]
+        instance = Instance(self._next_instance, segment, width, InstanceState.LOADING, now_ns, vram_bytes)
         self._next_instance += 1
-        self.memory.charge(self.knobs.instance_bytes[spec])
+        self.memory.charge(vram_bytes)
         self._instances[instance.id] = instance
         insort(self._by_segment.setdefault(segment, []), instance, key=_width)
         self._note_residency()
@@ -493,7 +502,7 @@ class GreedyScheduler:
         victims: list[Instance] = []
         for instance in self._idle.values():
             victims.append(instance)
-            short_bytes -= self.knobs.instance_bytes[instance.segment, instance.width]
+            short_bytes -= instance.vram_bytes
             if short_bytes <= 0:
                 commands.extend(self._unload(victim) for victim in victims)
                 return True
@@ -510,7 +519,7 @@ class GreedyScheduler:
     def _unload(self, instance: Instance) -> UnloadInstance:
         self._set_taken(instance, InstanceState.UNLOADING)
         self._note_residency()
-        self.memory.start_freeing(self.knobs.instance_bytes[instance.segment, instance.width])
+        self.memory.start_freeing(instance.vram_bytes)
         return UnloadInstance(self._epoch, instance.id)
 
     def _plan_wake(self, now_ns: int) -> None:

@@ -10,13 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.gpu.stand import Stand
 from hw.agent.benchmarks import alone, together
 from hw.devices.activations import Activations, tensor_in
 from hw.devices.formats import raced
-from hw.devices.gpu import STREAMS
+from hw.devices.gpu import STREAMS, finish, pin
 from hw.devices.instances import Instances, Lane, serve
+from hw.networks.rows import gather_into
 from hw.transport.arena import Arena
 from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
 
@@ -139,16 +141,20 @@ def at_once(stand: Stand) -> str:
 
 
 def copies(stand: Stand) -> str:
-    """What arrives in an arena, until a pass could read it."""
+    """What arrives in an arena, until it lies in a pass's inputs."""
     arena = Arena(1 << 25)
-    store = Activations((arena,), 0, stand.device, stand.place)
+    if stand.is_gpu and (problem := pin(arena.buffer)):
+        return f"the arena can't be pinned: {problem}"
+    store = Activations((arena,), 0, stand.place)
     for megabytes in MEGABYTES:
         count = round(megabytes * 1e6 / 4)
         tensor_in(arena, 0, (1, count), torch.float32).normal_()
+        room = torch.empty(1, count, device=stand.place)
 
-        def take(count: int = count) -> None:
+        def take(count: int = count, room: Tensor = room) -> None:
             store.take(Input((1,), 0, (count,), "float32", False))
-            store.row(1)
+            gather_into([store.row(1)], room)
+            finish(stand.place)
 
         stand.tell({f"{megabytes:g}_MB_ms": _median_ms(take)})
     return ""

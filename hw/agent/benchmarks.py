@@ -106,7 +106,7 @@ class DeviceBench:
         instance = self._kept.pop(number)
         self._instances.free(instance)
         del instance
-        give_back(self._instances.place)
+        give_back(self._instances.device, self._instances.place)
         return Timed((seconds_since(begin_ns),))
 
 

@@ -271,10 +271,28 @@ class Prepared(Message, frozen=True):
     forgotten: int
 
 
+class Captures(msgspec.Struct, frozen=True, array_like=True):
+    """How many passes of instances that were loaded are captured, of those that should be; why the first was refused.
+
+    Of all zeros where the device captures none.
+    """
+
+    captured: int = 0
+    tried: int = 0
+    refused: str = ""
+
+    def __add__(self, other: Captures) -> Captures:
+        return Captures(self.captured + other.captured, self.tried + other.tried, self.refused or other.refused)
+
+    def __str__(self) -> str:
+        return f"{self.captured} of {self.tried} captured"
+
+
 class Preloaded(Message, frozen=True):
     """What was to be loaded when it came up is loaded, or could not be."""
 
     epoch: int
+    captures: Captures = Captures()
 
 
 class Returned(Message, frozen=True):
@@ -375,6 +393,7 @@ class Finished(Message, frozen=True):
     Attributes:
         cpu_ns: of the whole process since `Start`, without looking out for messages.
         chores: if they were to be measured.
+        captures: of all loads.
     """
 
     number: int
@@ -383,6 +402,7 @@ class Finished(Message, frozen=True):
     steps: int
     cpu_ns: int
     chores: tuple[ChoreCost, ...] = ()
+    captures: Captures = Captures()
 
 
 class Done(Message, frozen=True):

@@ -57,6 +57,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
             context_idle_w=profile.power.context_idle_w,
             trusts_counter=SensorTrust.stamped(profile.device.stamps).counter,
             sensor_period_s=profile.sensor.period_s,
+            captured=profile.execution.get("captured", ""),
         )
         for index, (section, spec, profile) in enumerate(
             zip(sections, world.cluster.servers, world.profiles, strict=True)

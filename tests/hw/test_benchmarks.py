@@ -128,7 +128,7 @@ def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     """Nobody will unload it."""
     device, place = DeviceSpec(channels_last=False), torch.device("cpu")
     instances = Instances(model, path, device, place)
-    bench = DeviceBench(instances, Activations((), 0, device, place))
+    bench = DeviceBench(instances, Activations((), 0, place))
 
     def broken(*_: object) -> int:
         raise RuntimeError("CUDA error: out of memory")

@@ -524,3 +524,22 @@ def test_what_is_freed_for_the_oldest_key_is_not_taken_by_a_younger_one() -> Non
     assert handle(core, InstanceUnloaded(1, first), 4) == []
     (load,) = handle(core, InstanceUnloaded(1, second), 5)
     assert load.segment == 3
+
+
+def test_memory_is_booked_as_the_device_tells_it() -> None:
+    """A load that took more keeps others out until it is gone; one that took less lets others in. In simulation nothing
+    is told, and what the knobs say stands."""
+    core = scheduler(vram_cap_bytes=350 * MB)
+    load = of(LoadInstance, arrive(core, 0, 1, 1.0, 1))[0]
+    handle(core, InstanceLoaded(1, load.instance, 250 * MB), 1)
+    assert core.vram_used_bytes == 300 * MB
+    assert core.memory.peak_bytes == 300 * MB
+    assert of(LoadInstance, arrive(core, 2, 2, 1.0, 2)) == []  # 100 MB do not fit, and the other one is busy
+    (unload,) = of(UnloadInstance, handle(core, BatchFinished(1, 0), 3))
+    (second,) = of(LoadInstance, handle(core, InstanceUnloaded(1, unload.instance), 4))
+    assert core.vram_used_bytes == 150 * MB
+    handle(core, InstanceLoaded(1, second.instance, 40 * MB), 5)
+    assert core.vram_used_bytes == 90 * MB
+    (third,) = of(LoadInstance, arrive(core, 6, 3, 1.0, 3))
+    handle(core, InstanceLoaded(1, third.instance), 7)
+    assert core.vram_used_bytes == 190 * MB
