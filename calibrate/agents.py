@@ -53,7 +53,6 @@ class AgentBench:
     Attributes:
         peer: index of the arena of another server's agent, to move activations to; None where no link is measured.
         sibling: a second process on the same device, for sets across processes; None without such sets.
-        probe_batch: on a GPU, the batch whose workspace counts as part of an instance; 0 elsewhere.
         cores: of a CPU device.
         receiver: that other server's agent, where it copies onto a GPU what arrives.
     """
@@ -61,14 +60,13 @@ class AgentBench:
     agent: AgentProcess
     peer: int | None
     meter: Meter
-    probe_batch: int
     sibling: AgentProcess | None = None
     cores: tuple[int, ...] = ()
     receiver: AgentProcess | None = None
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
-        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk, self.probe_batch), Timed)
+        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk), Timed)
         return timed.samples_s[0], timed.vram_bytes
 
     def unload(self, instance: int) -> float:

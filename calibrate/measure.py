@@ -365,10 +365,16 @@ def _together(
     for point in dict.fromkeys(points):
         alone[point] = bench.solo(point, 1, 3, alone_duration_s(point, effort, guess), paused=False)
     shared = bench.together(points, together_duration_s(points, effort, guess), across=across)
-    means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}
+    if any(member.median_s for member in shared.members):  # a GPU: one stall of its host is no part of a slow-down
+        means = {point: (float(np.median(loop.repeats_s)), 1.0) for point, loop in alone.items()}
+    else:
+        means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}
     return TogetherResult(
         alone_s=tuple(means[point][0] for point in points),
-        together_s=tuple(member.elapsed_s / member.completed if member.completed else 0.0 for member in shared.members),
+        together_s=tuple(
+            member.median_s or (member.elapsed_s / member.completed if member.completed else 0.0)
+            for member in shared.members
+        ),
         alone_reference=tuple(means[point][1] for point in points),
         together_reference=tuple(
             member.reference_s / best_s if best_s and member.reference_s else 1.0 for member in shared.members

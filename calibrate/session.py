@@ -152,7 +152,7 @@ def check_profile(
         WorkError: the device failed.
     """
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
-    with bench_of(file, device, None, 0, sibling=has_across(profile)) as bench:
+    with bench_of(file, device, None, sibling=has_across(profile)) as bench:
         return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
 
 

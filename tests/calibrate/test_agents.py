@@ -101,7 +101,7 @@ def test_processes_begin_together_or_the_set_is_no_good(ready_s: float, tries: i
     """
     asked_s: list[float] = []
     agents = [Process(0.0, asked_s), Process(ready_s, asked_s)]
-    bench = AgentBench(cast(Any, agents[0]), None, cast(Any, None), 0, cast(Any, agents[1]))
+    bench = AgentBench(cast(Any, agents[0]), None, cast(Any, None), cast(Any, agents[1]))
     found = bench.together([Point(1, 1.0, 0.0, 1)] * 3, 1.0, across=True)
     assert len(found.members) == 3
     assert len(asked_s[::2]) == tries
