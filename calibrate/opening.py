@@ -109,6 +109,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
             sensor=sensor_model(device, wanted.sensor_period_s, sensor),
             context_bytes=bench.agent.wait_until_ready().context_bytes,
             fall_s=fall_s(after, bench.meter.rise_s),
+            padded_sizes=device.warm_sizes,
         )
         notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
         with naming_a_lost_device(meter):

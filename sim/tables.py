@@ -215,7 +215,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         lag_ns=nanoseconds(sensor.lag_s),
         power_window=max(1, round(sensor.power_window_s / sensor.period_s)),
         utilization_window=max(1, round(sensor.utilization_window_s / sensor.period_s)),
-        padded_sizes=_padded_sizes(profile, batch_limit),
+        padded_sizes=padded_sizes(profile, batch_limit),
     )
 
 
@@ -264,11 +264,17 @@ def _crowding(beta: float) -> tuple[float, ...]:
     return tuple(crowding(x / 1000, beta) for x in range(CROWDING_LIMIT_PERMILLE + 1))
 
 
-def _padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
-    if profile.padding == "none":
-        return ()
-    common = set.intersection(*(set(curve.batches) for curve in profile.latency))
-    return tuple(sorted({size for size in common if size < batch_limit} | {batch_limit}))
+def padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
+    """The batch sizes that a server with this limit gives the device; empty if it gives it any.
+
+    Raises:
+        InputError: the limit is none of the profile's sizes.
+    """
+    sizes = profile.padded_sizes
+    if sizes and batch_limit not in sizes:
+        problem = f"a batch limit of {batch_limit} is none of the sizes that this device is given"
+        raise InputError(f"profile {profile.name}", "padded_sizes", f"{problem}; give one of {list(sizes)}")
+    return tuple(size for size in sizes if size <= batch_limit)
 
 
 def demands(latency_s: Sequence[float]) -> list[float]:

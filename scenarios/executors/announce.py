@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from calibrate.log import Log
-from calibrate.plan import LEAST, USABLE_SHARE, CalibrationPlan, PlannedStep, Solo, Steady
+from calibrate.plan import USABLE_SHARE, CalibrationPlan, PlannedStep, Solo, Steady
 from calibrate.session import start_s
 from kit.errors import InputError
 from scenarios.show.wording import lines_of
@@ -53,7 +53,7 @@ def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str
         InputError: the budget is far too small; it names the smallest sensible one. The log is kept.
     """
     needed_s = sum(planned.estimated_s for planned in _left(plan, log) if planned.required)
-    if plan.effort == LEAST and needed_s > TOO_LITTLE * budget_s:
+    if plan.effort == plan.late_effort and needed_s > TOO_LITTLE * budget_s:
         sensible_s = _sensible_s(plan, needed_s / USABLE_SHARE, kind)
         problem = f"{span(budget_s)} is too little: every combination of segment and widths must be measured, "
         problem += f"which takes about {span(needed_s)}"

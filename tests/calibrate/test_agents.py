@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from calibrate import CalibrationObserver, CalibrationRequest, calibrate, check_profile
-from calibrate.agents import LEAD_TIMES, AgentBench
+from calibrate.agents import GPU_LEAD_S, LEAD_TIMES, AgentBench
 from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
 from calibrate.measure import DISTURBED, CalibrationProgress
-from calibrate.plan import GPU_LEAD_S
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile, save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig

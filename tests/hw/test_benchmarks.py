@@ -246,7 +246,12 @@ def test_an_instance_is_made_once_for_all_its_points(
 def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each instance is made once for all paths, and given back; no capture is timed."""
     monkeypatch.setattr("hw.agent.benchmarks.labels_of", lambda logits: [])
-    monkeypatch.setattr("hw.agent.benchmarks.serve", lambda *_: _spin(PASS_S) or torch.zeros(4, 1))
+
+    def hop(*_: object) -> Tensor:
+        _spin(PASS_S)
+        return torch.zeros(4, 1)
+
+    monkeypatch.setattr("hw.agent.benchmarks.serve", hop)
     path = tuple(Point(segment, 1.0, 1.0 if segment > 1 else 0.0, 4) for segment in (1, 2, 3))
     bench = DeviceBench(graphed, Activations((), 0, graphed.device, graphed.place))
     found = bench.carry_out(BenchmarkPaths((path, path), 5))

@@ -326,7 +326,7 @@ def compiled_device(segments: int, widths: tuple[float, ...], jitter: bool, metr
         dispatch_s=5e-7,
         jitter=JITTERS[1] if jitter else (),
         served_extra_s=3e-7,
-        padding="grid",
+        padded_sizes=(1, 3, 8),
         device={"kind": kind, "name": "toy", "vram_bytes": 8_000_000_000},
         power={**POWER, "cap_w": 60.0, "throttle": 0.8, "phi_min": 0.4},
         sensor={"period_s": 9e-6, "lag_s": 4e-6, "power_window_s": 3e-5, "utilization_window_s": 1.7e-5},
