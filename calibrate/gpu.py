@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from calibrate.bench import BesideLoadResult, LoadCycleResult, PathsResult, Result
+from calibrate.bench import Bench, BesideLoadResult, LoadCycleResult, PathsResult, Result
 from calibrate.costs import Key
 from calibrate.errors import Pairs, predict_solo_s
 from calibrate.plan import (
@@ -33,7 +33,7 @@ from calibrate.plan import (
     shuffled,
 )
 from hw.transport.messages import Point
-from sim.profile import LatencyCurve
+from sim.profile import LatencyCurve, Profile
 
 EFFORT = StepEffort(
     rounds=2, batches=None, warmup=5, repeats=40, min_s=0.0, sets=12, together_s=0.2, points=6, steady_s=2.5, tries=2
@@ -192,3 +192,20 @@ def captured_passes(measurements: Sequence[tuple[Step, Result]]) -> str:
         if isinstance(step, InstancePoints) and isinstance(result, LoadCycleResult)
     }
     return " of ".join(str(sum(column)) for column in zip(*counts.values(), strict=True)) if counts else ""
+
+
+def captured_here(bench: Bench, profile: Profile) -> tuple[int, int]:
+    """Load every instance of a profile once, with all its points: how many passes are replayed, and of how many."""
+    captured = warmed = 0
+    for cost in profile.memory.instances:
+        curves = [curve for curve in profile.latency if (curve.segment, curve.width) == (cost.segment, cost.width)]
+        points = [
+            Point(cost.segment, cost.width, curve.previous_width, size)
+            for curve in curves
+            for size in profile.padded_sizes
+        ]
+        bench.load(0, cost.segment, cost.width, False)
+        captured += bench.points(0, points, 1, 1)[1]
+        bench.unload(0)
+        warmed += len(points)
+    return captured, warmed

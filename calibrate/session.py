@@ -12,14 +12,14 @@ from calibrate.costs import ModelCosts, costs_of
 from calibrate.design import LeastSure
 from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
 from calibrate.fit import DeviceFacts, fit
-from calibrate.gpu import gpu_plan, typical_pass_s
+from calibrate.gpu import captured_here, gpu_plan, typical_pass_s
 from calibrate.log import Log
 from calibrate.measure import CalibrationProgress, Measurement, measure, scout
 from calibrate.opening import bench_of, opened
 from calibrate.plan import CalibrationPlan, Extras, ForwardGuess, make_plan
 from calibrate.probe import Probe
 from calibrate.slowdown import UNSEEN, SlowdownLook, Speed
-from calibrate.stamps import OF_A_GPU, require_model
+from calibrate.stamps import OF_A_GPU, require_captured, require_model
 from calibrate.ways import settled
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.torch_outfit import ARENA_BYTES
@@ -153,11 +153,13 @@ def check_profile(
     """Whether a profile still holds for a device here; see `calibrate.check`.
 
     Raises:
-        InputError: the profile is of another model.
+        InputError: the profile is of another model, or other passes are captured here.
         WorkError: the device failed.
     """
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
     with bench_of(file, device, None, sibling=has_across(profile)) as bench:
+        if profile.padded_sizes:
+            require_captured(profile, *captured_here(bench, profile), f"profile {profile.name}", "execution.captured")
         return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
 
 

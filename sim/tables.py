@@ -98,6 +98,7 @@ class DeviceTables:
         extra_ns: what is added to a pass by the number of the pause before it.
         awake_mw, awake_ns: what the device draws above idle while nothing runs, for so long after the last pass.
         chores: what a server's process does on the device's own cores besides passes; none on a GPU.
+        beside_load: how many times as long passes take while an instance is loaded on the device.
         chores_mw, chores_permille: power and utilization of the device meanwhile, if no pass runs.
     """
 
@@ -136,6 +137,7 @@ class DeviceTables:
     chores: ChoreTable | None = None
     chores_mw: float = 0.0
     chores_permille: int = 0
+    beside_load: float = 1.0
 
 
 def compile_tables(
@@ -215,6 +217,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         lag_ns=nanoseconds(sensor.lag_s),
         power_window=max(1, round(sensor.power_window_s / sensor.period_s)),
         utilization_window=max(1, round(sensor.utilization_window_s / sensor.period_s)),
+        beside_load=profile.beside_load,
         padded_sizes=padded_sizes(profile, batch_limit),
     )
 

@@ -266,6 +266,7 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
     clocks: list[tuple[int, int, int]] = []
     reference, is_gpu = _reference(instances), instances.place.type == "cuda"
     is_apart = is_gpu and message.pause_s > 0  # without pauses nothing else may take time between passes
+    look = thread_waited_ns if is_gpu else waited_ns  # on cores every thread computes
     with contextlib.closing(passes):
         for _ in range(max(1, message.warmup)):  # the first one makes the instance
             next(passes)
@@ -273,7 +274,7 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
         if reference:
             references_ns.append(reference.cpu_ns())
             reference.spent_ns = 0
-        clocks.append(_clocks())
+        clocks.append(_clocks(look))
         while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
             if message.pause_s:
                 time.sleep(message.pause_s)
@@ -286,14 +287,14 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
                 launches.end_pass()
             if reference:
                 references_ns.append(reference.cpu_ns())
-        clocks.append(_clocks())
-    wall_ns, cpu_ns, waited_ns = (after - before for before, after in zip(*clocks, strict=True))
+        clocks.append(_clocks(look))
+    wall_ns, cpu_ns, all_waited_ns = (after - before for before, after in zip(*clocks, strict=True))
     cpu_ns -= reference.spent_ns if reference else 0
     return BenchmarkResult(
         samples_s=tuple(sample / 1e9 for sample in samples_ns),
         wall_s=wall_ns / 1e9,
         cpu_s=(launches.cpu_ns if is_gpu else cpu_ns) / 1e9,
-        waited_s=(launches.waited_ns if is_apart else waited_ns) / 1e9,
+        waited_s=(launches.waited_ns if is_apart else all_waited_ns) / 1e9,
         references_s=tuple(max(pair) / 1e9 for pair in itertools.pairwise(references_ns)),
     )
 
@@ -336,9 +337,9 @@ def _reference(instances: Instances) -> Reference | None:
     return Reference() if instances.place.type == "cpu" else None
 
 
-def _clocks() -> tuple[int, int, int]:
-    """Wall time, this process's CPU time, and how long its threads have waited for a core."""
-    return time.monotonic_ns(), time.process_time_ns(), waited_ns()
+def _clocks(look: Callable[[], int]) -> tuple[int, int, int]:
+    """Wall time, this process's CPU time, and what `look` says of how long was waited for a core."""
+    return time.monotonic_ns(), time.process_time_ns(), look()
 
 
 def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult:

@@ -10,7 +10,7 @@ import pytest
 from calibrate.calibration import CalibrationRequest
 from calibrate.errors import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR
 from calibrate.fit import fit
-from calibrate.gpu import DUTIES, EFFORT, PATHS, gpu_plan, padded_sizes, typical_pass_s
+from calibrate.gpu import DUTIES, EFFORT, PATHS, captured_here, gpu_plan, padded_sizes, typical_pass_s
 from calibrate.log import Log
 from calibrate.measure import Measurements, measure
 from calibrate.plan import CalibrationPlan, Extras, InstancePoints, Paths, Solo, Steady, Together
@@ -122,6 +122,8 @@ def test_loads_slow_others_down_and_refused_captures_are_counted(tmp_path: Path)
     passes = len(all_keys()) * len(padded_sizes(LIMIT))
     assert found.beside_load == pytest.approx(2.5)
     assert found.execution["captured"] == f"{passes - INSTANCES} of {passes}"
+    assert captured_here(FakeBench(refused=1), found) == (passes - INSTANCES, passes)
+    assert captured_here(FakeBench(), found) == (passes, passes)
     assert {(cost.load_s, cost.reload_s) for cost in found.memory.instances} == {(0.02, 0.005)}
 
 

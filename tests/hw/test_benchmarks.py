@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - CPU time is what is measured
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,7 +86,8 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
 
 
 @pytest.mark.parametrize(
-    ("kind", "pause_s", "pauses", "looks"), [("cuda", 0.001, 0, 2 * REPEATS), ("cuda", 0.0, 0, 0), ("cpu", 0.001, 5, 0)]
+    ("kind", "pause_s", "pauses", "looks"),
+    [("cuda", 0.001, 0, 2 * REPEATS + 2), ("cuda", 0.0, 0, 2), ("cpu", 0.001, 5, 0)],
 )
 def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
     model: SlimResNet,
@@ -116,7 +118,7 @@ def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
     monkeypatch.setattr("hw.agent.benchmarks.thread_waited_ns", lambda: look("own"))
     found = _timed(model, path, monkeypatch, kind, pause_s)
     assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
-    assert (asked.count("all"), asked.count("own")) == (2, looks)
+    assert (asked.count("all"), asked.count("own")) == (0 if looks else 2, looks)
 
 
 @pytest.mark.parametrize(("graphs", "drops"), [(False, True), (False, False), (True, True)])
@@ -190,9 +192,9 @@ class _Captures:
 def captures(monkeypatch: pytest.MonkeyPatch) -> _Captures:
     made, clocks = _Captures(), hw.agent.benchmarks._clocks
 
-    def look() -> tuple[int, int, int]:
+    def look(waited: Callable[[], int]) -> tuple[int, int, int]:
         made.seen.append(made.count)
-        return clocks()
+        return clocks(waited)
 
     monkeypatch.setattr("hw.agent.benchmarks._clocks", look)
     return made
