@@ -87,8 +87,9 @@ def ways(stand: Stand) -> str:
 
 
 def clocks(stand: Stand) -> str:
-    """Of each point: the host's clock, and on a GPU its events; and the launching thread's CPU time."""
-    instances, wrong = stand.instances(), list[str]()
+    """Of each point, captured where serving captures it: the host's clock, and on a GPU its events; and the launching
+    thread's CPU time."""
+    instances, wrong = stand.instances(graphs=stand.is_gpu), list[str]()
     for point in _points(stand):
         name = f"{point.segment}/{point.width:g}/{point.batch}"
         result = alone(instances, Benchmark(point, 5, 30, 0.0))
@@ -103,7 +104,7 @@ def clocks(stand: Stand) -> str:
 
 def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
     """Of the same passes: a host's speed changes between two loops."""
-    instances = stand.instances()
+    instances = stand.instances(graphs=True)
     instance = instances.make(point.segment, point.width)
     rows = instances.inputs(point.segment, point.previous_width, point.batch)
     took_ms = list[tuple[float, float]]()
@@ -120,8 +121,9 @@ def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
 
 
 def at_once(stand: Stand) -> str:
-    """Images a second of so many instances of the last segment but one; and how many streams there are."""
-    instances, rates = stand.instances(), list[float]()
+    """Images a second of several instances of the last segment but one, captured where serving captures them; and how
+    many streams there are."""
+    instances, rates = stand.instances(graphs=stand.is_gpu), list[float]()
     segment = stand.model.spec.segments - 1
     for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
         point = Point(segment, 1.0, 1.0, 32)

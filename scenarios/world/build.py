@@ -31,7 +31,7 @@ from sim.host import HostTable
 from sim.network import PRESETS, SHARED_PRESETS, Attachment
 from sim.profile import Link, Profile, RouterHost
 from sim.server import ServerSpec
-from sim.tables import DeviceTables, compile_tables
+from sim.tables import DeviceTables, compile_tables, padded_sizes
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
@@ -185,7 +185,7 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shar
         instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
         context_bytes=profile.memory.context_bytes,
         vram_cap_bytes=cap_bytes,
-        padded_sizes=tables.padded_sizes,
+        padded_sizes=padded_sizes(profile, given.batch_limit),
         nests=profile.model.nests,
         scale_cap=scale_cap,
         **_in_ns(given, "vram_cap_gb", "util_metric", "preload", "scale_cap"),

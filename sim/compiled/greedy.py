@@ -46,6 +46,7 @@ from sim.compiled.physics import (
     advance_device,
     busy_ms,
     chores_end_ns,
+    count_load,
     do_chore,
     energy_mj,
     free_ns,
@@ -256,9 +257,11 @@ def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A load ends; at a server that hangs nobody hears of it."""
     slot = _take_due(c, p, server.loading, now)
     server.times.load = _soonest(c, p, server.loading)
+    instance = instance_at(c, p, slot)
+    if instance.load_began_ns < now:
+        count_load(c, p, server, -1, now)
     if server.is_hung:
         return
-    instance = instance_at(c, p, slot)
     instances = spec_at(p, server, instance.spec)
     instances.is_hosted = 1
     instances.loading -= 1
@@ -374,6 +377,8 @@ def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int, load_n
     server.loads += 1
     instance.load_began_ns, instance.loaded_ns = now, now
     instance.due_ns = now + load_ns
+    if load_ns > 0:
+        count_load(c, p, server, 1, now)
     instance.link = server.loading.head
     server.loading.head = slot
     server.times.load = min(server.times.load, instance.due_ns)
@@ -866,6 +871,11 @@ def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     slot = server.starting.head
     while slot != NONE:
         device.waiting_ns -= instance_at(c, p, slot).waiting_ns
+        slot = instance_at(c, p, slot).link
+    slot = server.loading.head
+    while slot != NONE:
+        if instance_at(c, p, slot).load_began_ns < instance_at(c, p, slot).due_ns:
+            count_load(c, p, server, -1, now)
         slot = instance_at(c, p, slot).link
     device.is_touched = 1
     server.is_up, server.is_hung, server.read = 0, 0, 0
