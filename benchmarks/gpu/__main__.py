@@ -4,6 +4,7 @@
     python -m benchmarks.gpu --emulated                         # on the CPU, as far as that goes
     python -m benchmarks.gpu --only B2 B1                       # these alone, in this order
     python -m benchmarks.gpu --list                             # what each looks at, when it passes, how long it takes
+    python -m benchmarks.gpu visit 1                            # a visit to a lent GPU (benchmarks/gpu/visit.py)
 
 Nothing is installed and no network is used. Exit code 1 where a check failed.
 """
@@ -11,30 +12,29 @@ Nothing is installed and no network is used. Exit code 1 where a check failed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import time  # noqa: TID251 - deadlines are real
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.gpu import MARK
 from benchmarks.gpu.checks import CHECKS, Check
-from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
+from benchmarks.gpu.evidence import Finding, Verdict, stamps, write
+from benchmarks.gpu.running import in_a_process
+from benchmarks.gpu.visit import main as visit_main
 from scenarios.terminal.exits import terminated_as_interrupted
 
 CPU_TIMES = 3.0  # as long as on a GPU a check may take on a CPU
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as `make` has it; processes are many enough
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
+    words = sys.argv[1:] if argv is None else [*argv]
+    if words[:1] in (["visit"], ["keep"]):
+        return visit_main(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=530.0, help="of all checks together (530)")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="for the evidence (runs/gpu)")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="", help="that is tried, where git can't say it")
     parser.add_argument("--list", action="store_true", help="what each looks at; does nothing")
     parser.add_argument("--check", metavar="ID", help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
+    given = parser.parse_args(words)
     kind = "cpu" if given.emulated else "cuda"
     if given.emulated:
         by_id = {name: replace(check, deadline_s=CPU_TIMES * check.deadline_s) for name, check in by_id.items()}
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verdict, reason = _look(by_id[given.check], kind, given.out)
         print(MARK + json.dumps({"verdict": verdict, "reason": reason}), flush=True)
         return 0
-    command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)])
+    command = " ".join(["python -m benchmarks.gpu", *words])
     stamp = stamps(kind, given.commit)
     return run(chosen, given.seconds, given.out, command, stamp, ["--emulated"] if given.emulated else [])
 
@@ -96,45 +96,6 @@ def run(
         print(f"{check.id} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
     print(f"evidence: {out / 'evidence.md'}")
     return int(any(each.verdict == "failed" for each in findings))
-
-
-def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path) -> Finding:
-    """What a check's process says; it and all its children are killed at the deadline, and what it told until then
-    counts. All that it writes goes to the end of `log`."""
-    began_s, code = time.monotonic(), None
-    with log.open("a", encoding="utf-8") as file:
-        print(f"==== {name}", file=file, flush=True)
-        begin = file.tell()
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=_ONE_THREAD | os.environ, stdout=file, stderr=file, process_group=0
-        )
-        try:
-            code = process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if process.returncode is None:  # `wait` might never end: who interrupts it can leave its lock taken
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(process.pid, 0)
-                process.returncode = -signal.SIGKILL
-    verdict: Verdict = "failed"
-    reason, numbers, last = "", dict[str, Any](), "no word"
-    *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
-    for line in lines:
-        _, mark, text = line.partition(MARK)
-        if mark:
-            said = json.loads(text, parse_constant=str)  # evidence has no word for what is no number
-            numbers |= said.get("numbers", {})
-            verdict, reason = said.get("verdict", verdict), said.get("reason", reason)
-        else:
-            last = line.strip() or last
-    if code is None:
-        verdict, reason = "failed", f"not done within {deadline_s:.0f} s"
-    elif code:
-        verdict, reason = "failed", f"its process ended with {code}: {last}"
-    return Finding(name, verdict, reason, numbers, time.monotonic() - began_s)
 
 
 def _look(check: Check, kind: str, out: Path) -> tuple[Verdict, str]:

@@ -1,0 +1,70 @@
+"""A process of its own for each check, with a deadline; what it reported until then counts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time  # noqa: TID251 - deadlines are real
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu import MARK
+from benchmarks.gpu.evidence import ROOT, Finding, Verdict
+
+GRACE_S: Final = 5.0
+_ONE_THREAD: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}  # as `make` has it; processes are many enough
+
+
+def in_a_process(
+    command: Sequence[str], name: str, deadline_s: float, log: Path, first: signal.Signals = signal.SIGKILL
+) -> Finding:
+    """What a check's process reports; it and all its children are killed at the deadline, and what it reported until
+    then counts. All that it writes goes to the end of `log`.
+
+    Args:
+        first: sent to it at the deadline; what is left `GRACE_S` later is killed.
+    """
+    began_s, code = time.monotonic(), None
+    with log.open("a", encoding="utf-8") as file:
+        print(f"==== {name}", file=file, flush=True)
+        begin = file.tell()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=_ONE_THREAD | os.environ, stdout=file, stderr=file, process_group=0
+        )
+        try:
+            code = process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            if first != signal.SIGKILL:
+                os.killpg(process.pid, first)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if process.returncode is None:  # `wait` might never end: who interrupts it can leave its lock taken
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+                process.returncode = -signal.SIGKILL
+    verdict: Verdict = "failed"
+    reason, numbers, last = "", dict[str, Any](), "no word"
+    *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
+    for line in lines:
+        _, mark, text = line.partition(MARK)
+        if mark:
+            said = json.loads(text, parse_constant=str)  # evidence has no word for what is no number
+            numbers |= said.get("numbers", {})
+            verdict, reason = said.get("verdict", verdict), said.get("reason", reason)
+        else:
+            last = line.strip() or last
+    if code is None:
+        verdict, reason = "failed", f"not done within {deadline_s:.0f} s"
+    elif code:
+        verdict, reason = "failed", f"its process ended with {code}: {last}"
+    return Finding(name, verdict, reason, numbers, time.monotonic() - began_s)

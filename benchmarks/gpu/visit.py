@@ -1,0 +1,230 @@
+"""A visit to a lent GPU: steps with deadlines and predictions, the most telling first; then its table.
+
+    python -m benchmarks.gpu visit 1 --seconds 540 --out runs/visit    # the first command
+    python -m benchmarks.gpu visit 2 --seconds 300 --out runs/visit    # the second; the main job resumes
+    python -m benchmarks.gpu visit 1 --list                            # what each step predicts; does nothing
+    python -m benchmarks.gpu keep runs/visit                           # docs/data/gpu/NAME.json, and the page's table
+
+`visits.csv` next to this file lists the steps. Each is a process group; what a step measured until its deadline counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time  # noqa: TID251 - deadlines are real
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
+from benchmarks.gpu.running import in_a_process
+from kit.documents import write_json, write_text
+from scenarios.metrics.fidelity import ValidationDocument, other_loads
+from scenarios.show.table import Table, columns, to_markdown
+from scenarios.terminal.exits import terminated_as_interrupted
+
+SCHEMA: Final = "slimsched.gpu-visit/1"
+SECONDS: Final = {1: 540.0, 2: 300.0}
+PAGE: Final = ROOT / "docs" / "gpu-measurements.md"
+BEGIN, END = "<!-- visit: begin -->", "<!-- visit: end -->"
+SCENARIO: Final = "scenarios/gpu.yaml"
+BESIDE: Final = "compile"  # runs alongside the next steps
+_MARGIN_S: Final = 3.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a visit; `predicted` was written before it ran."""
+
+    visit: int
+    name: str
+    expected_s: float
+    deadline_s: float
+    predicted: str
+
+    def words(self, out: Path, scenario: str) -> list[str]:
+        """Its command."""
+        slimsched = [sys.executable, "-m", "slimsched"]
+        if self.name == BESIDE:
+            return [
+                *slimsched,
+                "simulate",
+                "paper",
+                "--router",
+                "jsq",
+                "--engine",
+                "compiled",
+                "--out",
+                f"{out}/{BESIDE}",
+            ]
+        if self.name == "main":
+            return [*slimsched, "run", scenario, "--out", f"{out}/main"]
+        return [sys.executable, "-m", "benchmarks.gpu", "--check", self.name, "--out", str(out)]
+
+
+def steps(visit: int | None = None) -> list[Step]:
+    """Those of a visit in their order; of both for None."""
+    with (Path(__file__).parent / "visits.csv").open(encoding="utf-8", newline="") as file:
+        rows = [Step(int(v), name, float(e), float(d), said) for v, name, e, d, said in list(csv.reader(file))[1:]]
+    return [step for step in rows if visit in (None, step.visit)]
+
+
+def main(argv: Sequence[str]) -> int:
+    """`visit N` and `keep FOLDER`; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    visiting = verbs.add_parser("visit", help="carry out the steps of visit 1 or 2")
+    visiting.add_argument("visit", type=int, choices=SECONDS)
+    visiting.add_argument("--seconds", type=float, help="of all steps together (540 and 300)")
+    visiting.add_argument("--out", type=Path, default=Path("runs/visit"), help="for the evidence (runs/visit)")
+    visiting.add_argument("--scenario", default=SCENARIO, help=f"of the main job ({SCENARIO})")
+    visiting.add_argument("--commit", default="", help="that is tried, if git can't say it")
+    visiting.add_argument("--list", action="store_true", help="the steps and their predictions; does nothing")
+    keeping = verbs.add_parser("keep", help="make the evidence's file and fill the page's table")
+    keeping.add_argument("out", type=Path)
+    given = parser.parse_args(argv)
+    if given.verb == "keep":
+        return keep(given.out)
+    chosen = steps(given.visit)
+    if given.list:
+        for step in chosen:
+            print(f"{step.name:8}{step.expected_s:4.0f} s, at most {step.deadline_s:4.0f} s  {step.predicted}")
+        return 0
+    seconds = given.seconds or SECONDS[given.visit]
+    return carry_out(chosen, seconds, given.out.resolve(), given.scenario, stamps("cuda", given.commit))
+
+
+@terminated_as_interrupted()
+def carry_out(chosen: Sequence[Step], seconds: float, out: Path, scenario: str, stamp: Mapping[str, str]) -> int:
+    """Each step in turn, in the time that is left; the evidence is written after each."""
+    began_s, findings = time.monotonic(), list[Finding]()
+    out.mkdir(parents=True, exist_ok=True)
+    folder = out / f"visit-{chosen[0].visit}"
+    folder.mkdir(exist_ok=True)
+    predicted = {step.name: step.predicted for step in chosen}
+    beside: subprocess.Popen[bytes] | None = None
+    try:
+        for step in chosen:
+            left_s = seconds - (time.monotonic() - began_s) - _MARGIN_S
+            if step.name == BESIDE:
+                beside = _alongside(step.words(out, scenario), folder / "compile.log")
+                continue
+            if left_s < min(step.expected_s, step.deadline_s) / 4:
+                finding = Finding(step.name, "skipped", f"{left_s:.0f} s are left")
+            else:
+                deadline_s = min(step.deadline_s, left_s)
+                words, log = step.words(out, scenario), folder / "visit.log"
+                finding = in_a_process(words, step.name, deadline_s, log, first=signal.SIGTERM)
+            if step.name == "main":
+                finding = _of_main(finding, out / "main")
+            findings.append(finding)
+            write(folder, f"python -m benchmarks.gpu visit {step.visit}", stamp, predicted, findings)
+            print(f"{step.name} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
+    finally:
+        if beside is not None and beside.poll() is None:
+            os.killpg(beside.pid, signal.SIGKILL)
+    return int(any(each.verdict == "failed" for each in findings))
+
+
+def _alongside(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file, process_group=0)
+
+
+def _of_main(finding: Finding, folder: Path) -> Finding:
+    """The main job has no verdict of its own: what it left tells how far it came."""
+    stages = sorted(path.stem for path in (folder / ".stages").glob("*.json"))
+    numbers: dict[str, Any] = {"stages": ", ".join(stages)}
+    if (path := folder / "validation.json").exists():
+        numbers |= compared(json.loads(path.read_text()))
+    verdict: Verdict = "failed" if finding.reason else "passed"
+    return Finding(finding.id, verdict, finding.reason, numbers, finding.took_s)
+
+
+def compared(document: ValidationDocument) -> dict[str, Any]:
+    """Mean and p99 of each router in simulation and on executors, in ms, their errors, and loads that differ."""
+    numbers: dict[str, Any] = {}
+    for row in document["rows"]:
+        for measure in ("latency_mean", "latency_p99"):
+            simulated_s, hardware_s = row["simulated"][measure], row["hardware"][measure]["mean"]
+            if simulated_s is None or hardware_s is None:
+                continue
+            name = f"{row['router']}_{measure.removeprefix('latency_')}"
+            error = row["error_pct"][measure]
+            numbers[f"{name}_simulated_ms"] = 1e3 * simulated_s
+            numbers[f"{name}_measured_ms"] = 1e3 * hardware_s
+            numbers[f"{name}_error_pct"] = error["mean"]
+            numbers[f"{name}_error_ci95_pct"] = error["ci95"]
+    different = [f"{each.server} {each.simulated} and {each.hardware}" for each in other_loads(document)]
+    return {**numbers, "other_loads": ", ".join(different) or "none"}
+
+
+# ------------------------------------------------------------------------------------------------- evidence and page
+
+
+def keep(out: Path) -> int:
+    """Join both visits' evidence into one file of docs/data/gpu, and fill the page's table from it.
+
+    A rehearsal on the null CUDA is kept as such: nothing in it was measured on a GPU.
+    """
+    found, stamp = list[dict[str, Any]](), dict[str, str]()
+    for visit in SECONDS:
+        path = out / f"visit-{visit}" / "evidence.json"
+        if path.exists():
+            evidence = json.loads(path.read_text())
+            stamp = evidence["stamps"]
+            found += [{"visit": visit, **finding} for finding in evidence["found"]]
+    if not found:
+        print(f"{out}: no visit-1/evidence.json or visit-2/evidence.json; run python -m benchmarks.gpu visit 1 first")
+        return 2
+    is_rehearsal = "Null GPU" in stamp.get("gpu", "")
+    document = {
+        "schema": SCHEMA,
+        "rehearsal": is_rehearsal,
+        "stamps": stamp,
+        "predicted": [asdict(step) for step in steps()],
+        "found": found,
+    }
+    kind = "rehearsal" if is_rehearsal else stamp.get("gpu", "gpu").split()[-1].lower()
+    path = ROOT / "docs" / "data" / "gpu" / f"{kind}-{stamp.get('commit', 'unknown')[:8]}.json"
+    write_json(path, document)
+    write_text(PAGE, filled(PAGE.read_text(), table_of(document)))
+    print(f"{path}; {PAGE}")
+    return 0
+
+
+def table_of(document: Mapping[str, Any]) -> str:
+    """Each step's prediction next to what was found, as Markdown."""
+    found = {(each["visit"], each["id"]): each for each in document["found"]}
+    head = (
+        "Rehearsed on the null CUDA: durations are this machine's, numbers are not a GPU's."
+        if document["rehearsal"]
+        else f"Measured on {document['stamps'].get('gpu')} at commit {document['stamps'].get('commit', '')[:8]}."
+    )
+    rows = []
+    for step in document["predicted"]:
+        each = found.get((step["visit"], step["name"]))
+        seen = "" if each is None else f"{each['verdict']} {each['reason']}".strip()
+        numbers = "" if each is None or document["rehearsal"] else _briefly(each["numbers"])
+        took = "" if each is None else f"{each['took_s']:.0f}"
+        rows.append([f"{step['visit']}: {step['name']}", step["predicted"], seen, numbers, took])
+    return f"{head}\n\n{to_markdown(Table(columns('step', 'predicted', 'outcome', 'found', 's'), rows))}"
+
+
+def _briefly(numbers: Mapping[str, Any]) -> str:
+    words = (f"{value:.4g}" if isinstance(value, float) else value for value in numbers.values())
+    return "; ".join(f"{name} {word}" for name, word in zip(numbers, words, strict=True))
+
+
+def filled(page: str, table: str) -> str:
+    """The page with this between its markers."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
