@@ -35,7 +35,7 @@ from calibrate.errors import (
     solo_errors,
     stated,
 )
-from calibrate.gpu import beside_load_factor, captured_passes, path_errors, with_points
+from calibrate.gpu import beside_load_factor, captured_passes, path_errors, round_medians_s, with_points
 from calibrate.measure import DISTURBED, Measurement
 from calibrate.plan import Dispatch, InstancePoints, LoadCycle, Solo, Together, Transfer
 from calibrate.samples import Pooled
@@ -336,7 +336,8 @@ def _errors(
     held_out = {
         point: fit.times for point, fit in solo_points(measurements, facts.cores, slowdown.speed, held_out=True).items()
     }
-    rounds = {point: fit.round_medians_s for point, fit in solo.items()}
+    fitted_rounds = {point: fit.round_medians_s for point, fit in solo.items()}
+    rounds: Mapping[Point, Sequence[float]] = round_medians_s(measurements) or fitted_rounds
     left_out_solo = () if facts.padded_sizes else fitted.left_out[fitted.by]  # there is nothing between padded sizes
     yield from solo_errors(held_out, curves, rounds, left_out_solo)
     yield from stated(PATH_ERROR, path_errors(measurements, curves))

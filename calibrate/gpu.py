@@ -32,11 +32,12 @@ from calibrate.plan import (
     power_omitted,
     shuffled,
 )
+from calibrate.samples import Pooled
 from hw.transport.messages import Point
 from sim.profile import LatencyCurve, Profile
 
 EFFORT = StepEffort(
-    rounds=2, batches=None, warmup=5, repeats=40, min_s=0.0, sets=12, together_s=0.2, points=6, steady_s=2.5, tries=2
+    rounds=2, batches=None, warmup=5, repeats=40, min_s=0.0, sets=12, together_s=0.2, points=6, steady_s=2.0, tries=2
 )
 MOST_ROUNDS = 5
 DISPATCHES = 3
@@ -166,6 +167,16 @@ def with_points(measurements: Sequence[tuple[Step, Result]]) -> list[tuple[Step,
         if isinstance(step, InstancePoints) and isinstance(result, LoadCycleResult):
             found += [(Solo(point), solo) for point, solo in zip(step.points, result.solos, strict=True)]
     return found
+
+
+def round_medians_s(measurements: Sequence[tuple[Step, Result]]) -> dict[Point, list[float]]:
+    """The median of each round of every point, also of those that others disturbed: that is what can be expected."""
+    medians_s: dict[Point, list[float]] = {}
+    for step, result in measurements:
+        if isinstance(step, InstancePoints) and isinstance(result, LoadCycleResult):
+            for point, solo in zip(step.points, result.solos, strict=True):
+                medians_s.setdefault(point, []).append(Pooled.of([solo.samples]).quantile(0.5))
+    return medians_s
 
 
 def path_errors(measurements: Sequence[tuple[Step, Result]], curves: Mapping[Key, LatencyCurve]) -> Pairs:
