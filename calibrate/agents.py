@@ -14,17 +14,22 @@ import psutil
 
 from calibrate.bench import Loop, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, Watched, sampled
-from calibrate.plan import GPU_LEAD_S, LEAD_S, rise_dropped_s
+from calibrate.plan import LEAD_S, QUIET_S, rise_dropped_s
 from hw.router.agents import transfer_round
 from hw.router.local_agents import AgentProcess
 from hw.telemetry import process_cpu_s
 from hw.transport.messages import (
     Benchmark,
+    BenchmarkBesideLoad,
     BenchmarkDispatch,
+    BenchmarkInstance,
     BenchmarkLoad,
+    BenchmarkPaths,
     BenchmarkResult,
     BenchmarkTogether,
     BenchmarkUnload,
+    BesideLoadResult,
+    InstanceResult,
     Point,
     Timed,
     TogetherResult,
@@ -35,6 +40,7 @@ from policies.vocabulary import NS_PER_S
 PAUSE_S = 500e-6
 
 
+GPU_LEAD_S: Final = 0.4  # before processes begin together: instances choose kernels and capture passes first
 LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin together
 MAX_APART: Final = 0.05  # of a set, in which not all of its processes ran: then with more lead, once more
 
@@ -53,7 +59,6 @@ class AgentBench:
     Attributes:
         peer: index of the arena of another server's agent, to move activations to; None where no link is measured.
         sibling: a second process on the same device, for sets across processes; None without such sets.
-        probe_batch: on a GPU, the batch whose workspace counts as part of an instance; 0 elsewhere.
         cores: of a CPU device.
         receiver: that other server's agent, where it copies onto a GPU what arrives.
     """
@@ -61,14 +66,13 @@ class AgentBench:
     agent: AgentProcess
     peer: int | None
     meter: Meter
-    probe_batch: int
     sibling: AgentProcess | None = None
     cores: tuple[int, ...] = ()
     receiver: AgentProcess | None = None
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
-        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk, self.probe_batch), Timed)
+        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk), Timed)
         return timed.samples_s[0], timed.vram_bytes
 
     def unload(self, instance: int) -> float:
@@ -77,9 +81,27 @@ class AgentBench:
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
-        result = self.timed(point, warmup, repeats, min_s, PAUSE_S if paused else 0.0)
-        clock_mhz = self.meter.sensor.details().sm_clock_mhz  # before it falls
+        pause_s = PAUSE_S if paused and self.cores else 0.0  # what a cold host adds on a GPU is a cost of serving
+        return self._loop(self.timed(point, warmup, repeats, min_s, pause_s))
+
+    def _loop(self, result: BenchmarkResult) -> Loop:
+        """As it is kept, with a GPU's clocks before they fall."""
+        clock_mhz = self.meter.sensor.details().sm_clock_mhz
         return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s, clock_mhz)
+
+    def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
+        """See `Bench`."""
+        result = self.agent.ask(BenchmarkInstance(instance, tuple(points), warmup, repeats), InstanceResult)
+        return [self._loop(loop) for loop in result.loops], result.captured
+
+    def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
+        """See `Bench`."""
+        return self.agent.ask(BenchmarkPaths(tuple(paths), repeats), Timed).samples_s
+
+    def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
+        """See `Bench`."""
+        result = self.agent.ask(BenchmarkBesideLoad(point, segment, width, QUIET_S), BesideLoadResult)
+        return result.quiet_s, result.beside_s
 
     def timed(self, point: Point, warmup: int, repeats: int, min_s: float, pause_s: float = 0.0) -> BenchmarkResult:
         """Forward passes of a point alone in the agent's process."""

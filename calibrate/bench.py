@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import msgspec
 
@@ -79,6 +79,19 @@ class Bench(Protocol):
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """Run a point alone: at least so many repeats and so long; `paused` before each, as batches are served."""
+        ...
+
+    def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
+        """Run points alone in a loaded instance, without pauses: their loops, and how many of their passes a GPU has
+        captured."""
+        ...
+
+    def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
+        """Run a block through each path, a point a segment: the median seconds of each."""
+        ...
+
+    def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
+        """Run a point without a pause: seconds of a pass alone (median), and while an instance is loaded (mean)."""
         ...
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
@@ -170,11 +183,32 @@ class WatchResult:
 
 @dataclass(frozen=True, slots=True)
 class LoadCycleResult:
-    """Loading and unloading one instance; the first load is from disk, the others from memory."""
+    """Loading and unloading one instance.
+
+    Attributes:
+        solos: of points that were timed in it, and `captured`: how many of their passes a GPU replays.
+    """
 
     loads_s: tuple[float, ...]
     unloads_s: tuple[float, ...]
     vram_bytes: int
+    solos: tuple[SoloResult, ...] = ()
+    captured: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PathsResult:
+    """Median seconds of each path."""
+
+    medians_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideLoadResult:
+    """Seconds of a pass alone, and while an instance is loaded."""
+
+    quiet_s: float
+    beside_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +225,8 @@ class SteadyResult:
     load: SteadyLoad
 
 
-Result = SoloResult | TogetherResult | WatchResult | LoadCycleResult | TimesResult | SteadyResult
+OfLoads = LoadCycleResult | PathsResult | BesideLoadResult
+Result = SoloResult | TogetherResult | WatchResult | OfLoads | TimesResult | SteadyResult
 
 
 def to_jsonable(result: Result) -> dict[str, Any]:
@@ -206,7 +241,4 @@ def from_jsonable(raw: dict[str, Any]) -> Result:
     return msgspec.convert(fields, kind)
 
 
-_KINDS: dict[str, type[Result]] = {
-    kind.__name__: kind
-    for kind in (SoloResult, TogetherResult, WatchResult, LoadCycleResult, TimesResult, SteadyResult)
-}
+_KINDS: dict[str, type[Result]] = {kind.__name__: kind for kind in get_args(Result)}

@@ -216,9 +216,9 @@ def allowed(profile: Profile, metric: str) -> Allowed:
 def estimated_s(profile: Profile, points: int) -> float:
     """What a check takes where nothing is looked at twice; a guess."""
     curves, rng = _curves(profile), np.random.default_rng(0)
-    guess, keys, limit = _guess(curves), sorted(curves), profile.batch_limit
-    solos = [Solo(draw_point(keys, limit, rng)) for _ in range(SAMPLED)]
-    sets = [Together(draw_set(keys, limit, rng)) for _ in range(SAMPLED)]
+    guess, keys, sizes = _guess(curves), sorted(curves), _sizes(profile)
+    solos = [Solo(draw_point(keys, sizes, rng)) for _ in range(SAMPLED)]
+    sets = [Together(draw_set(keys, sizes, rng)) for _ in range(SAMPLED)]
     each = [float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets)]
     return sum(number * each[metric != SOLO_ERROR] for metric, number in numbers_of(profile, points).items())
 
@@ -318,16 +318,16 @@ def _look(
     looks: int = 1,
 ) -> list[CheckedMetric]:
     """Fresh pairs of each metric, mixed in time: what a device does for a while is not one metric's alone."""
-    keys, limit = sorted(visit.curves), visit.profile.batch_limit
+    keys, sizes = sorted(visit.curves), _sizes(visit.profile)
     tasks = [metric for metric, number in numbers.items() for _ in range(number)]
     pairs: dict[str, list[ComparedValue]] = {metric: [] for metric in numbers}
     for done, index in enumerate(rng.permutation(len(tasks))):
         on_progress(done, len(tasks))
         metric = tasks[index]
         if metric == SOLO_ERROR:
-            pairs[metric].append(visit.solo(draw_point(keys, limit, rng)))
+            pairs[metric].append(visit.solo(draw_point(keys, sizes, rng)))
         else:
-            pairs[metric] += visit.together(draw_set(keys, limit, rng), metric == ACROSS_ERROR)
+            pairs[metric] += visit.together(draw_set(keys, sizes, rng), metric == ACROSS_ERROR)
     words = {SOLO_ERROR: ("slower", "faster")}
     return [
         CheckedMetric(
@@ -337,16 +337,26 @@ def _look(
     ]
 
 
-def draw_point(keys: Sequence[Key], batch_limit: int, rng: np.random.Generator) -> Point:
-    """Any key as likely as another, batch sizes as likely within each factor of two."""
-    batch = int(np.exp(rng.uniform(0.0, np.log(batch_limit + 1))))
-    return Point(*keys[int(rng.integers(len(keys)))], min(batch, batch_limit))
+def _sizes(profile: Profile) -> Sequence[int]:
+    """The batch sizes that the device is given."""
+    return profile.padded_sizes or range(1, profile.batch_limit + 1)
 
 
-def draw_set(keys: Sequence[Key], batch_limit: int, rng: np.random.Generator) -> tuple[Point, ...]:
+def draw_point(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -> Point:
+    """Any key as likely as another, batch sizes as likely within each factor of two.
+
+    Args:
+        sizes: those of a device, ascending.
+    """
+    batch = int(np.exp(rng.uniform(0.0, np.log(sizes[-1] + 1))))
+    size = next(size for size in sizes if size >= min(batch, sizes[-1]))
+    return Point(*keys[int(rng.integers(len(keys)))], size)
+
+
+def draw_set(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -> tuple[Point, ...]:
     """Two to four points: half of the sets are several times the same one."""
     size = int(rng.choice(SIZES))
-    drawn = sorted(draw_point(keys, batch_limit, rng) for _ in range(size))
+    drawn = sorted(draw_point(keys, sizes, rng) for _ in range(size))
     return tuple(drawn) if rng.random() < 0.5 else tuple(drawn[:1] * size)
 
 

@@ -90,7 +90,7 @@ def opened_emulated(wanted: CalibrationRequest) -> Iterator[Opened]:
             context_bytes=agent.context_bytes,
         )
         meter = Meter(f"emulated {device.label}", Sensor(), profile.power.cap_w, rise_s)
-        yield Opened(EmulatedBench(agent, 1, meter, 0), Probe(info, metered=True), facts)
+        yield Opened(EmulatedBench(agent, 1, meter), Probe(info, metered=True), facts)
 
 
 def bandwidth_of(played: Played) -> float:

@@ -20,6 +20,7 @@ FOUR_POINT_ERROR = "solo latency from four batch sizes"
 AFFINE_ERROR = f"{FOUR_POINT_ERROR}, max(t0, c0 + c1 b)"
 CONCURRENCY_ERROR = "slow-down under concurrency"
 ACROSS_ERROR = "slow-down across processes"
+PATH_ERROR = "latency of a path through all segments"
 ENERGY_ERROR = "energy per image"
 REPEATABILITY = "repeatability of solo latency between rounds"
 
@@ -41,6 +42,7 @@ def stated(metric: str, pairs: Pairs, kind: ErrorKind = "held out") -> Iterator[
             kind=kind,
             median_abs_pct=float(np.median(percent)),
             mean_abs_pct=float(np.mean(percent)),
+            p90_abs_pct=float(np.quantile(percent, 0.9)),
             max_abs_pct=max(percent),
             points=len(pairs),
         )

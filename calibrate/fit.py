@@ -28,14 +28,16 @@ from calibrate.errors import (
     ACROSS_ERROR,
     CONCURRENCY_ERROR,
     ENERGY_ERROR,
+    PATH_ERROR,
     REPEATABILITY,
     SOLO_ERROR,
     other_errors,
     solo_errors,
     stated,
 )
+from calibrate.gpu import beside_load_factor, captured_passes, path_errors, with_points
 from calibrate.measure import DISTURBED, Measurement
-from calibrate.plan import Dispatch, LoadCycle, Solo, Together, Transfer
+from calibrate.plan import Dispatch, InstancePoints, LoadCycle, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
     ObservedSet,
@@ -87,6 +89,7 @@ class DeviceFacts:
         power: idle powers and the cap; its provenance holds where no power was measured.
         context_bytes: device memory of a process that holds no instance.
         fall_s: how long a GPU's clocks stay up after a load; 0 where that was not seen.
+        padded_sizes: the only batch sizes that the device is given; empty for any size.
     """
 
     info: DeviceInfo
@@ -97,6 +100,7 @@ class DeviceFacts:
     sensor: SensorModel
     context_bytes: int
     fall_s: float = 0.0
+    padded_sizes: tuple[int, ...] = ()
 
 
 def fit(
@@ -118,18 +122,18 @@ def fit(
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
-    measurements, seen = _hindsight(measurements, seen)
+    measurements, seen = _hindsight(with_points(measurements), seen)
     slowdown = _slowdown_fit(measurements, seen)
     solo = solo_points(measurements, facts.cores, slowdown.speed, held_out=False)
     steady = power_points(measurements, facts.power, held_out=False)
-    fitted = fit_solo(solo, costs, facts.bandwidth_bytes_s, by)
+    fitted = fit_solo(solo, costs, facts.bandwidth_bytes_s, "each key" if facts.padded_sizes else by)
     curves = _with_energy(fitted.curves, steady, costs, facts)
     hosted = facts.info.kind == "cpu"
     sets = _observed(measurements, slowdown, held_out=False)
     concurrency = fit_concurrency(below_cap(sets, curves, facts.power, hosted=hosted), curves, hosted=hosted)
     power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
-    instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, LoadCycle))
     errors = tuple(_errors(measurements, solo, fitted, curves, concurrency, costs, facts, slowdown))
+    captured = captured_passes(measurements)
     info = facts.info.model_copy(
         update={"stamps": {**facts.info.stamps, **_disturbances(measurements), **_clocks(measurements)}}
     )
@@ -139,12 +143,13 @@ def fit(
         provenance=Provenance.MEASURED,
         device=info,
         model=costs.info,
-        execution=dict(facts.execution),
-        padding="grid" if facts.info.kind == "cuda" else "none",  # a GPU's libraries choose kernels for each shape anew
+        execution={**facts.execution, **({"captured": captured} if captured else {})},
+        padded_sizes=facts.padded_sizes,
+        beside_load=beside_load_factor(measurements),
         dispatch_s=_dispatch_s(measurements),
         latency=tuple(curves[key] for key in sorted(curves)),
         latency_fit=fitted.by,
-        memory=DeviceMemory(context_bytes=facts.context_bytes, instances=instances),
+        memory=DeviceMemory(context_bytes=facts.context_bytes, instances=_instances(measurements)),
         concurrency=concurrency,
         power=with_awake(metered(power, measurements), measurements, curves, facts.fall_s),
         sensor=facts.sensor,
@@ -261,16 +266,24 @@ def _with_energy(
 # ------------------------------------------------------------------------------------------ memory, dispatch and link
 
 
-def _instance(step: LoadCycle, result: object) -> InstanceCost:
-    assert isinstance(result, LoadCycleResult)
-    first, *again = result.loads_s
+def _instances(measurements: Iterable[Measurement]) -> tuple[InstanceCost, ...]:
+    """Of each instance the first load, which is from disk, and the median of the others."""
+    cycles: dict[tuple[int, float], list[LoadCycleResult]] = {}
+    for step, result in measurements:
+        if isinstance(step, LoadCycle | InstancePoints) and isinstance(result, LoadCycleResult):
+            cycles.setdefault((step.segment, step.width), []).append(result)
+    return tuple(_instance(*of, results) for of, results in sorted(cycles.items()))
+
+
+def _instance(segment: int, width: float, results: Sequence[LoadCycleResult]) -> InstanceCost:
+    first, *again = (load_s for result in results for load_s in result.loads_s)
     return InstanceCost(
-        segment=step.segment,
-        width=step.width,
-        vram_bytes=max(1, result.vram_bytes),
+        segment=segment,
+        width=width,
+        vram_bytes=max(1, *(result.vram_bytes for result in results)),
         load_s=first,
         reload_s=float(np.median(again or [first])),
-        unload_s=float(np.median(result.unloads_s)),
+        unload_s=float(np.median([unload_s for result in results for unload_s in result.unloads_s])),
     )
 
 
@@ -324,7 +337,9 @@ def _errors(
         point: fit.times for point, fit in solo_points(measurements, facts.cores, slowdown.speed, held_out=True).items()
     }
     rounds = {point: fit.round_medians_s for point, fit in solo.items()}
-    yield from solo_errors(held_out, curves, rounds, fitted.left_out[fitted.by])
+    left_out_solo = () if facts.padded_sizes else fitted.left_out[fitted.by]  # there is nothing between padded sizes
+    yield from solo_errors(held_out, curves, rounds, left_out_solo)
+    yield from stated(PATH_ERROR, path_errors(measurements, curves))
     for by, others in fitted.others.items():
         yield from other_errors(by, held_out, others, rounds, fitted.left_out[by])
     hosted = facts.info.kind == "cpu"

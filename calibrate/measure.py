@@ -15,8 +15,10 @@ import numpy as np
 
 from calibrate.bench import (
     Bench,
+    BesideLoadResult,
     LoadCycleResult,
     Loop,
+    PathsResult,
     Result,
     SoloResult,
     SteadyResult,
@@ -29,10 +31,13 @@ from calibrate.log import Log
 from calibrate.plan import (
     LEAST,
     STEP_OVERHEAD_S,
+    BesideLoad,
     CalibrationPlan,
     Dispatch,
     ForwardGuess,
+    InstancePoints,
     LoadCycle,
+    Paths,
     PlannedStep,
     ScoutedCurve,
     Solo,
@@ -349,6 +354,12 @@ def perform(
             return WatchResult(look(loop.repeats_s, loop.references_s))
         case LoadCycle(segment, width):
             return _hold(bench, segment, width)
+        case InstancePoints():
+            return _points(bench, step, effort)
+        case Paths(paths):
+            return PathsResult(tuple(bench.paths(paths, effort.repeats)))
+        case BesideLoad(point, segment, width):
+            return BesideLoadResult(*bench.beside_load(point, segment, width))
         case Dispatch(point):
             return TimesResult(Samples.of(bench.dispatch(point, max(10, effort.repeats))))
         case Transfer(size_bytes):
@@ -365,10 +376,16 @@ def _together(
     for point in dict.fromkeys(points):
         alone[point] = bench.solo(point, 1, 3, alone_duration_s(point, effort, guess), paused=False)
     shared = bench.together(points, together_duration_s(points, effort, guess), across=across)
-    means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}
+    if any(member.median_s for member in shared.members):  # a GPU: one stall of its host is no part of a slow-down
+        means = {point: (float(np.median(loop.repeats_s)), 1.0) for point, loop in alone.items()}
+    else:
+        means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}
     return TogetherResult(
         alone_s=tuple(means[point][0] for point in points),
-        together_s=tuple(member.elapsed_s / member.completed if member.completed else 0.0 for member in shared.members),
+        together_s=tuple(
+            member.median_s or (member.elapsed_s / member.completed if member.completed else 0.0)
+            for member in shared.members
+        ),
         alone_reference=tuple(means[point][1] for point in points),
         together_reference=tuple(
             member.reference_s / best_s if best_s and member.reference_s else 1.0 for member in shared.members
@@ -414,8 +431,7 @@ def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
 def _solo(bench: Bench, point: Point, effort: StepEffort, forward_s: float, best_s: float) -> SoloResult:
     loop = bench.solo(point, warmup_passes(effort, forward_s), effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
-        result = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
-        return replace(result, disturbed_share=loop.disturbed_share)
+        return _as_it_is(loop)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)
     is_full = at_full_speed(loop.references_s, best_s)
     is_slow = np.count_nonzero(is_full) < min(MIN_AT_FULL_SPEED, (effort.repeats + 1) // 2)
@@ -433,6 +449,18 @@ def _solo(bench: Bench, point: Point, effort: StepEffort, forward_s: float, best
         least_reference_s=float(np.quantile(references_s, BEST_SHARE)),
         disturbed_share=loop.disturbed_share,
     )
+
+
+def _as_it_is(loop: Loop) -> SoloResult:
+    """A loop without references."""
+    result = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
+    return replace(result, disturbed_share=loop.disturbed_share)
+
+
+def _points(bench: Bench, step: InstancePoints, effort: StepEffort) -> LoadCycleResult:
+    load_s, vram_bytes = bench.load(0, step.segment, step.width, step.from_disk)
+    loops, captured = bench.points(0, step.points, effort.warmup, effort.repeats)
+    return LoadCycleResult((load_s,), (bench.unload(0),), vram_bytes, tuple(map(_as_it_is, loops)), captured)
 
 
 def _hold(bench: Bench, segment: int, width: float) -> LoadCycleResult:

@@ -91,7 +91,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
     _settle(device, meter, probed)
     bare = _idle_looks(meter, probed, idle_s)
     bandwidth = bandwidth_bytes_s(device)  # its process has ended: what agents' contexts take is theirs alone
-    with bench_of(file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench:
+    with bench_of(file, device, wanted.peer, sibling=True) as bench:
         _settle(device, bench.meter, probed)
         context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
         tested = sensor_test(bench.meter, probed, context, lambda seconds: bench.solo(load, 1, 2, seconds))
@@ -109,6 +109,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
             sensor=sensor_model(device, wanted.sensor_period_s, sensor),
             context_bytes=bench.agent.wait_until_ready().context_bytes,
             fall_s=fall_s(after, bench.meter.rise_s),
+            padded_sizes=device.warm_sizes,
         )
         notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
         with naming_a_lost_device(meter):
@@ -117,9 +118,9 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
 
 @contextmanager
 def bench_of(
-    file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int, sibling: bool = False
+    file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, sibling: bool = False
 ) -> Iterator[AgentBench]:
-    """Agents on a device, and its meter; `batch_limit` counts on a GPU, see `AgentBench.probe_batch`."""
+    """Agents on a device, and its meter."""
     named = [("calibrated", device)]
     named += [("sibling", device)] if sibling else []
     has_own_peer = peer is not None and not (sibling and peer == device)
@@ -131,7 +132,6 @@ def bench_of(
             agent=agents[0],
             peer=len(agents) - 1 if peer else None,
             meter=meter_of(device, probe(device, sensor), sensor),
-            probe_batch=batch_limit if device.kind == "cuda" else 0,
             sibling=on_device[-1] if sibling else None,
             cores=device.physical[1] if device.kind == "cpu" else (),
             receiver=agents[-1] if peer and peer.kind == "cuda" else None,

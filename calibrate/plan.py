@@ -27,12 +27,11 @@ STEP_OVERHEAD_S = 0.004  # a command to the agent and its answer
 SHORTEST_PASS_S = 5e-5
 WARM_S = 0.005  # the first passes of an instance find cold caches and take up to 1.4 times as long
 # Guesses: loading and unloading one instance a few times, and making and warming instances before processes begin
-# together. On a GPU an instance chooses its kernels for each shape then (an H200 took 0.13 to 0.65 s to hold one).
-HOLD_S, GPU_HOLD_S = 0.01, 0.5
-LEAD_S, GPU_LEAD_S = 0.05, 0.4
-# On a GPU a point's instance takes longer to be made (0.03 to 0.26 s on an H200) than dozens of its passes. Two
-# profiles of it with three or eight passes a point were 16 % off where they had not measured.
-GPU_MAKE_S, GPU_WARMUP, GPU_REPEATS = 0.1, 5, 50
+# together. On a GPU an instance chooses its kernels for each shape then, and captures its passes (an H200 took 0.08 to
+# 0.5 s for one).
+HOLD_S, GPU_LOAD_S = 0.01, 0.3
+LEAD_S = 0.05
+QUIET_S = 0.3  # before an instance is loaded beside passes
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
 RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
 DRAWS = 20  # of a set, for one that there is not yet; a small model has few
@@ -81,6 +80,32 @@ class LoadCycle:
 
 
 @dataclass(frozen=True, slots=True)
+class InstancePoints:
+    """Load an instance of a GPU, time points alone in it, and unload it."""
+
+    segment: int
+    width: float
+    points: tuple[Point, ...]
+    from_disk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Time blocks through all segments; each path has a point a segment."""
+
+    paths: tuple[tuple[Point, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideLoad:
+    """Time a point while an instance of a GPU is loaded next to it."""
+
+    point: Point
+    segment: int
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Time the way of a command to the forward pass and of its result back."""
 
@@ -103,7 +128,7 @@ class Steady:
     duty: float = 1.0
 
 
-Step = Solo | Together | Watch | LoadCycle | Dispatch | Transfer | Steady
+Step = Solo | Together | Watch | LoadCycle | InstancePoints | Paths | BesideLoad | Dispatch | Transfer | Steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +158,6 @@ class StepEffort:
 
 LAVISH = StepEffort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
 LEAST = StepEffort(1, MIN_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5, tries=2)
-DUTIES = (0.01, 0.05, 0.2, 0.5)
 WINDOW_S = 2.0  # of a power point: a sensor that renews its reading ten times a second is off by 5 % over half a second
 TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
@@ -203,8 +227,7 @@ class Extras:
         sibling: concurrency sets across two processes of the device.
         rise_s: how long after a step of the load the power sensor still shows what was before.
         largest_bytes: of what a block may move.
-        awake: what the device draws at small duties, when its clocks stay up.
-        is_gpu: instances take a GPU's time to be made.
+        awake: what a GPU draws at small duties, when its clocks stay up.
     """
 
     power: bool
@@ -213,7 +236,6 @@ class Extras:
     rise_s: float = 0.0
     largest_bytes: int = 0
     awake: bool = False
-    is_gpu: bool = False
 
     @property
     def transfers(self) -> tuple[int, ...]:
@@ -241,7 +263,6 @@ def make_plan(
     seed = int(rng.integers(1 << 62))
     ranked = rank_batches(curves, batch_limit)
     for effort in efforts(len(ranked)):
-        effort = _of_device(effort, extras)
         plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
             more = [*_batches_given_up(keys, plan, guess, rng), *_more_rounds(plan, budget_s, rng)]
@@ -249,12 +270,6 @@ def make_plan(
             return replace(plan, steps=steps, omitted=_omitted(effort, extras, _whole_rounds(steps)))
     short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
     return replace(plan, omitted=(*plan.omitted, short))
-
-
-def _of_device(effort: StepEffort, extras: Extras) -> StepEffort:
-    if not extras.is_gpu:
-        return effort
-    return replace(effort, warmup=max(effort.warmup, GPU_WARMUP), repeats=max(effort.repeats, GPU_REPEATS))
 
 
 def efforts(grid: int) -> Iterator[StepEffort]:
@@ -331,26 +346,37 @@ def describe(step: Step) -> str:
             return f"{held_out}together{' across' if across else ''} {' + '.join(map(str, points))}"
         case LoadCycle(segment, width):
             return f"hold {segment}/{width:g}"
+        case InstancePoints(segment, width, points, from_disk):
+            return f"{len(points)} points of {segment}/{width:g}{' from disk' if from_disk else ''}"
+        case Paths(paths):
+            return f"held out {len(paths)} paths"
+        case BesideLoad(point, segment, width):
+            return f"{point} beside a load of {segment}/{width:g}"
         case Transfer(size_bytes):
             return f"transfer {size_bytes} bytes"
 
 
-def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess, *, is_gpu: bool = False) -> float:
+def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess) -> float:
     """What a step will take."""
     match step:
         case Solo(point):
             forward_s = guess(point)
             warm_s = warmup_passes(effort, forward_s) * forward_s
-            make_s = GPU_MAKE_S if is_gpu else 0.0
-            return STEP_OVERHEAD_S + make_s + warm_s + max(effort.min_s, effort.repeats * forward_s)
+            return STEP_OVERHEAD_S + warm_s + max(effort.min_s, effort.repeats * forward_s)
         case Together(points, across=across):
             alone_s = sum(alone_duration_s(point, effort, guess) for point in set(points))
-            lead_s = (GPU_LEAD_S if is_gpu else LEAD_S) if across else 0.0
+            lead_s = LEAD_S if across else 0.0
             return len(points) * STEP_OVERHEAD_S + lead_s + alone_s + together_duration_s(points, effort, guess)
         case Watch():
             return STEP_OVERHEAD_S + effort.min_s
         case LoadCycle():
-            return GPU_HOLD_S if is_gpu else HOLD_S
+            return HOLD_S
+        case InstancePoints(points=points):
+            return GPU_LOAD_S + sum((effort.warmup + effort.repeats) * guess(point) for point in points)
+        case Paths(paths):
+            return GPU_LOAD_S * len(paths) / 4 + effort.repeats * sum(guess(point) for path in paths for point in path)
+        case BesideLoad():
+            return 2 * GPU_LOAD_S + QUIET_S
         case Dispatch(point):
             return STEP_OVERHEAD_S + effort.repeats * (guess(point) + 0.0005)
         case Transfer(size_bytes):
@@ -394,19 +420,15 @@ def _plan(
     solos += _held_out(keys, batches, effort, rng)
     sets = _sets(keys, batches, effort.sets, extras.sibling, rng)
     steady = _steady(keys, batches, effort.points, rng) if extras.power else []
-    steady += _duties(keys, batches) if extras.awake else []
-    rounds = [_shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
+    rounds = [shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
     if effort.rounds == 1:  # how far two measurements of one thing lie apart is known at any budget
         rounds.append(_some([step for step in solos if isinstance(step, Solo) and not step.held_out], REPEATED, rng))
     order = [(step, 1) for step in once] + [(step, 1) for step in rounds[0]] + [(step, 1) for step in steady]
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
-    planned = tuple(
-        PlannedStep(step, number, number == 1, estimate_s(step, effort, guess, is_gpu=extras.is_gpu))
-        for step, number in order
-    )
-    late_effort, omitted = _of_device(LEAST, extras), _omitted(effort, extras, effort.rounds)
-    return CalibrationPlan(effort, late_effort, batches, tuple(ranked), planned, omitted)
+    planned = tuple(PlannedStep(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
+    omitted = _omitted(effort, extras, effort.rounds)
+    return CalibrationPlan(effort, LEAST, batches, tuple(ranked), planned, omitted)
 
 
 def _batches_given_up(
@@ -418,7 +440,7 @@ def _batches_given_up(
     """
     held_out = {p.step.point for p in plan.steps if isinstance(p.step, Solo) and p.step.held_out}
     for batch in plan.grid[len(plan.batches) :]:
-        for key in _shuffled(keys, rng):
+        for key in shuffled(keys, rng):
             step = Solo(Point(*key, batch))
             if step.point in held_out:
                 continue
@@ -433,7 +455,7 @@ def _more_rounds(plan: CalibrationPlan, budget_s: float, rng: np.random.Generato
     again = [p for p in plan.steps if p.round == 1 and isinstance(p.step, Solo | Together)]
     first = 1 + max(planned.round for planned in plan.steps)
     for number in range(first, first + LAVISH.rounds - plan.effort.rounds):
-        for planned in _shuffled(again, rng):
+        for planned in shuffled(again, rng):
             left_s -= planned.estimated_s
             if left_s < 0:
                 return
@@ -506,13 +528,6 @@ def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.ra
     return [Steady(point, index % 4 == 3) for index, point in enumerate(chosen)]
 
 
-def _duties(keys: Sequence[Key], batches: Sequence[int]) -> list[Step]:
-    """A middling point that runs now and then: the clocks stay up, and mostly nothing runs."""
-    uniform = [key for key in keys if key[0] == 1 or key[1] == key[2]]
-    point = Point(*uniform[len(uniform) // 2], batches[len(batches) // 2])
-    return [Steady(point, duty=duty) for duty in DUTIES]
-
-
 def rise_dropped_s(steady_s: float, rise_s: float) -> float:
     """What is dropped of a steady load: the sensor's rise, or as much of it as leaves something."""
     return min(rise_s, RISE_SHARE * steady_s)
@@ -522,7 +537,8 @@ def _some(items: Sequence[T], number: int, rng: np.random.Generator) -> list[T]:
     return [items[i] for i in rng.permutation(len(items))[:number]]
 
 
-def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
+def shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
+    """The items in a random order."""
     return _some(items, len(items), rng)
 
 
@@ -539,10 +555,14 @@ def _omitted(effort: StepEffort, extras: Extras, rounds: int) -> tuple[str, ...]
         words.append(f"concurrency sets: {effort.sets} instead of {LAVISH.sets}")
     if extras.power and effort.points < LAVISH.points:
         words.append(f"power points: {effort.points} instead of {LAVISH.points}")
+    return (*words, *power_omitted(effort, extras))
+
+
+def power_omitted(effort: StepEffort, extras: Extras) -> Iterator[str]:
+    """What power points are too short for, in words."""
     if extras.power and (dropped_s := rise_dropped_s(effort.steady_s, extras.rise_s)) < extras.rise_s:
         problem = f"{dropped_s:.1f} of {extras.rise_s:.1f} s are dropped at each power point"
-        words.append(f"the power sensor's rise: {problem}, the rest pulls powers towards idle")
+        yield f"the power sensor's rise: {problem}, the rest pulls powers towards idle"
     window_s = effort.steady_s - rise_dropped_s(effort.steady_s, extras.rise_s)
     if extras.power and window_s < WINDOW_S:
-        words.append(f"power points: {window_s:.1f} s of each are looked at, instead of {WINDOW_S:g} s and more")
-    return tuple(words)
+        yield f"power points: {window_s:.1f} s of each are looked at, instead of {WINDOW_S:g} s and more"

@@ -12,13 +12,14 @@ from calibrate.costs import ModelCosts, costs_of
 from calibrate.design import LeastSure
 from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
 from calibrate.fit import DeviceFacts, fit
+from calibrate.gpu import captured_here, gpu_plan, typical_pass_s
 from calibrate.log import Log
 from calibrate.measure import CalibrationProgress, Measurement, measure, scout
 from calibrate.opening import bench_of, opened
-from calibrate.plan import CalibrationPlan, Extras, make_plan
+from calibrate.plan import CalibrationPlan, Extras, ForwardGuess, make_plan
 from calibrate.probe import Probe
-from calibrate.slowdown import SlowdownLook, Speed
-from calibrate.stamps import OF_A_GPU, require_model
+from calibrate.slowdown import UNSEEN, SlowdownLook, Speed
+from calibrate.stamps import OF_A_GPU, require_captured, require_model
 from calibrate.ways import settled
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.torch_outfit import ARENA_BYTES
@@ -96,31 +97,35 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
             listener.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
         planned_s = max(0.0, budget_s - start_s(wanted.kind, budget_s, metered=ready.probed.metered))
-        seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
         has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
         largest_bytes = largest_transfer_bytes(costs, batch_limit)
         is_awake = ready.probed.metered and fall_look_s > 0
-        is_gpu = wanted.kind == "cuda"
-        extras = Extras(ready.probed.metered, has_peer, not played, rise_s, largest_bytes, is_awake, is_gpu)
+        extras = Extras(ready.probed.metered, has_peer, not played, rise_s, largest_bytes, is_awake)
         rng = stream(wanted.seed, "calibration")
-        plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
-        plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
+        guess: ForwardGuess
+        if sizes := ready.facts.padded_sizes:
+            plan, guess, slowdown = gpu_plan(keys, sizes, extras, rng), typical_pass_s, UNSEEN
+        else:
+            scouted = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
+            guess, slowdown = scouted.guess_s, scouted.slowdown
+            plan = make_plan(keys, batch_limit, planned_s, guess, extras, rng, scouted.curves)
+            plan = replace(plan, order=LeastSure(costs.keys, Speed(slowdown.full_s)))
         listener.on_plan(plan, log)
         measured = measure(
             ready.bench,
             plan,
-            seen.guess_s,
+            guess,
             log,
             budget_s - setup_s,
             time.monotonic_ns,
             listener.on_progress,
-            seen.slowdown,
+            slowdown,
         )
         facts = _with_ways(ready.facts, ways)
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    if is_gpu and ready.probed.metered and not is_awake:
+    if wanted.kind == "cuda" and ready.probed.metered and not is_awake:
         omitted = (*omitted, "the power of clocks that stay up for a while after work")
-    return Observed(measured.measurements, costs, facts, omitted, seen.slowdown)
+    return Observed(measured.measurements, costs, facts, omitted, slowdown)
 
 
 def _with_ways(facts: DeviceFacts, ways: str) -> DeviceFacts:
@@ -148,11 +153,13 @@ def check_profile(
     """Whether a profile still holds for a device here; see `calibrate.check`.
 
     Raises:
-        InputError: the profile is of another model.
+        InputError: the profile is of another model, or other passes are captured here.
         WorkError: the device failed.
     """
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
-    with bench_of(file, device, None, 0, sibling=has_across(profile)) as bench:
+    with bench_of(file, device, None, sibling=has_across(profile)) as bench:
+        if profile.padded_sizes:
+            require_captured(profile, *captured_here(bench, profile), f"profile {profile.name}", "execution.captured")
         return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
 
 

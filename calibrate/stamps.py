@@ -20,6 +20,7 @@ KIND, DEVICE = "kind", "device"
 VERSIONS = ("driver", "cuda", "cudnn", "torch")
 OF_A_GPU = ("driver", "cuda", "cudnn")  # a CPU has none
 PLACES = ("torch", "device")  # of an execution path: stands among the versions, or says only where
+CAPTURED = "captured"  # how many of a GPU's passes are replayed: known of a server once its instances are loaded
 _TITLES = {
     KIND: "kind of device",
     "driver": "NVIDIA driver",
@@ -99,6 +100,23 @@ def require_model(profile: Profile, model_hash: str, source: str, key: str) -> N
         raise InputError(source, key, f"{problem}; {remedy}")
 
 
+def require_captured(profile: Profile, captured: int, warmed: int, source: str, key: str) -> None:
+    """A server replays the share of its passes that was replayed while it was calibrated.
+
+    Args:
+        captured, warmed: passes of the server's loaded instances that are replayed, and all that they are warm with.
+
+    Raises:
+        InputError: it is another share: passes run eagerly in one of the two, which takes up to twice as long.
+    """
+    recorded = profile.execution.get(CAPTURED, "0 of 1")
+    of_profile, all_of_profile = map(int, recorded.split(" of "))
+    if warmed and captured * all_of_profile != of_profile * warmed:
+        problem = f"{captured} of {warmed} passes are captured here, {recorded} when {profile.name} was calibrated"
+        remedy = "calibrate again with this torch and driver, or run the network that the profile is of"
+        raise InputError(source, key, f"{problem}; {remedy}")
+
+
 def _wanted(here: Mapping[str, str]) -> tuple[str, ...]:
     """The stamps that should be known of such a device."""
     return tuple(name for name in VERSIONS if here.get(KIND) == "cuda" or name not in OF_A_GPU)
@@ -109,4 +127,4 @@ def _differs(profile: str | None, here: str | None) -> bool:
 
 
 def _path(execution: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in execution.items() if name not in PLACES}
+    return {name: value for name, value in execution.items() if name not in (*PLACES, CAPTURED)}

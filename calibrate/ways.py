@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from calibrate.calibration import CalibrationRequest
+from calibrate.gpu import padded_sizes
 from calibrate.log import logged_stamp
-from calibrate.plan import full_grid
 from hw.device import DeviceSpec, formats_of
 from hw.devices.formats import Way, quickest, race
 from hw.networks.registry import ModelFile
@@ -34,7 +34,7 @@ def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[Calibration
             ways = timed(wanted.file, wanted.candidates, wanted.batch_limit)
             begun, words = quickest(ways).device, "; ".join(map(str, ways))
         device = begun
-    device = replace(device, warm_sizes=full_grid(wanted.batch_limit))
+    device = replace(device, warm_sizes=padded_sizes(wanted.batch_limit))
     return replace(wanted, device=device, peer=device if wanted.peer == wanted.device else wanted.peer), words
 
 

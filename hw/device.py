@@ -38,6 +38,8 @@ class DeviceSpec:
         graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`).
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
             for each thread and shape anew.
+        sm_percent: of a GPU: the share of its multiprocessors that this server's process may use, by MPS; None: all.
+        repeats: of a GPU without MPS: each pass is computed this many times, in place of a smaller share.
     """
 
     kind: Literal["cpu", "cuda"] = "cpu"
@@ -52,6 +54,8 @@ class DeviceSpec:
     vram_bytes: int = _CPU_BUDGET_BYTES
     graphs: bool = False
     warm_sizes: tuple[int, ...] = ()
+    sm_percent: int | None = None
+    repeats: int = 1
 
     @property
     def physical(self) -> tuple[str, tuple[int, ...]]:
@@ -95,6 +99,8 @@ class DeviceSpec:
         }
         if self.kind == "cuda":
             ways = {"graphs": "True"} if self.graphs else {}
+            ways |= {} if self.sm_percent is None else {"sm_percent": str(self.sm_percent)}
+            ways |= {"repeats": str(self.repeats)} if self.repeats > 1 else {}
             told = _told(connections="CUDA_DEVICE_MAX_CONNECTIONS", tf32_override="NVIDIA_TF32_OVERRIDE")
             return {**common, "device": f"cuda:{self.index}", **MATHS, **ways, **told}
         cores = ",".join(map(str, self.cores)) or "any"

@@ -57,9 +57,8 @@ class GreedyKnobs:
         vram_cap_bytes: M_max.
         utilization_block: U_blk as a share; no load while the latest sample is at or above it.
         idle_unload_ns: t_idle; None never unloads.
-        scale_trigger: Q_th, queued requests of one key above which another instance may load.
-        scale_cap: N_new; a key for which so many loads were ordered since its queue was last empty is not scaled up.
-            Every load for the key counts; only those of scaling up are refused.
+        scale_trigger: Q_th, queued requests of one key above which a further instance may load; it never evicts.
+        scale_cap: N_new, loads for a key since its queue was last empty from which on none is a further one.
         head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
         skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's own.
@@ -79,7 +78,7 @@ class GreedyKnobs:
     vram_cap_bytes: int
     utilization_block: float = 0.95
     idle_unload_ns: int | None = 5_000_000_000
-    scale_trigger: int = 64
+    scale_trigger: int = 32
     scale_cap: int = 2
     head_of_line: Literal["skip", "block"] = "skip"
     skip_limit_ns: int = 500_000_000
@@ -125,13 +124,17 @@ class InstanceState(Enum):
 
 @dataclass(slots=True)
 class Instance:
-    """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end."""
+    """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end.
+
+    `vram_bytes` is what is charged for it: what the knobs say, until the device says what it took.
+    """
 
     id: int
     segment: int
     width: float
     state: InstanceState
     last_used_ns: int
+    vram_bytes: int
 
     @property
     def spec(self) -> Spec:
@@ -301,12 +304,16 @@ class GreedyScheduler:
         """A reason to schedule."""
 
     def _finish_load(self, event: InstanceLoaded, now_ns: int, commands: list[ServerCommand]) -> None:
-        self._set_free(self._instances[event.instance], now_ns)
+        instance = self._instances[event.instance]
+        if event.vram_bytes:
+            self.memory.correct(event.vram_bytes - instance.vram_bytes)
+            instance.vram_bytes = event.vram_bytes
+        self._set_free(instance, now_ns)
         self._note_residency()
 
     def _fail_load(self, event: LoadFailed, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
-        self.memory.release(self.knobs.instance_bytes[instance.spec])
+        self.memory.release(instance.vram_bytes)
         self._remove(instance)
         self._back_off(instance.spec, event.reason, now_ns, commands)
 
@@ -326,7 +333,7 @@ class GreedyScheduler:
 
     def _finish_unload(self, event: InstanceUnloaded, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
-        self.memory.freed(self.knobs.instance_bytes[instance.segment, instance.width])
+        self.memory.freed(instance.vram_bytes)
         self._remove(instance)
 
     def _remove(self, instance: Instance) -> None:
@@ -353,8 +360,7 @@ class GreedyScheduler:
         while self._queue.waiting and (served := self._next_servable(now_ns)) is not None:
             commands.append(self._run(*served))
         if self._queue.waiting:
-            self._load_for_blocked(now_ns, commands)
-            self._scale_up(now_ns, commands)
+            self._order_loads(now_ns, commands)
         if self._idle and self.knobs.idle_unload_ns is not None:
             self._unload_idle(now_ns, self.knobs.idle_unload_ns, commands)
         self._plan_wake(now_ns)
@@ -415,32 +421,36 @@ class GreedyScheduler:
                 return padded
         return size
 
-    def _load_for_blocked(self, now_ns: int, commands: list[ServerCommand]) -> None:
-        """Alg. 1 l. 8-12 for every blocked key, oldest first; the oldest that memory stops may evict idle instances."""
+    def _order_loads(self, now_ns: int, commands: list[ServerCommand]) -> None:
+        """Load for need, evict for need: Alg. 1's `can_load` (l. 8) for each waiting key, oldest first.
+
+        A key needs an instance if none here, free or busy, is wide enough, or if the key is overdue. Only need evicts,
+        and only for the oldest key that memory stops. While an instance loads for a key, the key waits for it.
+        """
         may_evict = self.knobs.head_of_line == "skip"
         for key in self._queue.by_age():
-            spec = (key.segment, key.width)
-            if not self._is_loading_for(key) and self._admits(spec, now_ns, self._is_overdue(key, now_ns)):
+            spec, is_overdue = (key.segment, key.width), self._is_overdue(key, now_ns)
+            if not self._is_loading_for(key) and self._admits(spec, now_ns, is_overdue):
+                is_needed = is_overdue or not self._has_instance_for(key)
                 if self.memory.fits(self.knobs.instance_bytes[spec]):
-                    commands.append(self._load_for_key(key, now_ns))
-                elif may_evict:
+                    if is_needed or self._may_have_another(key):
+                        commands.append(self._load_for_key(key, now_ns))
+                elif is_needed and may_evict:
                     if self._evict_for(spec, commands):
                         return  # what is being freed is for this key, not for a smaller and younger one
                     may_evict = False
             if self._may_not_be_overtaken(key, now_ns):
                 return
 
-    def _scale_up(self, now_ns: int, commands: list[ServerCommand]) -> None:
-        """More instances for long queues: one more while the queue is above Q_th and its loads are below N_new."""
-        for key in self._queue.by_age():
-            while (
-                self._queue.length(key) > self.knobs.scale_trigger
-                and self._loads_for_key.get(key, 0) < self.knobs.scale_cap
-                and self._can_load((key.segment, key.width), now_ns)
-            ):
-                commands.append(self._load_for_key(key, now_ns))
-            if self._may_not_be_overtaken(key, now_ns):
-                return
+    def _may_have_another(self, key: WorkKey) -> bool:
+        """A queue above Q_th, within N_new; or the key's own width, if a wider instance would serve at its own."""
+        if self.knobs.served_width == "instance" and all(
+            instance.width != key.width or instance.state is InstanceState.UNLOADING
+            for instance in self._by_segment[key.segment]
+        ):
+            return True
+        is_long = self._queue.length(key) > self.knobs.scale_trigger
+        return is_long and self._loads_for_key.get(key, 0) < self.knobs.scale_cap
 
     def _has_instance_for(self, key: WorkKey) -> bool:
         return any(
@@ -454,12 +464,8 @@ class GreedyScheduler:
             for instance in self._by_segment.get(key.segment, ())
         )
 
-    def _can_load(self, spec: Spec, now_ns: int) -> bool:
-        """Alg. 1's `can_load`: VRAM within M_max, and the latest utilization sample below U_blk."""
-        return self.memory.fits(self.knobs.instance_bytes[spec]) and self._admits(spec, now_ns)
-
     def _admits(self, spec: Spec, now_ns: int, overdue: bool = False) -> bool:
-        """`can_load` but for the memory.
+        """Alg. 1's `can_load` but for the memory: the latest utilization sample is below U_blk.
 
         A segment's first instance ignores U_blk, and so does an overdue key: others may keep a shared device busy.
         """
@@ -475,9 +481,10 @@ class GreedyScheduler:
 
     def _load(self, spec: Spec, now_ns: int) -> LoadInstance:
         segment, width = spec
-        instance = Instance(self._next_instance, segment, width, InstanceState.LOADING, now_ns)
+        vram_bytes = self.knobs.instance_bytes[spec]
+        instance = Instance(self._next_instance, segment, width, InstanceState.LOADING, now_ns, vram_bytes)
         self._next_instance += 1
-        self.memory.charge(self.knobs.instance_bytes[spec])
+        self.memory.charge(vram_bytes)
         self._instances[instance.id] = instance
         insort(self._by_segment.setdefault(segment, []), instance, key=_width)
         self._note_residency()
@@ -495,7 +502,7 @@ class GreedyScheduler:
         victims: list[Instance] = []
         for instance in self._idle.values():
             victims.append(instance)
-            short_bytes -= self.knobs.instance_bytes[instance.segment, instance.width]
+            short_bytes -= instance.vram_bytes
             if short_bytes <= 0:
                 commands.extend(self._unload(victim) for victim in victims)
                 return True
@@ -512,7 +519,7 @@ class GreedyScheduler:
     def _unload(self, instance: Instance) -> UnloadInstance:
         self._set_taken(instance, InstanceState.UNLOADING)
         self._note_residency()
-        self.memory.start_freeing(self.knobs.instance_bytes[instance.segment, instance.width])
+        self.memory.start_freeing(instance.vram_bytes)
         return UnloadInstance(self._epoch, instance.id)
 
     def _plan_wake(self, now_ns: int) -> None:

@@ -85,7 +85,7 @@ class Holds(Generic[Line]):
     @property
     def next_ns(self) -> int | None:
         """When the next hold ends by itself."""
-        return min((hold.until_ns for hold in self._held.values()), default=None)
+        return min(hold.until_ns for hold in self._held.values()) if self._held else None  # asked at each arrival
 
     def state(self) -> HoldsState[Line]:
         """What they remember now."""

@@ -35,6 +35,11 @@ class MemoryBook:
         self.used_bytes += vram_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
 
+    def correct(self, by_bytes: int) -> None:
+        """A load took so much more than was charged (less, if negative); it may be more than the cap."""
+        self.used_bytes += by_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
     def start_freeing(self, vram_bytes: int) -> None:
         """An unload starts: still used, but on its way out."""
         self.freeing_bytes += vram_bytes

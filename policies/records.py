@@ -116,7 +116,10 @@ class TelemetryPoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerTotals:
-    """One server over the whole run; `busy_s` is the integral of its device's utilization."""
+    """One server over the whole run; `busy_s` is the integral of its device's utilization.
+
+    `captured`, `to_capture`: passes of loaded instances that a GPU replays, of those that it should.
+    """
 
     name: str
     device: int
@@ -126,6 +129,8 @@ class ServerTotals:
     loads: int
     unloads: int
     vram_peak_bytes: int
+    captured: int = 0
+    to_capture: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,10 +398,11 @@ class BlockArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`LoadInstance` is done."""
+    """`LoadInstance` is done; `vram_bytes`: what the device really gave for it, 0 where it is as the knobs say."""
 
     epoch: int
     instance: int
+    vram_bytes: int = 0
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):

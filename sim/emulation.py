@@ -76,7 +76,8 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
             ),
             "served_extra_s": profile.served_extra_s * slowdown,
             "served_extra_per_byte_s": profile.served_extra_per_byte_s * slowdown,
-            "extra_after_pause_s": None,  # these three were of a host: the one that emulates has its own
+            "beside_load": 1.0,  # these four were of a host: the one that emulates has its own
+            "extra_after_pause_s": None,
             "busy_serving": None,
             "chores": None,
             "latency": tuple(_slower_curve(curve, slowdown) for curve in profile.latency),

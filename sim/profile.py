@@ -398,6 +398,7 @@ class StatedError(StrictModel):
     kind: Literal["held out", "cross-validated", "repeatability"]
     median_abs_pct: NonNegative
     mean_abs_pct: NonNegative
+    p90_abs_pct: NonNegative
     max_abs_pct: NonNegative
     points: Count
 
@@ -430,7 +431,9 @@ class Profile(StrictModel):
         slowdown: how the device's speed comes and goes; None where it was not seen to.
         latency_fit: how the latency curves were made from measured points; None where nothing says so.
         made_with: settings that it was calibrated with, in words; None where nothing says so.
-        padding: whether batches are padded up to the measured grid.
+        padded_sizes: the only batch sizes that the device is given, ascending: a batch is padded to the next of them.
+            Every latency curve is of exactly these. Empty for batches of any size.
+        beside_load: how many times as long passes take while an instance is loaded on the device.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
         ranges: what the metrics were measured over.
@@ -455,7 +458,8 @@ class Profile(StrictModel):
     extra_after_pause_s: Annotated[tuple[NonNegative, ...], Field(min_length=_PAUSES, max_length=_PAUSES)] | None = None
     busy_serving: BusyServing | None = None
     chores: Chores | None = None
-    padding: Literal["none", "grid"] = "none"
+    padded_sizes: tuple[Count, ...] = ()
+    beside_load: Annotated[float, Field(ge=1)] = 1.0
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
     latency_fit: LatencyFit | None = None
     memory: DeviceMemory
@@ -480,6 +484,11 @@ class Profile(StrictModel):
         _require_exactly(
             instances, [(i.segment, i.width) for i in self.memory.instances], "memory.instances", "(segment, width)"
         )
+        for curve in self.latency if self.padded_sizes else ():
+            if curve.batches != self.padded_sizes:
+                key = (curve.segment, curve.width, curve.previous_width)
+                sizes = f"the batches of {key} are {list(curve.batches)}, padded_sizes are {list(self.padded_sizes)}"
+                raise ValueError(f"{sizes}: a device that pads is measured at exactly the sizes that it is given")
         if quantiles := self.dispatch_quantiles_s:
             is_mean = abs(_mean(quantiles) - self.dispatch_s) <= NEARLY * self.dispatch_s
             if list(quantiles) != sorted(quantiles) or not is_mean:

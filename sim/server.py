@@ -93,6 +93,18 @@ class SharedDevice:
         self.replan()
         return self.physics.chores_from_ns, self.physics.chores_until_ns
 
+    def begin_load(self, server: int, instance: int) -> None:
+        """See `SimulatedDevice.begin_load`; nothing if loads slow nothing down."""
+        if self.physics.tables.beside_load > 1.0:
+            self.physics.begin_load(server, instance, self._agenda.now_ns)
+            self.replan()
+
+    def end_load(self, server: int, instance: int) -> None:
+        """Likewise."""
+        if self.physics.tables.beside_load > 1.0:
+            self.physics.end_load(server, instance, self._agenda.now_ns)
+            self.replan()
+
     def replan(self) -> None:
         """The running set has changed: plan the next end anew."""
         self._plan += 1
@@ -371,6 +383,8 @@ class SimulatedServer:
         if self._is_prepared:
             load_ns = 0
         self._instances[command.instance] = spec
+        if load_ns > 0:
+            self._device.begin_load(self.index, command.instance)
         self._later(load_ns, Kind.LOAD_END, InstanceLoaded(command.epoch, command.instance))
 
     def _unload(self, command: UnloadInstance) -> None:
@@ -382,6 +396,8 @@ class SimulatedServer:
         self._agenda.at(self._agenda.now_ns + delay_ns, order, self._deliver_alive, event)
 
     def _deliver_alive(self, event: InstanceLoaded | InstanceUnloaded) -> None:
+        if isinstance(event, InstanceLoaded) and self.is_up and event.epoch == self.epoch:
+            self._device.end_load(self.index, event.instance)
         if self._is_working(event.epoch):
             if isinstance(event, InstanceLoaded):
                 self._in_host_memory.add(self._instances[event.instance])

@@ -98,6 +98,7 @@ class DeviceTables:
         extra_ns: what is added to a pass by the number of the pause before it.
         awake_mw, awake_ns: what the device draws above idle while nothing runs, for so long after the last pass.
         chores: what a server's process does on the device's own cores besides passes; none on a GPU.
+        beside_load: how many times as long passes take while an instance is loaded on the device.
         chores_mw, chores_permille: power and utilization of the device meanwhile, if no pass runs.
     """
 
@@ -136,6 +137,7 @@ class DeviceTables:
     chores: ChoreTable | None = None
     chores_mw: float = 0.0
     chores_permille: int = 0
+    beside_load: float = 1.0
 
 
 def compile_tables(
@@ -215,7 +217,8 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         lag_ns=nanoseconds(sensor.lag_s),
         power_window=max(1, round(sensor.power_window_s / sensor.period_s)),
         utilization_window=max(1, round(sensor.utilization_window_s / sensor.period_s)),
-        padded_sizes=_padded_sizes(profile, batch_limit),
+        beside_load=profile.beside_load,
+        padded_sizes=padded_sizes(profile, batch_limit),
     )
 
 
@@ -264,11 +267,17 @@ def _crowding(beta: float) -> tuple[float, ...]:
     return tuple(crowding(x / 1000, beta) for x in range(CROWDING_LIMIT_PERMILLE + 1))
 
 
-def _padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
-    if profile.padding == "none":
-        return ()
-    common = set.intersection(*(set(curve.batches) for curve in profile.latency))
-    return tuple(sorted({size for size in common if size < batch_limit} | {batch_limit}))
+def padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
+    """The batch sizes that a server with this limit gives the device; empty if it gives it any.
+
+    Raises:
+        InputError: the limit is none of the profile's sizes.
+    """
+    sizes = profile.padded_sizes
+    if sizes and batch_limit not in sizes:
+        problem = f"a batch limit of {batch_limit} is none of the sizes that this device is given"
+        raise InputError(f"profile {profile.name}", "padded_sizes", f"{problem}; give one of {list(sizes)}")
+    return tuple(size for size in sizes if size <= batch_limit)
 
 
 def demands(latency_s: Sequence[float]) -> list[float]:

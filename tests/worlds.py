@@ -118,7 +118,7 @@ def of_models(found: Profile, **models: int) -> Profile:
 def measured(name: str = "toy", **changes: Any) -> Profile:
     """A profile that states an error, as calibrated ones do."""
     error: dict[str, Any] = {"metric": "solo latency", "kind": "held out", "points": 12}
-    error |= {"median_abs_pct": 0.9, "mean_abs_pct": 2.5, "max_abs_pct": 7.0}
+    error |= {"median_abs_pct": 0.9, "mean_abs_pct": 2.5, "max_abs_pct": 7.0, "p90_abs_pct": 5.0}
     return profile(name, provenance="measured", errors=[error], **changes)
 
 

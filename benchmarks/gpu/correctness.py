@@ -144,7 +144,7 @@ class _Race:
         self._stand = stand
         self._arenas = (Arena(1 << 25), Arena(1 << 25))
         instances, place = stand.instances(), stand.place
-        self._store = Activations(self._arenas, 0, stand.device, place, KeptBlocks(instances.budget))
+        self._store = Activations(self._arenas, 0, place, KeptBlocks(instances.budget))
         self._compacts = way == "compacted"
         self._told: SimpleQueue[LaneEvent] = SimpleQueue()
         self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)

@@ -46,7 +46,7 @@ def calibrated(stand: Stand) -> str:
     profile = read_profile(path, "--out")
     errors = {f"{each.metric}, {each.kind}, mean %": each.mean_abs_pct for each in profile.errors}
     power, ways = profile.power, profile.device.stamps.get("ways_timed", "not timed")
-    facts = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padding": profile.padding, "ways": ways}
+    facts = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padded_sizes": profile.padded_sizes, "ways": ways}
     stand.tell({"profile": str(path), "points": len(profile.latency), **errors, **facts})
     return ""
 

@@ -74,7 +74,7 @@ def idles(stand: Stand) -> str:
             looks = _looks(sensor, LOOK_S)
             context_w[count] = _mean_w(looks)
             stand.tell({f"contexts_{count}_w": context_w[count], f"flat_{count}": is_flat(looks)})
-    alone(stand.instances(), Benchmark(points(stand, (32,))[0], 5, 2, 3.0))
+    alone(stand.instances(graphs=True), Benchmark(points(stand, (32,))[0], 5, 2, 3.0))
     fall = _looks(sensor, FALL_S)
     after_w = _mean_w([look for look in fall if 1.0 <= look.at_s - fall[0].at_s <= 1.5])
     clocks = [look.details.sm_clock_mhz for look in fall if look.details.sm_clock_mhz is not None]
@@ -89,7 +89,7 @@ def loops(stand: Stand) -> str:
     for point in points(stand, (1, 8, 32, 128)):
         wrong += _one(stand, sensor, point, 0.0, f"batch_{point.batch}")
     (point,) = points(stand, (32,))
-    pass_s = float(np.median(alone(stand.instances(), Benchmark(point, 5, 20, 0.0)).samples_s))
+    pass_s = float(np.median(alone(stand.instances(graphs=True), Benchmark(point, 5, 20, 0.0)).samples_s))
     for duty in DUTIES:
         _one(stand, sensor, point, (1 / duty - 1) * pass_s, f"duty_{duty:g}")
     return ", ".join(wrong)
@@ -97,7 +97,7 @@ def loops(stand: Stand) -> str:
 
 def _one(stand: Stand, sensor: NvmlSensor, point: Point, pause_s: float, name: str) -> list[str]:
     with sampled(sensor) as take:
-        alone(stand.instances(), Benchmark(point, 5, 2, LOOK_S + RISE_S, pause_s))
+        alone(stand.instances(graphs=True), Benchmark(point, 5, 2, LOOK_S + RISE_S, pause_s))
         looks = take()
     kept = [look for look in looks if look.at_s >= looks[0].at_s + RISE_S]
     polled_w, counted_w = _mean_w(kept), _counted_w(kept)

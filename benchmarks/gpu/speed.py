@@ -10,13 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.gpu.stand import Stand
 from hw.agent.benchmarks import alone, together
 from hw.devices.activations import Activations, tensor_in
 from hw.devices.formats import raced
-from hw.devices.gpu import STREAMS
+from hw.devices.gpu import STREAMS, finish, pin
 from hw.devices.instances import Instances, Lane, serve
+from hw.networks.rows import gather_into
 from hw.transport.arena import Arena
 from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
 
@@ -85,8 +87,9 @@ def ways(stand: Stand) -> str:
 
 
 def clocks(stand: Stand) -> str:
-    """Of each point: the host's clock, and on a GPU its events; and the launching thread's CPU time."""
-    instances, wrong = stand.instances(), list[str]()
+    """Of each point, captured where serving captures it: the host's clock, and on a GPU its events; and the launching
+    thread's CPU time."""
+    instances, wrong = stand.instances(graphs=stand.is_gpu), list[str]()
     for point in _points(stand):
         name = f"{point.segment}/{point.width:g}/{point.batch}"
         result = alone(instances, Benchmark(point, 5, 30, 0.0))
@@ -101,7 +104,7 @@ def clocks(stand: Stand) -> str:
 
 def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
     """Of the same passes: a host's speed changes between two loops."""
-    instances = stand.instances()
+    instances = stand.instances(graphs=True)
     instance = instances.make(point.segment, point.width)
     rows = instances.inputs(point.segment, point.previous_width, point.batch)
     took_ms = list[tuple[float, float]]()
@@ -118,8 +121,9 @@ def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
 
 
 def at_once(stand: Stand) -> str:
-    """Images a second of so many instances of the last segment but one; and how many streams there are."""
-    instances, rates = stand.instances(), list[float]()
+    """Images a second of several instances of the last segment but one, captured where serving captures them; and how
+    many streams there are."""
+    instances, rates = stand.instances(graphs=stand.is_gpu), list[float]()
     segment = stand.model.spec.segments - 1
     for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
         point = Point(segment, 1.0, 1.0, 32)
@@ -139,16 +143,20 @@ def at_once(stand: Stand) -> str:
 
 
 def copies(stand: Stand) -> str:
-    """What arrives in an arena, until a pass could read it."""
+    """What arrives in an arena, until it lies in a pass's inputs."""
     arena = Arena(1 << 25)
-    store = Activations((arena,), 0, stand.device, stand.place)
+    if stand.is_gpu and (problem := pin(arena.buffer)):
+        return f"the arena can't be pinned: {problem}"
+    store = Activations((arena,), 0, stand.place)
     for megabytes in MEGABYTES:
         count = round(megabytes * 1e6 / 4)
         tensor_in(arena, 0, (1, count), torch.float32).normal_()
+        room = torch.empty(1, count, device=stand.place)
 
-        def take(count: int = count) -> None:
+        def take(count: int = count, room: Tensor = room) -> None:
             store.take(Input((1,), 0, (count,), "float32", False))
-            store.row(1)
+            gather_into([store.row(1)], room)
+            finish(stand.place)
 
         stand.tell({f"{megabytes:g}_MB_ms": _median_ms(take)})
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import statistics
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Sequence
@@ -13,22 +14,28 @@ import torch
 
 from hw.devices import gpu
 from hw.devices.activations import Activations
+from hw.devices.graphs import GraphedInstance
 from hw.devices.instances import Instances, Lane, give_back, labels_of, seconds_since, serve
 from hw.host.core_speed import Reference
 from hw.host.waiting import thread_waited_ns, waited_ns
-from hw.networks.rows import Row
+from hw.networks.rows import Row, rows_of
 from hw.networks.servable import Instance
 from hw.transport.messages import (
     Benchmark,
+    BenchmarkBesideLoad,
     BenchmarkDispatch,
+    BenchmarkInstance,
     BenchmarkLoad,
     BenchmarkMove,
+    BenchmarkPaths,
     BenchmarkResult,
     BenchmarkTogether,
     BenchmarkUnload,
+    BesideLoadResult,
     ConcurrentResult,
     Done,
     FromAgent,
+    InstanceResult,
     Measurement,
     Point,
     Timed,
@@ -37,6 +44,7 @@ from hw.transport.messages import (
 )
 
 _WARM_PASSES_TOGETHER = 3
+_CAPTURED_AFTER = 2  # passes: a graphed instance captures at the second sight of a key
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
 
 
@@ -63,6 +71,12 @@ class DeviceBench:
                 return self._load(message)
             case BenchmarkUnload(instance):
                 return self._unload(instance)
+            case BenchmarkInstance():
+                return on_instance(self._instances, self._kept[message.instance], message)
+            case BenchmarkPaths():
+                return along_paths(self._instances, message)
+            case BenchmarkBesideLoad():
+                return beside_load(self._instances, message)
             case Benchmark():
                 return alone(self._instances, message)
             case BenchmarkTogether():
@@ -83,18 +97,8 @@ class DeviceBench:
             begin_ns = time.monotonic_ns()
             instance = self._instances.load(message.segment, message.width, message.from_disk)
             load_s = seconds_since(begin_ns)
-            try:
-                _probe(self._instances, instance, message.probe_batch)
-            except BaseException:  # nobody will unload it
-                self._instances.free(instance)
-                raise
-            runs.append(
-                (
-                    instance,
-                    load_s,
-                    max(instance.held_bytes, _reserved_bytes(self._instances, drops=False) - before_bytes),
-                )
-            )
+            taken_bytes = _reserved_bytes(self._instances, drops=False) - before_bytes
+            runs.append((instance, load_s, max(instance.held_bytes, taken_bytes)))
 
         _in_lanes(self._instances, [job])
         instance, load_s, taken_bytes = runs[0]
@@ -106,7 +110,7 @@ class DeviceBench:
         instance = self._kept.pop(number)
         self._instances.free(instance)
         del instance
-        give_back(self._instances.place)
+        give_back(self._instances.device, self._instances.place)
         return Timed((seconds_since(begin_ns),))
 
 
@@ -116,15 +120,6 @@ def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
     if drops and instances.place.type == "cuda" and not instances.device.graphs:
         gpu.drop_workspaces()
     return gpu.reserved_bytes(instances.place)
-
-
-def _probe(instances: Instances, instance: Instance, batch: int) -> None:
-    """The largest pass, after which all that an instance takes on a GPU is taken."""
-    if not batch or instances.place.type != "cuda":
-        return
-    previous = instances.model.spec.widest_input(instance.segment, instance.width)
-    inputs = instances.inputs(instance.segment, previous, batch)
-    serve(instance, inputs, instance.width, previous, batch, instances.device.memory_format)
 
 
 def dispatch(instances: Instances, message: BenchmarkDispatch) -> Timed:
@@ -168,45 +163,138 @@ def warm(instances: Instances, batches: Sequence[int]) -> None:
 
 
 def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
-    """A point by itself: each pass timed."""
+    """Time each pass of a point alone, in an instance that is made for it."""
+    found: list[BenchmarkResult] = []
+
+    def job() -> None:
+        launches = _Launches()
+        found.append(_timed(instances, _passes(instances, message.point, launches), launches, message))
+
+    _in_lanes(instances, [job])
+    return found[0]
+
+
+def on_instance(instances: Instances, instance: Instance, message: BenchmarkInstance) -> InstanceResult:
+    """Time passes of points alone, one point after another, in an instance that is loaded."""
+    loops: list[BenchmarkResult] = []
+
+    def job() -> None:
+        for point in message.points:
+            launches = _Launches()
+            asked = Benchmark(point, message.warmup, message.repeats, 0.0)
+            loops.append(_timed(instances, _passes_of(instances, instance, point, launches), launches, asked))
+
+    _in_lanes(instances, [job])
+    captured = instance.captured if isinstance(instance, GraphedInstance) else 0
+    return InstanceResult(tuple(loops), captured)
+
+
+def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:
+    """Run blocks through all segments of their paths, each hop as a lane serves it: the median seconds of each path."""
+    made: dict[tuple[int, float], Instance] = {}
+    medians_s: list[float] = []
+
+    def run(path: Sequence[Point]) -> float:
+        rows = instances.inputs(1, path[0].previous_width, path[0].batch)
+        begin_ns = time.monotonic_ns()
+        for point in path:
+            key = (point.width, point.previous_width, point.batch)
+            y = serve(made[point.key[:2]], rows, *key, instances.device.memory_format)
+            rows = rows_of(y)
+        labels_of(y)
+        return seconds_since(begin_ns)
+
+    def job() -> None:
+        for path in message.paths:
+            for segment, width in (point.key[:2] for point in path):
+                if (segment, width) not in made:
+                    made[segment, width] = instances.make(segment, width)
+            for _ in range(_WARM_PASSES_TOGETHER):
+                run(path)
+            medians_s.append(statistics.median(run(path) for _ in range(message.repeats)))
+
+    try:
+        _in_lanes(instances, [job])
+    finally:
+        for instance in made.values():
+            instances.free(instance)
+    return Timed(tuple(medians_s))
+
+
+def beside_load(instances: Instances, message: BenchmarkBesideLoad) -> BesideLoadResult:
+    """Time passes of a point without a pause, while nothing else runs and then while an instance is loaded."""
+    ends_ns: list[int] = []
+    window_ns: list[int] = []
+    is_warm, is_done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with contextlib.closing(_passes(instances, message.point)) as passes:
+                for _ in range(_WARM_PASSES_TOGETHER):
+                    next(passes)
+                ends_ns.append(time.monotonic_ns())
+                is_warm.set()
+                while not is_done.is_set():
+                    next(passes)
+                    ends_ns.append(time.monotonic_ns())
+        finally:
+            is_warm.set()
+
+    def load() -> None:
+        try:
+            is_warm.wait()
+            time.sleep(message.quiet_s)
+            window_ns.append(time.monotonic_ns())
+            instance = instances.load(message.segment, message.width)
+            window_ns.append(time.monotonic_ns())
+            instances.free(instance)
+        finally:
+            is_done.set()
+
+    _in_lanes(instances, [run, load])
+    from_ns, until_ns = window_ns
+    passes_ns = list(itertools.pairwise(ends_ns))
+    quiet_s = statistics.median((end - begin) / 1e9 for begin, end in passes_ns if end <= from_ns)
+    beside_s = statistics.mean((end - begin) / 1e9 for begin, end in passes_ns if end > from_ns and begin < until_ns)
+    return BesideLoadResult(quiet_s, beside_s, (until_ns - from_ns) / 1e9)
+
+
+def _timed(instances: Instances, passes: Generator[None], launches: _Launches, message: Benchmark) -> BenchmarkResult:
+    """Time passes in the lane that runs them; they are closed."""
     samples_ns: list[int] = []
     references_ns: list[int] = []
     clocks: list[tuple[int, int, int]] = []
-    reference, launches = _reference(instances), _Launches()
-    is_gpu = instances.place.type == "cuda"
+    reference, is_gpu = _reference(instances), instances.place.type == "cuda"
     is_apart = is_gpu and message.pause_s > 0  # without pauses nothing else may take time between passes
-
-    def job() -> None:
-        with contextlib.closing(_passes(instances, message.point, launches)) as passes:
-            for _ in range(message.warmup):
-                next(passes)
-            launches.forget()
+    look = thread_waited_ns if is_gpu else waited_ns  # on cores every thread computes
+    with contextlib.closing(passes):
+        for _ in range(max(1, message.warmup)):  # the first one makes the instance
+            next(passes)
+        launches.forget()
+        if reference:
+            references_ns.append(reference.cpu_ns())
+            reference.spent_ns = 0
+        clocks.append(_clocks(look))
+        while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
+            if message.pause_s:
+                time.sleep(message.pause_s)
+            if is_apart:
+                launches.begin_pass()
+            begin_ns = time.monotonic_ns()
+            next(passes)
+            samples_ns.append(time.monotonic_ns() - begin_ns)
+            if is_apart:
+                launches.end_pass()
             if reference:
                 references_ns.append(reference.cpu_ns())
-                reference.spent_ns = 0
-            clocks.append(_clocks())
-            while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
-                if message.pause_s:
-                    time.sleep(message.pause_s)
-                if is_apart:
-                    launches.begin_pass()
-                begin_ns = time.monotonic_ns()
-                next(passes)
-                samples_ns.append(time.monotonic_ns() - begin_ns)
-                if is_apart:
-                    launches.end_pass()
-                if reference:
-                    references_ns.append(reference.cpu_ns())
-            clocks.append(_clocks())
-
-    _in_lanes(instances, [job])
-    wall_ns, cpu_ns, waited_ns = (after - before for before, after in zip(*clocks, strict=True))
+        clocks.append(_clocks(look))
+    wall_ns, cpu_ns, all_waited_ns = (after - before for before, after in zip(*clocks, strict=True))
     cpu_ns -= reference.spent_ns if reference else 0
     return BenchmarkResult(
         samples_s=tuple(sample / 1e9 for sample in samples_ns),
         wall_s=wall_ns / 1e9,
         cpu_s=(launches.cpu_ns if is_gpu else cpu_ns) / 1e9,
-        waited_s=(launches.waited_ns if is_apart else waited_ns) / 1e9,
+        waited_s=(launches.waited_ns if is_apart else all_waited_ns) / 1e9,
         references_s=tuple(max(pair) / 1e9 for pair in itertools.pairwise(references_ns)),
     )
 
@@ -249,9 +337,9 @@ def _reference(instances: Instances) -> Reference | None:
     return Reference() if instances.place.type == "cpu" else None
 
 
-def _clocks() -> tuple[int, int, int]:
-    """Wall time, this process's CPU time, and how long its threads have waited for a core."""
-    return time.monotonic_ns(), time.process_time_ns(), waited_ns()
+def _clocks(look: Callable[[], int]) -> tuple[int, int, int]:
+    """Wall time, this process's CPU time, and what `look` says of how long was waited for a core."""
+    return time.monotonic_ns(), time.process_time_ns(), look()
 
 
 def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult:
@@ -275,15 +363,17 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
                 for _ in range(_WARM_PASSES_TOGETHER):
                     next(passes)
                 barrier.wait()
-                begin_ns, completed, elapsed_s, references_ns = time.monotonic_ns(), 0, 0.0, [0]
+                begin_ns, ends_s, elapsed_s, references_ns = time.monotonic_ns(), [0.0], 0.0, [0]
                 while elapsed_s < message.duration_s:
                     next(passes)
-                    completed += 1
                     elapsed_s = seconds_since(begin_ns)
+                    ends_s.append(elapsed_s)
                     if reference and elapsed_s * 1e9 > len(references_ns) * _REFERENCE_PERIOD_NS:
                         references_ns.append(reference.cpu_ns())
                 mean_ns = sum(references_ns) / max(1, len(references_ns) - 1)
-                results[index] = ConcurrentResult(completed, elapsed_s, mean_ns / 1e9)
+                passes_s = [end - begin for begin, end in itertools.pairwise(ends_s)]
+                median_s = 0.0 if reference else statistics.median(passes_s)
+                results[index] = ConcurrentResult(len(ends_s) - 1, elapsed_s, mean_ns / 1e9, median_s)
         except BaseException:
             barrier.abort()
             raise
@@ -295,21 +385,30 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
 
 
 def _passes(instances: Instances, point: Point, launches: _Launches | None = None) -> Generator[None]:
-    """Forward passes of a point without end, each as `Run` does it, label reading included."""
-    marks = launches or _Launches()
+    """Forward passes of a point without end, in an instance that is made for them."""
     instance = instances.make(point.segment, point.width)
-    memory_format = instances.device.memory_format
     try:
-        inputs = instances.inputs(point.segment, point.previous_width, point.batch)
-        while True:
-            marks.begin()
-            key = (point.width, point.previous_width, point.batch)
-            y = serve(instance, inputs, *key, memory_format, marks.launched)
-            if point.segment == instances.model.spec.segments:
-                labels_of(y)
-            yield
+        yield from _passes_of(instances, instance, point, launches)
     finally:
         instances.free(instance)
+
+
+def _passes_of(
+    instances: Instances, instance: Instance, point: Point, launches: _Launches | None = None
+) -> Generator[None]:
+    """Forward passes without end, each as `Run` does it, label reading included. A pass that the device captures is
+    captured before the first of them: no loop times a capture."""
+    marks = launches or _Launches()
+    inputs = instances.inputs(point.segment, point.previous_width, point.batch)
+    key = (point.width, point.previous_width, point.batch, instances.device.memory_format)
+    for _ in range(_CAPTURED_AFTER * instances.device.graphs):
+        serve(instance, inputs, *key)
+    while True:
+        marks.begin()
+        y = serve(instance, inputs, *key, marks.launched)
+        if point.segment == instances.model.spec.segments:
+            labels_of(y)
+        yield
 
 
 def _in_lanes(instances: Instances, jobs: Sequence[Callable[[], None]]) -> None:

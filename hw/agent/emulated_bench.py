@@ -70,6 +70,8 @@ class EmulatedDeviceBench:
             case BenchmarkMove(request, size_bytes):
                 self._lanes.keep(request, size_bytes)
                 return Done(request)
+            case _:
+                raise ValueError(f"{type(message).__name__} is asked of a real GPU alone")
 
     def _wait(self, duration_ns: int) -> float:
         """How many seconds that really was."""

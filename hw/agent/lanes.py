@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from hw.transport.arena import LinkLostError
-from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
+from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
 from policies.vocabulary import RunBatch
 
@@ -51,10 +51,16 @@ class BatchBroken(msgspec.Struct, frozen=True):
 
 
 class LoadEnded(msgspec.Struct, frozen=True):
-    """An instance is ready to serve; `vram_bytes` is what it really takes."""
+    """An instance is ready to serve.
+
+    Attributes:
+        vram_bytes: what it really takes.
+        captures: of its passes.
+    """
 
     instance: int
     vram_bytes: int
+    captures: Captures = Captures()
 
 
 class LoadBroken(msgspec.Struct, frozen=True):

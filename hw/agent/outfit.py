@@ -26,7 +26,8 @@ class Fitting:
         explain: a failure in the protocol's words.
         computes_here: whether lanes take the cores that the agent runs on.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
-        reserved_bytes: device memory that instances hold with what their passes need; 0 where nothing tells.
+        has_own_memory: whether instances lie in memory of the device's own, where a load's `vram_bytes` are all that it
+            takes: the scheduler books them, and its cap holds for them.
         reads_apart: whether the sensor takes so long that blocks must not wait for it.
         waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
     """
@@ -39,7 +40,7 @@ class Fitting:
     execution: Mapping[str, str]
     computes_here: bool = True
     activation_bytes: Callable[[], int] = lambda: 0
-    reserved_bytes: Callable[[], int] = lambda: 0
+    has_own_memory: bool = False
     reads_apart: bool = False
     waker: Waker | None = None
 

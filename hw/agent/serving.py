@@ -12,6 +12,7 @@ from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
 from hw.telemetry.port import Sensor
 from hw.transport.messages import (
+    Captures,
     ComeUp,
     Finished,
     FromAgent,
@@ -82,7 +83,9 @@ class Serving:
         self._loading: dict[int, tuple[int, float]] = {}
         self._loaded_before: set[tuple[int, float]] = set()
         self._instance_bytes: dict[int, int] = {}
-        self._beside_bytes = 0  # what libraries hold beside instances, their workspaces above all
+        self._undone: set[int] = set()  # loads that exceed the cap, until they are gone
+        self._cap_bytes = service.knobs.vram_cap_bytes if fitting.has_own_memory else None
+        self._captures = Captures()
         self._impairment = Impairment()
         self._period_ns = 0
         self._sensor: Sensor | None = None
@@ -182,7 +185,7 @@ class Serving:
         cpu_ns = time.process_time_ns() - self._cpu_ns - idle_ns
         chores = tuple(self.meter.costs) if self.meter is not None else ()
         peak_bytes = self._scheduler.memory.peak_bytes
-        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, chores))
+        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, chores, self._captures))
 
     # --------------------------------------------------------------------------------------------------- the scheduler
 
@@ -246,21 +249,40 @@ class Serving:
             case BatchBroken(batch, reason):
                 self._detector.answered(("batch", batch))
                 self.deliver(BatchFailed(self._epoch, batch, reason))
-            case LoadEnded(instance, vram_bytes):
-                self._detector.answered(("instance", instance))
-                self._loaded_before.add(self._loading.pop(instance))
-                self._instance_bytes[instance] = vram_bytes
-                self.deliver(InstanceLoaded(self._epoch, instance))
-                self._end_preload(instance)
+            case LoadEnded():
+                self._detector.answered(("instance", event.instance))
+                self._take_load(event)
             case LoadBroken(instance, reason):
                 self._detector.answered(("instance", instance))
                 del self._loading[instance]
                 self.deliver(LoadFailed(self._epoch, instance, reason))
                 self._end_preload(instance)
+            case UnloadEnded(instance) if instance in self._undone:
+                self._undone.remove(instance)
+                self.hear_lane(LoadBroken(instance, "out_of_memory", "it exceeds the cap"))
             case UnloadEnded(instance):
                 self._detector.answered(("instance", instance))
                 self._instance_bytes.pop(instance, None)
                 self.deliver(InstanceUnloaded(self._epoch, instance))
+
+    def _take_load(self, event: LoadEnded) -> None:
+        """It is there; one with which the server would take more than its cap goes again."""
+        instance, vram_bytes = event.instance, event.vram_bytes
+        if self._cap_bytes is not None and self._used_bytes + vram_bytes > self._cap_bytes:
+            self._undone.add(instance)
+            self._detector.asked(("instance", instance), self._clock_ns())
+            self._lanes.unload(instance)
+            return
+        self._loaded_before.add(self._loading.pop(instance))
+        self._instance_bytes[instance] = vram_bytes
+        self._captures += event.captures
+        self.deliver(InstanceLoaded(self._epoch, instance, 0 if self._cap_bytes is None else vram_bytes))
+        self._end_preload(instance)
+
+    @property
+    def _used_bytes(self) -> int:
+        """Device memory of the context and instances."""
+        return self._fitting.context_bytes + sum(self._instance_bytes.values())
 
     def _end_preload(self, instance: int) -> None:
         if self._preloading is not None:
@@ -270,15 +292,13 @@ class Serving:
     def _tell_preloaded(self) -> None:
         if self._preloading is not None and not self._preloading:
             self._preloading = None
-            self._beside_bytes = max(0, self._fitting.reserved_bytes() - sum(self._instance_bytes.values()))
-            self._post(Preloaded(self._epoch))
+            self._post(Preloaded(self._epoch, self._captures))
 
     # ---------------------------------------------------------------------------------------- the sensor, and the watch
 
     def report(self, sample: Sample, is_read: bool = True) -> None:
         """To the scheduler, then to the router. What is absent reads as 0 there."""
-        used_bytes = self._fitting.context_bytes + self._beside_bytes + sum(self._instance_bytes.values())
-        waiting_bytes = self._fitting.activation_bytes()
+        used_bytes, waiting_bytes = self._used_bytes, self._fitting.activation_bytes()
         waiting, now_ns = self._scheduler.requests, self._clock.now_ns()
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)

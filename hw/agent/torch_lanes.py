@@ -14,11 +14,12 @@ from hw.agent.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveE
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from hw.devices.gpu import BROKEN_EXIT, empty_cache, is_broken, lacks_memory
+from hw.devices.graphs import GraphedInstance
 from hw.devices.instances import NO_LABEL, Instances, Lane, give_back, labels_of, serve
 from hw.host.core_speed import SpeedMeter
 from hw.networks.rows import Row, gather, rows_of
 from hw.networks.servable import Instance
-from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
+from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
 from policies.vocabulary import NS_PER_S, RunBatch
 
@@ -87,7 +88,7 @@ class TorchLanes:
             self._leave_if_broken(error)
             return
         self._instances[number] = instance
-        self._tell(LoadEnded(number, instance.held_bytes))
+        self._tell(LoadEnded(number, instance.held_bytes, captures_of(instance)))
 
     def unload(self, instance: int) -> None:
         """See `Lanes`."""
@@ -99,7 +100,7 @@ class TorchLanes:
         if (instance := self._instances.pop(number, None)) is not None:
             self._maker.free(instance)
         del instance
-        give_back(self._maker.place)
+        give_back(self._device, self._maker.place)
         self._tell(UnloadEnded(number))
         self._leaving.pop(number, None)
 
@@ -228,8 +229,9 @@ class TorchLanes:
             if tuple(block.shape[1:]) != shape:
                 raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
         padded = command.padded if len(requests) == len(command.requests) else len(requests)
-        memory_format = self._device.memory_format
-        y = serve(instance, rows, command.served_width, command.previous_width, padded, memory_format)
+        key = (command.served_width, command.previous_width, padded)
+        place, dtype = self._maker.place, self._device.torch_dtype
+        y = serve(instance, rows, *key, self._device.memory_format, None, place, dtype)
         if command.segment < self._maker.model.spec.segments:  # outputs replace inputs, where there is room for them
             self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
         return y
@@ -248,6 +250,13 @@ class TorchLanes:
         if requests != kept:
             logits = logits[[requests.index(request) for request in kept]]
         return tuple([labels[request] for request in kept]), logits.float().numpy(force=True).tobytes()
+
+
+def captures_of(instance: Instance) -> Captures:
+    """How many of an instance's passes are captured."""
+    if not isinstance(instance, GraphedInstance):
+        return Captures()
+    return Captures(instance.captured, instance.tried, instance.refused)
 
 
 def explain(error: Exception) -> tuple[Reason, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from hw.agent.outfit import AgentSpec, Fitting
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
-from hw.devices.gpu import reserved_bytes
+from hw.devices.gpu import pin
 from hw.devices.instances import Instances, open_measured
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
@@ -52,7 +53,9 @@ class TorchOutfit:
         model, _ = self.model.load()
         budget = MemoryBudget(device.vram_bytes - context_bytes)
         kept = KeptBlocks(budget) if device.kind == "cuda" else None
-        store = Activations(self.arenas, self.own, device, place, kept)
+        if place.type == "cuda" and (problem := next(filter(None, (pin(arena.buffer) for arena in self.arenas)), "")):
+            print(f"arenas can't be pinned, so copies wait for {place}: {problem}", file=sys.stderr)
+        store = Activations(self.arenas, self.own, place, kept)
         maker = Instances(model, self.model.path, device, place, budget=budget)
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns),
@@ -63,7 +66,7 @@ class TorchOutfit:
             execution=device.execution(),
             computes_here=device.kind == "cpu",
             activation_bytes=lambda: store.held_bytes,
-            reserved_bytes=partial(reserved_bytes, place),
+            has_own_memory=device.kind == "cuda",
             reads_apart=device.kind == "cuda",  # an H200's energy counter took 3 ms, and 17 now and then
         )
 

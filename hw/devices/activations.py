@@ -9,10 +9,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hw.device import DeviceSpec
 from hw.devices.gpu import finish, lacks_memory
 from hw.devices.kept_blocks import KeptBlocks
-from hw.networks.rows import Row, gather, has_channels_last, rows_of
+from hw.networks.rows import Row, gather, gather_into, has_channels_last, rows_of
 from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move, Moved
 
@@ -44,21 +43,19 @@ class Activations:
     Args:
         arenas: of all agents, by index.
         own: this agent's index.
-        device, place: where and how activations are kept. On a CPU, what arrives is used where it lies.
-        kept: counts what blocks hold of a GPU; None on a CPU, where what arrives lies in arenas anyway.
+        place: where outputs are kept. What arrives is used where it lies: a GPU's pass copies it into its inputs.
+        kept: counts what blocks hold of a GPU; None on a CPU.
     """
 
     def __init__(
         self,
         arenas: Sequence[Arena],
         own: int,
-        device: DeviceSpec,
         place: torch.device,
         kept: KeptBlocks | None = None,
     ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
-        self._device = device
         self._place = place
         self._kept = kept
         self._lock = threading.Lock()  # of whoever changes what is counted; who only reads needs none
@@ -81,12 +78,15 @@ class Activations:
         """Keep what stands in this agent's arena; what can't be kept says why to whoever asks for it."""
         try:
             shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
-            block = tensor_in(self._arenas[self._own], given.offset, shape, dtype, given.channels_last)
-            rows = rows_of(block.to(self._place, self._device.torch_dtype))
-            finish(self._place)  # from here on anybody may read them
-            self.put_rows(dict(zip(given.requests, rows, strict=True)))
+            rows = rows_of(tensor_in(self._arenas[self._own], given.offset, shape, dtype, given.channels_last))
+            self._replace(dict(zip(given.requests, rows, strict=True)))
         except Exception as error:
-            self.put_rows(dict.fromkeys(given.requests, error))
+            self._replace(dict.fromkeys(given.requests, error))
+
+    def _replace(self, rows: Mapping[int, Row | Exception]) -> None:
+        """What takes nothing of a GPU's memory, in place of what was there."""
+        self.forget(rows)
+        self._rows.update(rows)
 
     def put_rows(self, rows: Mapping[int, Row | Exception]) -> None:
         """Keep these (or why there are none), in place of what was there; nobody reads that any more.
@@ -105,13 +105,17 @@ class Activations:
 
     def retain(self, requests: Sequence[int]) -> None:
         """Copy these out of the arena, where others will be written to; they stand here once this returns."""
-        kept = [request for request in requests if isinstance(self._rows.get(request), tuple)]
-        if not kept or self._place.type != "cpu":
+        kept = [request for request in requests if self._lies_in_host(self._rows.get(request))]
+        if not kept:
             return
         try:
-            self.put_rows(dict(zip(kept, rows_of(_copy_of([self.row(request) for request in kept])), strict=True)))
+            self._replace(dict(zip(kept, rows_of(_copy_of([self.row(request) for request in kept])), strict=True)))
         except Exception as error:  # most often for want of memory: whoever asks for them is told
-            self.put_rows(dict.fromkeys(kept, error))
+            self._replace(dict.fromkeys(kept, error))
+
+    @staticmethod
+    def _lies_in_host(row: Row | Exception | None) -> bool:
+        return isinstance(row, tuple) and row[0].device.type == "cpu"
 
     def row(self, request: int) -> Row:
         """To be read.
@@ -132,11 +136,12 @@ class Activations:
             KeyError: one is missing.
         """
         rows = [self.row(request) for request in message.requests]  # held: `compact` may let go of their blocks
-        block, arena = gather(rows), self._arenas[message.destination]
+        (block, _), arena = rows[0], self._arenas[message.destination]
         is_last = has_channels_last(block)
-        tensor_in(arena, message.offset, tuple(block.shape), block.dtype, is_last).copy_(block)
+        target = tensor_in(arena, message.offset, (len(rows), *block.shape[1:]), block.dtype, is_last)
+        gather_into(rows, target)
         finish(self._place)
-        arena.commit(message.offset, block.nbytes, message.address)
+        arena.commit(message.offset, target.nbytes, message.address)
         return Moved(message.transfer, tuple(block.shape[1:]), str(block.dtype).removeprefix("torch."), is_last)
 
     def forget(self, requests: Iterable[int]) -> None:

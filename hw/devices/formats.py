@@ -26,11 +26,11 @@ from hw.networks.servable import Instance
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import IMAGE
 
-AGREES: Final = 0.999  # of the labels; fewer is another network
+MAY_LOSE: Final = 0.004  # of the labels, more than the first way loses: one of 256, a tie; more is another network
 WORTH: Final = 0.98  # of the time: less of a gain is noise, and the way that stands first is taken
 ROUNDS: Final = 20
 _WARM_ROUNDS: Final = 3
-_IMAGES: Final = 512
+_IMAGES: Final = 256  # 5 s of 16 cores for the largest network that is bundled
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Way:
     Attributes:
         device: computes so.
         pass_s: median time of a block through all segments at the widest.
-        agreement: share of the labels of drawn images that are those of the first way.
+        agreement: share of the labels of drawn images that are those of the CPU's float32.
     """
 
     device: DeviceSpec
@@ -70,10 +70,10 @@ def race(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
 
 
 def quickest(ways: Sequence[Way]) -> Way:
-    """The quickest whose labels are the first one's; the first one where nothing is notably quicker."""
+    """The quickest whose labels are the CPU's; the first one where nothing is notably quicker."""
     best = ways[0]
     for way in ways[1:]:
-        if way.agreement >= AGREES and way.pass_s < WORTH * best.pass_s:
+        if way.agreement >= ways[0].agreement - MAY_LOSE and way.pass_s < WORTH * best.pass_s:
             best = way
     return best
 
@@ -83,18 +83,16 @@ def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int, tell: Tell = 
     place = open_device(ways[0])
     model, _ = file.load()
     generator = torch.Generator().manual_seed(0)
+    images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, batch))
     with torch.inference_mode(), own_stream(place):
+        right = model(images, (model.spec.widths[-1],) * model.spec.segments).argmax(dim=1)
         runners = [_Runner(Instances(model, file.path, way, place)) for way in ways]
-        images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, batch))
-        labels = [runner.labels(images) for runner in runners]
+        agreements = [float((runner.labels(images) == right).double().mean()) for runner in runners]
         for runner in runners:
             for _ in range(_WARM_ROUNDS):
                 runner.timed_s(block)
         seconds = [[runner.timed_s(block) for runner in runners] for _ in range(ROUNDS)]
-    return [
-        Way(way, median(row[index] for row in seconds), float((labels[index] == labels[0]).double().mean()))
-        for index, way in enumerate(ways)
-    ]
+    return [Way(way, median(row[index] for row in seconds), agreements[index]) for index, way in enumerate(ways)]
 
 
 class _Runner:

@@ -1,7 +1,8 @@
 """Passes that are captured once and replayed: a GPU is asked for a whole segment at once, not for each kernel.
 
-A pass is of one key and batch size; from its second sight on it is replayed. What it reads and writes lies in memory of
-its own, so inputs are copied in and outputs out: an instance's passes run one after another in its lane, on one stream.
+A pass is of one key and batch size; from its second sight on it is replayed. The passes of one instance never run
+together, so they share one room for inputs, one for outputs and one pool for what lies between: as large as the largest
+pass needs, if that is captured first. A batch is gathered straight into the room; outputs are copied out.
 
 What holds on any device is tested with a capture that only plays; on an H200 labels are the CPU's
 (`docs/gpu-measurements.md`, F1).
@@ -18,26 +19,34 @@ from torch import Tensor
 
 from hw.devices.gpu import CAPTURING, finish
 from hw.networks.servable import Instance
+from kit.errors import in_a_line
 
 Pass = Callable[[Tensor], Tensor]
 Key = tuple[float, float, tuple[int, ...]]
 
 
 class Replay(Protocol):
-    """A captured pass."""
+    """A captured pass.
+
+    Attributes:
+        inputs: what it reads; others of the instance read there, too.
+    """
 
     @property
-    def held_bytes(self) -> int:
-        """Device memory of what it reads and writes."""
-        ...
+    def inputs(self) -> Tensor: ...  # noqa: D102
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The pass on other numbers of the same shape, in memory that nobody else writes to."""
+    def __call__(self, count: int) -> Tensor:
+        """The pass on what `inputs` holds now: its first `count` outputs, in memory that nobody else writes to."""
         ...
 
 
 class Capture(Protocol):
     """Captures passes of one instance."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory of all that its passes read, write and need meanwhile."""
+        ...
 
     def __call__(self, run: Pass, x: Tensor) -> Replay:
         """Raises where this can't be captured; the device is as before then."""
@@ -50,6 +59,9 @@ class GraphedInstance:
     Args:
         instance: on its device.
         capture: for this instance alone.
+
+    Attributes:
+        refused: why the first pass that could not be captured was refused; empty if all were captured.
     """
 
     def __init__(self, instance: Instance, capture: Capture) -> None:
@@ -58,6 +70,7 @@ class GraphedInstance:
         self._capture = capture
         self._seen: dict[Key, Replay | None] = {}  # None: run as ever
         self._once: set[Key] = set()
+        self.refused = ""
 
     @property
     def captured(self) -> int:
@@ -65,11 +78,14 @@ class GraphedInstance:
         return sum(replay is not None for replay in self._seen.values())
 
     @property
+    def tried(self) -> int:
+        """Passes that were to be captured."""
+        return len(self._seen)
+
+    @property
     def held_bytes(self) -> int:
-        """The instance's, and what captured passes read and write."""
-        return self._instance.held_bytes + sum(
-            replay.held_bytes for replay in self._seen.values() if replay is not None
-        )
+        """The instance's, and what captured passes need."""
+        return self._instance.held_bytes + self._capture.held_bytes
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """See `Instance`."""
@@ -80,7 +96,14 @@ class GraphedInstance:
         if key not in self._seen:
             self._seen[key] = self._captured(x, width, previous_width)
         replay = self._seen[key]
-        return self._instance.run(x, width, previous_width) if replay is None else replay(x)
+        if replay is None:
+            return self._instance.run(x, width, previous_width)
+        replay.inputs.copy_(x)
+        return replay(len(x))
+
+    def replay(self, width: float, previous_width: float, shape: tuple[int, ...]) -> Replay | None:
+        """The captured pass of inputs of that shape (B, ...); None where there is none, or none yet."""
+        return self._seen.get((width, previous_width, shape))
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> GraphedInstance:
         """See `Instance`; nothing is captured there yet."""
@@ -90,27 +113,52 @@ class GraphedInstance:
         eager = self._instance.run
         try:
             return self._capture(lambda inputs: eager(inputs, width, previous_width), x)
-        except Exception:  # an operation that no graph takes, or no memory for it; a broken device shows at once
+        except Exception as error:  # an operation that no graph takes, or no memory; a broken device shows at once
+            self.refused = self.refused or in_a_line(f"{type(error).__name__}: {error}")
             return None
 
 
+class Rooms:
+    """Memory that passes share, by name: as large as the largest of them that was asked for so far."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Tensor] = {}  # flat
+        self.held_bytes = 0  # a smaller one that was outgrown counts, too: earlier passes read there
+
+    def like(self, x: Tensor, name: str) -> Tensor:
+        """Of x's shape and order of memory; its numbers are anybody's."""
+        room = self._rooms.get(name)
+        if room is None or room.numel() < x.numel():
+            room = self._rooms[name] = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
+            self.held_bytes += room.nbytes
+        return room.as_strided(x.shape, torch.empty_like(x, device="meta").stride())
+
+
 class CudaCapture:
-    """`Capture` by torch's CUDA graphs, in memory that the passes of one instance share: they never run together."""
+    """`Capture` by torch's CUDA graphs, in memory that the passes of one instance share."""
 
     def __init__(self, place: torch.device) -> None:
         self._place = place
         self._pool = torch.cuda.graph_pool_handle()
+        self._rooms = Rooms()
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Capture`."""
+        segments = torch.cuda.memory_snapshot(self._pool, False)  # type: ignore[no-untyped-call]
+        return self._rooms.held_bytes + sum(int(segment["total_size"]) for segment in segments)
 
     def __call__(self, run: Pass, x: Tensor) -> Replay:
         """See `Capture`."""
-        inputs = x.clone(memory_format=torch.preserve_format)
-        run(inputs)  # on this very stream: nothing is chosen or made for it while it is captured
+        inputs = self._rooms.like(x, "inputs")
+        inputs.copy_(x)
+        outputs = self._rooms.like(run(inputs), "outputs")  # on this stream: nothing is chosen while it is captured
         finish(self._place)
         graph = torch.cuda.CUDAGraph()
         with CAPTURING:  # other lanes go on meanwhile, but for what waits for the whole device
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                outputs = run(inputs)
+                outputs.copy_(run(inputs))
             finally:
                 graph.capture_end()
         return CudaReplay(graph, inputs, outputs)
@@ -124,13 +172,7 @@ class CudaReplay:
     inputs: Tensor
     outputs: Tensor
 
-    @property
-    def held_bytes(self) -> int:
+    def __call__(self, count: int) -> Tensor:
         """See `Replay`."""
-        return self.inputs.nbytes + self.outputs.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Replay`."""
-        self.inputs.copy_(x)
         self.graph.replay()
-        return self.outputs.clone(memory_format=torch.preserve_format)
+        return self.outputs[:count].clone(memory_format=torch.preserve_format)

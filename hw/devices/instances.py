@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,8 +24,9 @@ from hw.devices.activations import in_format, shares_memory
 from hw.devices.gpu import finish
 from hw.devices.graphs import Capture, CudaCapture, GraphedInstance
 from hw.devices.memory_budget import MemoryBudget
+from hw.devices.mps import SHARE_VARIABLE
 from hw.host.apart import Tell, apart
-from hw.networks.rows import Row, gather, rows_of
+from hw.networks.rows import Row, gather, gather_into, rows_of
 from hw.networks.servable import Instance, Servable
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.telemetry.nvml import process_vram_bytes
@@ -45,6 +48,8 @@ def open_device(device: DeviceSpec) -> torch.device:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
         torch.backends.cudnn.benchmark = MATHS["cudnn_benchmark"] == "True"
         torch.backends.cudnn.deterministic = MATHS["deterministic"] == "True"
+        if device.sm_percent is not None:
+            os.environ[SHARE_VARIABLE] = str(device.sm_percent)
         torch.cuda.set_device(device.index)
         torch.zeros(1, device="cuda")  # the context exists from here on
         return torch.device("cuda", device.index)
@@ -109,6 +114,8 @@ def serve(
     padded: int,
     memory_format: torch.memory_format,
     launched: Callable[[], object] | None = None,
+    place: torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
 
@@ -116,27 +123,61 @@ def serve(
         rows: n images, or activations of one shape.
         padded: the batch size that the device sees, zeros beyond n.
         launched: called when all is asked of the device, before it is waited for.
+        place, dtype: of what the device computes with; by default the rows'.
 
     Returns:
         (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
     """
-    x = gather(rows)
-    if padded > len(rows):
-        x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(rows)))
-    y = instance.run(in_format(x, memory_format), width, previous_width)
-    if shares_memory(x, y):  # the inputs' place will be written to again
-        y = y.clone()
+    y = launch(instance, rows, width, previous_width, padded, memory_format, place, dtype)
     if launched is not None:
         launched()
     finish(y.device)  # the last of all: from here on any thread may read it
+    return y
+
+
+def launch(
+    instance: Instance,
+    rows: Sequence[Row],
+    width: float,
+    previous_width: float,
+    padded: int,
+    memory_format: torch.memory_format,
+    place: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As `serve`, without waiting for the device."""
+    shape = (padded, *rows[0][0].shape[1:])
+    replay = instance.replay(width, previous_width, shape) if isinstance(instance, GraphedInstance) else None
+    if replay is not None:
+        gather_into(rows, replay.inputs)
+        return replay(len(rows))
+    block = rows[0][0]
+    place, dtype = place or block.device, dtype or block.dtype
+    if padded == len(rows) and all(other.device == place for other, _ in rows):
+        x = in_format(gather(rows).to(dtype), memory_format)
+    else:
+        order = memory_format if len(shape) == 4 else torch.contiguous_format
+        x = torch.empty(shape, dtype=dtype, device=place, memory_format=order)
+        gather_into(rows, x)
+    y = instance.run(x, width, previous_width)
+    if shares_memory(x, y):  # the inputs' place will be written to again
+        y = y.clone()
     return y[: len(rows)]
 
 
 def labels_of(logits: Tensor) -> list[int]:
     """The largest one's index, of (n, classes); `NO_LABEL` where some are no numbers. A GPU is waited for once."""
-    logits = logits.cpu()
-    labels: list[int] = torch.where(logits.isfinite().all(dim=1), logits.argmax(dim=1), NO_LABEL).tolist()
+    if (place := logits.device).type != "cpu":
+        logits = on_host(logits)
+        finish(place)
+    numbers = logits.float().numpy()
+    labels: list[int] = np.where(np.isfinite(numbers).all(axis=1), numbers.argmax(axis=1), NO_LABEL).tolist()
     return labels
+
+
+def on_host(x: Tensor) -> Tensor:
+    """A copy in pinned memory, which stands there once the current stream has done what it was asked for."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
 class Lane:
@@ -223,18 +264,18 @@ class Instances:
         return instance
 
     def _warm_up(self, instance: Instance) -> None:
-        """Each of the device's sizes at each previous width; twice, where the second pass is captured."""
+        """Each of the device's sizes at each previous width, the largest first: what is captured later fits into its
+        memory. Twice, where the second pass is captured."""
         device, sights = self.device, 1 + self.device.graphs
-        for previous in self.model.spec.previous_widths(instance.segment, instance.width) if device.warm_sizes else ():
-            for size in device.warm_sizes:
-                rows = self.inputs(instance.segment, previous, size)
-                try:
-                    for _ in range(sights):
-                        serve(instance, rows, instance.width, previous, size, device.memory_format)
-                except Exception as error:
-                    if not gpu.lacks_memory(error):
-                        raise
-                    break  # serving halves what does not fit
+        widths = self.model.spec.previous_widths(instance.segment, instance.width)
+        for previous, size in itertools.product(reversed(widths), sorted(device.warm_sizes, reverse=True)):
+            rows = self.inputs(instance.segment, previous, size)
+            try:
+                for _ in range(sights):
+                    serve(instance, rows, instance.width, previous, size, device.memory_format)
+            except Exception as error:
+                if not gpu.lacks_memory(error):  # else serving halves what does not fit
+                    raise
 
     def free(self, instance: Instance) -> None:
         """Give the budget back; the tensors go with their last reference."""
@@ -250,10 +291,10 @@ class Instances:
         return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
 
 
-def give_back(place: torch.device) -> None:
+def give_back(device: DeviceSpec, place: torch.device) -> None:
     """What was freed goes back to the device (where that is short of it) or the system, not to an allocator's store."""
     if place.type == "cuda":
-        gpu.give_back(place)
+        gpu.give_back(place, device.vram_bytes)
     elif _malloc_trim is not None:
         _malloc_trim(0)
 

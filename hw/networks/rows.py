@@ -1,7 +1,8 @@
 """Single activations as rows of the blocks that they came in, and how rows become a batch.
 
 A batch whose rows follow one another in one block is a view of it: nothing is copied. Any other is gathered, in the
-order of memory that its blocks have: feature maps with their channels last stay so.
+order of memory that its blocks have: feature maps with their channels last stay so. A captured pass has its own room
+for inputs, into which a batch is gathered wherever its rows lie: on the device, or in pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -21,22 +22,64 @@ def rows_of(block: Tensor) -> list[Row]:
 
 def gather(rows: Sequence[Row]) -> Tensor:
     """(n, ...) of rows of one shape; a view where they follow one another in one block."""
+    parts = _parts_of(rows)
+    return parts[0] if len(parts) == 1 else _join(rows, parts)
+
+
+def gather_into(rows: Sequence[Row], room: Tensor) -> None:
+    """Write n rows of one shape to the first places of `room` (m, ...), and zeros to the others.
+
+    Nobody waits for a GPU: what lies in pinned memory is copied on the current stream, and must stay there until that
+    has happened.
+
+    Raises:
+        ValueError: they are of another shape than the room's.
+    """
+    target, parts = room[: len(rows)], _parts_of(rows)
+    if any(part.shape[1:] != room.shape[1:] for part in parts):
+        raise ValueError(f"activations of {[tuple(part.shape[1:]) for part in parts]}, not of {tuple(room.shape[1:])}")
+    if len(parts) > 1 and all(_lies_alike(part, room) and part.device == room.device for part in parts):
+        _join(rows, parts, target)
+    else:
+        for part, place in zip(parts, torch.split(target, [len(part) for part in parts]), strict=True):
+            alike = part if _lies_alike(part, room) else part.to(room.device, non_blocking=room.is_cuda)
+            place.copy_(alike, non_blocking=True)
+    if len(rows) < len(room):
+        room[len(rows) :].zero_()
+
+
+def _parts_of(rows: Sequence[Row]) -> list[Tensor]:
+    """Views of as many rows as follow one another in one block, in order."""
+    parts: list[Tensor] = []
     block, first = rows[0]
-    is_one_block = all(other is block for other, _ in rows)
-    if is_one_block and all(index == first + step for step, (_, index) in enumerate(rows)):
-        return block if len(rows) == len(block) else block[first : first + len(rows)]
-    if all(has_channels_last(other) for other, _ in rows):  # torch would lay a copy out anew, ten times as slowly
-        return _gathered([(other.permute(0, 2, 3, 1), index) for other, index in rows], is_one_block).permute(
-            0, 3, 1, 2
-        )
-    return _gathered(rows, is_one_block)
+    count = 0
+    for other, index in rows:
+        if other is not block or index != first + count:
+            parts.append(block[first : first + count])
+            block, first, count = other, index, 0
+        count += 1
+    parts.append(block if count == len(block) else block[first : first + count])
+    return parts
 
 
-def _gathered(rows: Sequence[Row], is_one_block: bool) -> Tensor:
-    block = rows[0][0]
-    if is_one_block:
-        return block.index_select(0, torch.tensor([index for _, index in rows], device=block.device))
-    return torch.stack([block[index] for block, index in rows])
+def _join(rows: Sequence[Row], parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """Parts of several places, one after another, in the order of memory that they have."""
+    is_last = all(has_channels_last(part) for part in parts)  # else torch lays a copy out again, ten times as slowly
+
+    def turned(x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1) if is_last else x
+
+    block, target = rows[0][0], None if out is None else turned(out)
+    if any(other is not block for other, _ in rows):
+        joined = torch.cat([turned(part) for part in parts], out=target)
+    else:  # from pinned memory: a pageable copy would wait for all that the stream was asked for
+        indexes = torch.tensor([index for _, index in rows], pin_memory=block.is_cuda)
+        joined = torch.index_select(turned(block), 0, indexes.to(block.device, non_blocking=True), out=target)
+    return joined.permute(0, 3, 1, 2) if is_last else joined
+
+
+def _lies_alike(x: Tensor, room: Tensor) -> bool:
+    return x.dtype == room.dtype and has_channels_last(x) == has_channels_last(room)
 
 
 def has_channels_last(block: Tensor) -> bool:

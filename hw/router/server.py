@@ -18,6 +18,7 @@ from hw.router.agents import AgentHandle, AgentSlot
 from hw.router.late_ledger import LateLedger, Watcher
 from hw.transport.arena import Inbox, Slab
 from hw.transport.messages import (
+    Captures,
     ComeUp,
     Deliver,
     Done,
@@ -81,6 +82,7 @@ class HardwareServer:
         machine: that it is on, where that is not the router's.
         host: the machine's name, where the cluster has several; by it an operator means all servers there.
         elsewhere: another router has it, at first.
+        captured: how many of its passes were captured when its profile was measured, as `Captures` says it; empty: all.
     """
 
     name: str
@@ -93,6 +95,7 @@ class HardwareServer:
     machine: str = ""
     host: str = ""
     elsewhere: bool = False
+    captured: str = ""
 
     @property
     def physical(self) -> tuple[str, str, tuple[int, ...]]:
@@ -186,6 +189,7 @@ class RemoteServer:
         self._counts = ServerCounts()  # of this epoch
         self._totals = ServerCounts()  # of those before
         self._vram_peak_bytes = 0
+        self._captures = Captures()
         self._is_finished = False
         self._fences: dict[int, tuple[Slab, ...]] = {}  # what a dead agent may still write to, until they are answered
 
@@ -236,6 +240,8 @@ class RemoteServer:
             loads=counts.loads,
             unloads=counts.unloads,
             vram_peak_bytes=self._vram_peak_bytes,
+            captured=self._captures.captured,
+            to_capture=self._captures.tried,
         )
 
     # --------------------------------------------------------------------------------------------- up and down
@@ -521,8 +527,9 @@ class RemoteServer:
                 self._detector.answered(("transfer", transfer))
             case Fenced(number):
                 self._cancel(self._fences.pop(number, ()))
-            case Preloaded():
+            case Preloaded(_, captures):
                 self._is_preloading = False
+                self._hear_captures(captures)
             case Stuck():
                 self._detector.give_up()
             case Finished():
@@ -577,6 +584,17 @@ class RemoteServer:
             )
         )
 
+    def _hear_captures(self, captures: Captures) -> None:
+        """Passes that are not captured take longer; that is as in its profile, or nothing that was simulated holds."""
+        self._captures = captures
+        profiled = self.spec.captured
+        if captures.captured == captures.tried and profiled == "":
+            return
+        problem = f"{captures}" + (f", the others run eagerly ({captures.refused})" if captures.refused else "")
+        if str(captures) != profiled:
+            problem += f"; its profile was measured with {profiled or 'all captured'}: calibrate it again"
+        self._run.say(f"WARNING: {self.spec.name}: {problem}")
+
     def relay(self, sample: Sample) -> None:
         """Another agent has read the sensor of the device that they share."""
         self.send(Sampled(sample))
@@ -596,6 +614,7 @@ class RemoteServer:
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
         self.agent_cpu_ns += message.cpu_ns
         self.chores += message.chores
+        self._captures = message.captures
         self._is_finished = True
 
     @property

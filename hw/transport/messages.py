@@ -191,16 +191,13 @@ class Close(Message, frozen=True):
 
 
 class BenchmarkLoad(Message, frozen=True):
-    """Make an instance, from the weights in host memory or (`from_disk`) from the model's file; it stays.
-
-    `probe_batch` also runs one batch of that size, and what torch took of a GPU for both is the instance's.
-    """
+    """Load an instance as serving does, from the weights in host memory or (`from_disk`) from the model's file; it
+    stays."""
 
     instance: int
     segment: int
     width: float
     from_disk: bool = False
-    probe_batch: int = 0
 
 
 class BenchmarkUnload(Message, frozen=True):
@@ -220,6 +217,33 @@ class Benchmark(Message, frozen=True):
     repeats: int
     min_s: float
     pause_s: float = 0.0
+
+
+class BenchmarkInstance(Message, frozen=True):
+    """Time forward passes of points in an instance that is loaded: `repeats` of each after `warmup`, without pauses.
+    Answered by `InstanceResult`."""
+
+    instance: int
+    points: tuple[Point, ...]
+    warmup: int
+    repeats: int
+
+
+class BenchmarkPaths(Message, frozen=True):
+    """Time blocks through all segments: each path has a point a segment, of one batch size. Answered by `Timed`."""
+
+    paths: tuple[tuple[Point, ...], ...]
+    repeats: int
+
+
+class BenchmarkBesideLoad(Message, frozen=True):
+    """Time forward passes of a point for `quiet_s`, and then while an instance is loaded. Answered by
+    `BesideLoadResult`."""
+
+    point: Point
+    segment: int
+    width: float
+    quiet_s: float
 
 
 class BenchmarkTogether(Message, frozen=True):
@@ -271,10 +295,28 @@ class Prepared(Message, frozen=True):
     forgotten: int
 
 
+class Captures(msgspec.Struct, frozen=True, array_like=True):
+    """How many passes of instances that were loaded are captured, of those that should be; why the first was refused.
+
+    Of all zeros where the device captures none.
+    """
+
+    captured: int = 0
+    tried: int = 0
+    refused: str = ""
+
+    def __add__(self, other: Captures) -> Captures:
+        return Captures(self.captured + other.captured, self.tried + other.tried, self.refused or other.refused)
+
+    def __str__(self) -> str:
+        return f"{self.captured} of {self.tried} captured"
+
+
 class Preloaded(Message, frozen=True):
     """What was to be loaded when it came up is loaded, or could not be."""
 
     epoch: int
+    captures: Captures = Captures()
 
 
 class Returned(Message, frozen=True):
@@ -375,6 +417,7 @@ class Finished(Message, frozen=True):
     Attributes:
         cpu_ns: of the whole process since `Start`, without looking out for messages.
         chores: if they were to be measured.
+        captures: of all loads.
     """
 
     number: int
@@ -383,6 +426,7 @@ class Finished(Message, frozen=True):
     steps: int
     cpu_ns: int
     chores: tuple[ChoreCost, ...] = ()
+    captures: Captures = Captures()
 
 
 class Done(Message, frozen=True):
@@ -402,7 +446,8 @@ class Refused(Message, frozen=True):
 
 
 class Timed(Message, frozen=True):
-    """How long a load, an unload or each dispatch took; `vram_bytes`: what a loaded instance really takes.
+    """How long a load, an unload, each dispatch or each path (its median) took; `vram_bytes`: what a loaded instance
+    really takes.
 
     A dispatch lasts from a batch's command to the notice of its end, less its forward pass.
     """
@@ -433,15 +478,32 @@ class BenchmarkResult(Message, frozen=True):
     sampled: tuple[Sample, ...] = ()
 
 
+class InstanceResult(Message, frozen=True):
+    """The results of `BenchmarkInstance`, in order of its points; `captured`: how many of their passes are replayed."""
+
+    loops: tuple[BenchmarkResult, ...]
+    captured: int
+
+
+class BesideLoadResult(Message, frozen=True):
+    """Seconds of a pass: the median while nothing else ran, and the mean while an instance was loaded for `load_s`."""
+
+    quiet_s: float
+    beside_s: float
+    load_s: float
+
+
 class ConcurrentResult(msgspec.Struct, frozen=True, array_like=True):
     """One point among others: passes finished, and the time from the common start to the last one's end.
 
     `reference_s`: the mean CPU time of a fixed piece of work meanwhile (see `BenchmarkResult`); 0 on a GPU.
+    `median_s`: of a pass on a GPU; 0 on cores, which members have in turns: there the mean tells how fast each runs.
     """
 
     completed: int
     elapsed_s: float
     reference_s: float = 0.0
+    median_s: float = 0.0
 
 
 class TogetherResult(Message, frozen=True):
@@ -460,12 +522,13 @@ class TogetherResult(Message, frozen=True):
 
 # ------------------------------------------------------------------------------------------------- who hears which
 
-Measurement = Warm | BenchmarkLoad | BenchmarkUnload | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
+OfInstances = BenchmarkLoad | BenchmarkUnload | BenchmarkInstance | BenchmarkBesideLoad | BenchmarkPaths
+Measurement = Warm | OfInstances | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
 OfBlocks = Deliver | Keep | Move | Release
 OfRun = ComeUp | Start | Sense | Sampled | Impair
 ToAgent = Prepare | OfRun | OfBlocks | Fence | Ping | Finish | Close | Measurement
 
-Measured = Done | Timed | BenchmarkResult | TogetherResult
+Measured = Done | Timed | BenchmarkResult | InstanceResult | BesideLoadResult | TogetherResult
 OfTransfers = Moved | MoveBroken | Fenced
 Told = Ready | Prepared | Preloaded | Returned | Rejected | Report | Pong | Stuck | Finished | Refused
 FromAgent = Told | OfTransfers | Measured

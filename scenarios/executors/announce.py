@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import count
 
 from calibrate.log import Log
-from calibrate.plan import LEAST, USABLE_SHARE, CalibrationPlan, PlannedStep, Solo, Steady
+from calibrate.plan import USABLE_SHARE, CalibrationPlan, InstancePoints, PlannedStep, Solo, Steady, Step
 from calibrate.session import start_s
+from hw.transport.messages import Point
 from kit.errors import InputError
 from scenarios.show.wording import lines_of
 
@@ -32,7 +33,7 @@ def announcement(
     return lines_of(
         "calibration", "announcement", plan, log,
         required=sum(planned.required for planned in plan.steps),
-        keys=len({planned.step.point.key for planned in plan.steps if isinstance(planned.step, Solo)}),
+        keys=len({point.key for planned in plan.steps for point in _points(planned.step)}),
         left=len(left),
         is_too_little=least_s > usable_s and not required_s,
         is_all_required=required_s > budget_s - log.spent_s,
@@ -53,7 +54,7 @@ def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str
         InputError: the budget is far too small; it names the smallest sensible one. The log is kept.
     """
     needed_s = sum(planned.estimated_s for planned in _left(plan, log) if planned.required)
-    if plan.effort == LEAST and needed_s > TOO_LITTLE * budget_s:
+    if plan.effort == plan.late_effort and needed_s > TOO_LITTLE * budget_s:
         sensible_s = _sensible_s(plan, needed_s / USABLE_SHARE, kind)
         problem = f"{span(budget_s)} is too little: every combination of segment and widths must be measured, "
         problem += f"which takes about {span(needed_s)}"
@@ -64,6 +65,11 @@ def _sensible_s(plan: CalibrationPlan, needed_s: float, kind: str) -> float:
     """The smallest round budget that leaves so much once all is open."""
     budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
     return next(s for s in budgets_s if s - start_s(kind, s, metered=_is_metered(plan)) >= needed_s)
+
+
+def _points(step: Step) -> tuple[Point, ...]:
+    """Those that a step times alone."""
+    return (step.point,) if isinstance(step, Solo) else step.points if isinstance(step, InstancePoints) else ()
 
 
 def _is_metered(plan: CalibrationPlan) -> bool:

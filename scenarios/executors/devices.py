@@ -12,6 +12,7 @@ import torch
 
 from hw.device import DeviceSpec, formats_of, gpu_bytes, local_devices
 from hw.devices.gpu import refused_by_mode, unseen, unserved
+from hw.devices.mps import start_daemon
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.library import Board, RefusedError
 from hw.telemetry.nvml import board_facts, free_vram_bytes, handle_of, other_processes
@@ -128,6 +129,7 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         dtype="float32" if section.dtype == "measured" else section.dtype,
         channels_last=section.memory_format != "contiguous",
         graphs=section.kind == "cuda" and section.graphs is not False,
+        sm_percent=section.sm_percent,
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )
@@ -169,5 +171,19 @@ def section_of(server: ServerSection, servers: Sequence[ServerSection]) -> Devic
 
 
 def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:
-    """The device that a server runs on."""
-    return device_spec(section_of(server, servers))
+    """The device that a server runs on; a share of a GPU as this machine can give it."""
+    section = section_of(server, servers)
+    spec = device_spec(section)
+    if section.sm_percent is None or not start_daemon():
+        return spec
+    shares = [other.device.sm_percent or 100 for other in servers if other.device and other.device.index == spec.index]
+    return replace(spec, sm_percent=None, repeats=round(max(shares) / section.sm_percent))
+
+
+def share_warning(server: str, device: DeviceSpec) -> str:
+    """What a server's share of a GPU is without MPS; empty if MPS gives it."""
+    if device.repeats == 1:
+        return ""
+    problem = f"{server} has no share of the GPU's multiprocessors, for {start_daemon()}"
+    remedy = f"it computes each pass {device.repeats} times instead, and takes turns with the others of its GPU"
+    return f"{problem}; {remedy}, which simulation does not model"

@@ -25,7 +25,7 @@ from kit.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.planned_router import by_plan
 from policies.records import RunRecord
-from scenarios.executors.devices import as_calibrated, device_of, device_spec, section_of
+from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.emulation import blank_images, emulated_device, served_of
 from scenarios.executors.hosts import Hosts, host_key, host_names, joined_hosts
 from scenarios.metrics.result import Result, RunLabel, summarise, window_of
@@ -44,7 +44,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
 
     def real_device(index: int) -> DeviceSpec:
         section, knobs = section_of(sections[index], sections), world.cluster.servers[index].knobs
-        device = as_calibrated(device_spec(section), section, world.profiles[index])
+        device = as_calibrated(device_of(sections[index], sections), section, world.profiles[index])
         sizes = knobs.padded_sizes or warm_batches(knobs.batch_limit)
         return replace(device, warm_sizes=sizes) if device.kind == "cuda" else device
 
@@ -57,6 +57,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
             context_idle_w=profile.power.context_idle_w,
             trusts_counter=SensorTrust.stamped(profile.device.stamps).counter,
             sensor_period_s=profile.sensor.period_s,
+            captured=profile.execution.get("captured", ""),
         )
         for index, (section, spec, profile) in enumerate(
             zip(sections, world.cluster.servers, world.profiles, strict=True)

@@ -151,7 +151,7 @@ class ModelSection(StrictModel):
 MAX_SLOWDOWN = 1e6
 
 
-_OF_A_GPU: Final = ("memory_format", "dtype", "graphs")
+_OF_A_GPU: Final = ("memory_format", "dtype", "graphs", "sm_percent")
 
 
 class DeviceSection(StrictModel):
@@ -185,6 +185,11 @@ class DeviceSection(StrictModel):
     )
     graphs: bool | None = Field(
         None, description="of a GPU: passes are captured and replayed, where they can be; null: they are"
+    )
+    sm_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None,
+        description="of a GPU: share of its multiprocessors, by MPS, so that one GPU makes unequal servers; where MPS "
+        "does not come up, smaller shares compute each pass several times instead; null: all of them",
     )
     idle_w: NonNegative | None = Field(
         None, description="idle power where no sensor tells; null for the kind's default"
@@ -238,11 +243,13 @@ class GreedySection(StrictModel):
         description="which utilization that is: share of time any kernel ran, or share of the SMs (simulated alone)",
     )
     idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
-    scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")
-    scale_cap: Whole = Field(
-        2,
-        description="N_new: no scaling up for a key that so many loads have been ordered for since its queue was last "
-        "empty; a key that no free instance can serve gets its load all the same",
+    scale_trigger: Whole = Field(
+        32, description="Q_th: queued requests of one key above which a further instance may load, never by eviction"
+    )
+    scale_cap: Whole | None = Field(
+        None,
+        description="N_new: no further instance once this many loads were ordered for a key since its queue was last "
+        "empty; null: 2 on a CPU, and 0 on a GPU, where a further instance is a second stream, not a second device",
     )
     head_of_line: Literal["skip", "block"] = Field(
         "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
@@ -372,6 +379,8 @@ class ClusterSection(StrictModel):
             given += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
             if given:
                 raise ValueError(f"{', '.join(given)}: only under backend: ray; say that, or leave it out")
+        elif shares := [each.name for each in self.named_servers if each.device and each.device.sm_percent]:
+            raise ValueError(f"{', '.join(shares)}: sm_percent is given by this host alone; leave it out under ray")
         elif self.servers == "auto":
             raise ValueError("servers: auto finds devices of this machine alone; under backend: ray name each server")
         for server in self.named_servers:

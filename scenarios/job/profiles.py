@@ -15,7 +15,7 @@ from hw.networks.datasets import load_dataset
 from kit.documents import read_text, with_remedy, write_json, write_text
 from kit.files import set_aside
 from scenarios.executors.calibrate import calibrate_device, calibrate_on_host
-from scenarios.executors.devices import candidates, device_of, section_of
+from scenarios.executors.devices import candidates, device_of, section_of, share_warning
 from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.links import measure_links
 from scenarios.executors.serving import measure_serving, with_overheads
@@ -153,6 +153,8 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
             allow_busy=scenario.calibration.allow_busy,
         )
         key = (scenario.name, "calibration.budget")
+        if warning := share_warning(server.name, device):
+            job.warn(warning)
         if _spans_hosts(job):
             profile = _with_link(job, server.name, calibrate_on_host(scenario, server, wanted, job.say))
         else:

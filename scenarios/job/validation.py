@@ -12,7 +12,7 @@ from kit.documents import write_json
 from kit.errors import InputError
 from kit.memo import Memo
 from scenarios.executors.campaign import FinishedRun, ValidationPlan
-from scenarios.executors.devices import as_calibrated, device_of, section_of
+from scenarios.executors.devices import as_calibrated, device_of, section_of, share_warning
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import RunObserver
 from scenarios.executors.validating import validate_runs
@@ -107,7 +107,7 @@ def warn_of_another_stack(job: ScenarioJob, world: World) -> None:
     for server, profile in zip(servers, world.profiles, strict=True):
         if server.shares_device_with is None and server.emulated is None:
             device = as_calibrated(device_of(server, servers), section_of(server, servers), profile)
-            for text in stamp_warnings(profile, device):
+            for text in (*stamp_warnings(profile, device), *filter(None, [share_warning(server.name, device)])):
                 job.warn(text)
 
 

@@ -6,6 +6,7 @@ It computes from finished results alone; how they came about is `scenarios.execu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 from typing import Final, Generic, Literal, NotRequired, TypedDict, TypeVar
@@ -29,6 +30,7 @@ PROMISED_TAU = 0.9
 REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
 MAX_APART_PCT: Final = 50.0  # ten times what is promised of a mean: nobody's noise, and nobody's fine tuning
+LOADS_APART: Final = 0.1  # of the larger count; a difference within it is the timing of a server short of memory
 MIN_IMAGES: Final = 30  # to judge a run by: their mean latency is known to 18 %
 MIN_RUNS: Final = 2  # far from their paired simulations, before anything is stopped: one alone may have met a stall
 
@@ -216,6 +218,28 @@ def background_share(load: BackgroundShares) -> float:
 def is_busy(load: BackgroundShares | None) -> bool:
     """Whether so much of a device was others' that errors are not the simulator's alone: as a calibration refuses."""
     return load is not None and background_share(load) > STRONG
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLoads:
+    """A server that loaded other instances in one world than in the other, over all pairs of runs."""
+
+    server: str
+    simulated: int
+    hardware: int
+
+
+def other_loads(validation: ValidationDocument) -> list[OtherLoads]:
+    """Servers whose loads differ between both worlds by more than `LOADS_APART`: something else was served there."""
+    counts: dict[str, list[int]] = {}
+    for pair in validation["pairs"]:
+        for simulated, hardware in zip(pair["simulated"]["servers"], pair["hardware"]["servers"], strict=True):
+            total = counts.setdefault(simulated["name"], [0, 0])
+            total[0] += simulated["loads"]
+            total[1] += hardware["loads"]
+    return [
+        OtherLoads(name, *pair) for name, pair in counts.items() if abs(pair[0] - pair[1]) > LOADS_APART * max(pair)
+    ]
 
 
 def was_stopped(validation: ValidationDocument) -> bool:

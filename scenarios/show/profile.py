@@ -39,16 +39,11 @@ def tables_of(profile: Profile) -> list[Table]:
 
 def error_table(profile: Profile) -> Table:
     """How far each quantity of the profile may be off."""
-    percents = (Column(head, "%") for head in ("median", "mean", "largest"))
-    rows = [
-        [
-            error.metric,
-            error.kind,
-            *(number(percent, 2) for percent in (error.median_abs_pct, error.mean_abs_pct, error.max_abs_pct)),
-            str(error.points),
-        ]
-        for error in profile.errors
-    ]
+    percents = (Column(head, "%") for head in ("median", "mean", "90th percentile", "largest"))
+    rows = []
+    for error in profile.errors:
+        found = (error.median_abs_pct, error.mean_abs_pct, error.p90_abs_pct, error.max_abs_pct)
+        rows.append([error.metric, error.kind, *(number(percent, 2) for percent in found), str(error.points)])
     return Table([Column("error of"), Column("kind", is_text=True), *percents, Column("points")], rows)
 
 

@@ -20,6 +20,7 @@ from scenarios.metrics.fidelity import (
     background_share,
     is_flagged,
     middle_load,
+    other_loads,
     was_stopped,
 )
 from scenarios.metrics.result import MAX_LATE, MOST_CPU, charged_decisions, cpu_share, lateness_share
@@ -286,9 +287,11 @@ def validation_notes(validation: ValidationDocument) -> list[str]:
 
 def disturbance_warnings(validation: ValidationDocument, rows: str = "rows flagged") -> list[str]:
     """What nobody should miss: all that is in the executors' numbers and in no simulation, in which rows."""
-    return [
+    warnings = [
         say("validation", "warning", each.key, each.limit, rows) for each in _DISTURBANCES if each.is_strong(validation)
     ]
+    different = other_loads(validation)
+    return [*warnings, say("validation", "other_loads", different)] if different else warnings
 
 
 def first_far_text(run: FarRun) -> str:

@@ -31,12 +31,13 @@ from sim.host import HostTable
 from sim.network import PRESETS, SHARED_PRESETS, Attachment
 from sim.profile import Link, Profile, RouterHost
 from sim.server import ServerSpec
-from sim.tables import DeviceTables, compile_tables
+from sim.tables import DeviceTables, compile_tables, padded_sizes
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
 
 USUAL_BLOCK = 8  # images
+_SCALE_CAP = {"cpu": 2, "cuda": 0}  # a GPU's second instance of a kind is a second stream, not a second device
 
 
 def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> World:
@@ -178,14 +179,16 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shar
         problem = f"{cap_bytes / GB:.3g} GB are less than the context of {server.name!r} alone takes"
         remedy = f"it takes {profile.memory.context_bytes / GB:.3g} GB; raise the cap, or leave it out"
         raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", f"{problem}: {remedy}")
+    scale_cap = _SCALE_CAP[profile.device.kind] if given.scale_cap is None else given.scale_cap
     knobs = GreedyKnobs(
         widths=profile.model.widths,
         instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
         context_bytes=profile.memory.context_bytes,
         vram_cap_bytes=cap_bytes,
-        padded_sizes=tables.padded_sizes,
+        padded_sizes=padded_sizes(profile, given.batch_limit),
         nests=profile.model.nests,
-        **_in_ns(given, "vram_cap_gb", "util_metric", "preload"),
+        scale_cap=scale_cap,
+        **_in_ns(given, "vram_cap_gb", "util_metric", "preload", "scale_cap"),
     )
     if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and knobs.all_bytes > cap_bytes:
         problem = "with `head_of_line: block` nothing is evicted, so without idle unloads full memory is a deadlock"

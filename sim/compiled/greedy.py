@@ -46,6 +46,7 @@ from sim.compiled.physics import (
     advance_device,
     busy_ms,
     chores_end_ns,
+    count_load,
     do_chore,
     energy_mj,
     free_ns,
@@ -256,9 +257,11 @@ def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A load ends; at a server that hangs nobody hears of it."""
     slot = _take_due(c, p, server.loading, now)
     server.times.load = _soonest(c, p, server.loading)
+    instance = instance_at(c, p, slot)
+    if instance.load_began_ns < now:
+        count_load(c, p, server, -1, now)
     if server.is_hung:
         return
-    instance = instance_at(c, p, slot)
     instances = spec_at(p, server, instance.spec)
     instances.is_hosted = 1
     instances.loading -= 1
@@ -374,6 +377,8 @@ def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int, load_n
     server.loads += 1
     instance.load_began_ns, instance.loaded_ns = now, now
     instance.due_ns = now + load_ns
+    if load_ns > 0:
+        count_load(c, p, server, 1, now)
     instance.link = server.loading.head
     server.loading.head = slot
     server.times.load = min(server.times.load, instance.due_ns)
@@ -453,8 +458,7 @@ def schedule(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     while _run_next_servable(c, p, server, now):
         pass
     if server.queued > 0:
-        _load_for_blocked(c, p, server, now)
-        _scale_up(c, p, server, now)
+        _order_loads(c, p, server, now)
     _unload_idle(c, p, server, now)
     _plan_wake(c, p, server, now)
 
@@ -654,8 +658,8 @@ def _solo_ns(c: Cluster, p: Parameters, server: Server, instance: Instance, cost
 
 
 @kernel
-def _load_for_blocked(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Alg. 1 l. 8-12 for every blocked key, oldest first; the oldest that memory stops may evict idle instances."""
+def _order_loads(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """Load for need, evict for need: `can_load` for each waiting key, oldest first."""
     knobs = knobs_of(p, server)
     may_evict = knobs.blocks_head_of_line == 0
     for place in range(server.keys):
@@ -663,9 +667,11 @@ def _load_for_blocked(c: Cluster, p: Parameters, server: Server, now: int) -> No
         spec = _spec_of(p, key)
         is_overdue = _is_overdue(p, server, key, now)
         if not _is_loading_for(p, server, key) and _admits(p, server, spec, now, is_overdue):
+            is_needed = is_overdue or not _has_instance_for(p, server, key)
             if _fits(p, server, spec):
-                _load_for_key(c, p, server, key, now)
-            elif may_evict:
+                if is_needed or _may_have_another(p, server, key):
+                    _load_for_key(c, p, server, key, now)
+            elif is_needed and may_evict:
                 if _evict_for(c, p, server, spec, now):
                     return
                 may_evict = False
@@ -674,21 +680,12 @@ def _load_for_blocked(c: Cluster, p: Parameters, server: Server, now: int) -> No
 
 
 @kernel
-def _scale_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """One more instance while the queue is above Q_th and the counter below N_new."""
-    knobs = knobs_of(p, server)
-    for place in range(server.keys):
-        key = ints(server)[ORDER_AT + place]
-        queue, spec = key_at(p, server, key), _spec_of(p, key)
-        while (
-            queue.count > knobs.scale_trigger
-            and queue.loads < knobs.scale_cap
-            and _fits(p, server, spec)
-            and _admits(p, server, spec, now, False)
-        ):
-            _load_for_key(c, p, server, key, now)
-        if _may_not_be_overtaken(p, server, key, now):
-            return
+def _may_have_another(p: Parameters, server: Server, key: int) -> bool:
+    """A queue above Q_th, within N_new; or the key's own width, if a wider instance would serve at its own."""
+    knobs, queue = knobs_of(p, server), key_at(p, server, key)
+    if knobs.serves_as_instance == 1 and spec_at(p, server, _spec_of(p, key)).alive == 0:
+        return True
+    return queue.count > knobs.scale_trigger and queue.loads < knobs.scale_cap
 
 
 @kernel
@@ -874,6 +871,11 @@ def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     slot = server.starting.head
     while slot != NONE:
         device.waiting_ns -= instance_at(c, p, slot).waiting_ns
+        slot = instance_at(c, p, slot).link
+    slot = server.loading.head
+    while slot != NONE:
+        if instance_at(c, p, slot).load_began_ns < instance_at(c, p, slot).due_ns:
+            count_load(c, p, server, -1, now)
         slot = instance_at(c, p, slot).link
     device.is_touched = 1
     server.is_up, server.is_hung, server.read = 0, 0, 0

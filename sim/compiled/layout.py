@@ -182,7 +182,7 @@ class Device(Record):
     energy_mw_ns = REAL
     busy_permille_ns = INT
     slowdown = 1.0
-    is_extrapolated = extrapolated_ns = count = INT
+    is_extrapolated = extrapolated_ns = count = loads = INT
     first = last = NONE
     slowdown_salt = slowdown_number = is_slow = changes_at = changes = change = INT
     chores_from_ns = chores_until_ns = paused_from_ns = passes_ended_ns = is_full = waiting_ns = INT
@@ -444,7 +444,7 @@ class DeviceModel(Record):
     extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
         ended_image_ns
     ) = INT
-    chores_mw = REAL
+    chores_mw = beside_load = REAL
     chores_permille = INT
     servers_at = server_count = INT
     mean_slowdown = REAL

@@ -157,6 +157,16 @@ def stop_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int)
 
 
 @kernel
+def count_load(c: Cluster, p: Parameters, server: Server, change: int, now: int) -> None:
+    """One more instance, or one less, is being loaded on a server's device (`SimulatedDevice.begin_load`)."""
+    device = device_at(c, p, server.device)
+    if model_of(p, device).beside_load > 1.0:
+        advance_device(c, p, device, now)
+        device.loads += change
+        device.is_touched = 1
+
+
+@kernel
 def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
     """Re-rate what runs, once for all changes of an event (`SimulatedDevice._rerate`), and plan the next ends."""
     device.is_touched = 0
@@ -189,11 +199,12 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         instance.slow_down = slow
         uncapped_mw += cost.power_mw / slow
         slot = instance.run_next
+    beside = model.beside_load if device.loads > 0 else 1.0
     phi = min(1.0, max(model.phi_min, 1.0 - model.throttle * (uncapped_mw / model.cap_mw - 1.0)))
     slot = first
     while slot != NONE:
         instance = instance_at(c, p, slot)
-        instance.slow_down *= device.slowdown / phi
+        instance.slow_down *= device.slowdown * beside / phi
         instance.end_ns = _end_ns(device, now, max(0, ceil(instance.work_ns * instance.slow_down)))
         slot = instance.run_next
     device.power_mw = min(model.cap_mw, uncapped_mw)

@@ -453,13 +453,13 @@ def _link(links: Numbers, first: int, count: int, free: int) -> int:
 
 
 def margin(program: Program) -> int:
-    """Instances that one event may load: each key's one, and those of long queues; or all that a memory holds."""
+    """Instances that one event may load: each key's one; or all that a memory holds."""
     most = 0
     for spec in program.cluster.servers:
         knobs = spec.knobs
         smallest = max(1, min(knobs.instance_bytes.values(), default=1))
         held = max(0, knobs.vram_cap_bytes - knobs.context_bytes) // smallest
-        most = max(most, min(held, len(program.keys) * (1 + knobs.scale_cap) + len(knobs.preload)))
+        most = max(most, min(held, len(program.keys) + len(knobs.preload)))
     return most
 
 

@@ -55,6 +55,10 @@ class FakeBench:
     background_share: float = 0.0  # of the device, taken by others
     sm_share: float | None = None  # of the multiprocessors, at full demand; None: nothing tells
     held: dict[int, tuple[int, float]] = field(default_factory=dict)
+    loads: int = 0
+    refused: int = 0  # passes of each instance that a GPU does not capture
+    path_extra: float = 0.0  # of a path's time, beyond its hops
+    load_factor: float = 1.5  # how much longer passes take beside a load
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -83,6 +87,7 @@ class FakeBench:
         """From disk it is slower."""
         self._pass(0.002)
         assert instance not in self.held
+        self.loads += 1
         self.held[instance] = (segment, width)
         return (0.02 if from_disk else 0.005), int(1000 * width)
 
@@ -107,6 +112,22 @@ class FakeBench:
         self._pass((wall_s + warmup * truth_s) * self.slowness)
         waited_s = self.background_share * wall_s
         return Loop(repeats_s.tolist(), wall_s, self.host_share(point) * (wall_s - waited_s), waited_s, references_s)
+
+    def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
+        """In the instance that is loaded."""
+        assert {point.key[:2] for point in points} == {self.held[instance]}
+        return [self.solo(point, warmup, repeats, 0.0, paused=False) for point in points], len(points) - self.refused
+
+    def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
+        """The sum of the hops, and what comes on top."""
+        medians_s = [(1 + self.path_extra) * sum(map(self.truth_s, path)) for path in paths]
+        self._pass(repeats * sum(medians_s))
+        return medians_s
+
+    def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
+        """Known, too."""
+        self._pass(0.5)
+        return self.truth_s(point), self.load_factor * self.truth_s(point)
 
     def _spells(self, number: int, truth_s: float) -> npt.NDArray[np.bool_]:
         """A two-state chain that is slow for so much of the time, for a tenth of a second on average."""
@@ -168,7 +189,7 @@ class FakeBench:
         self.now_ns += int(elapsed_s * NS_PER_S)
 
 
-def facts(kind: str = "cpu") -> DeviceFacts:
+def facts(kind: str = "cpu", padded_sizes: tuple[int, ...] = ()) -> DeviceFacts:
     """Of the fake device."""
     return DeviceFacts(
         info=DeviceInfo(kind="cuda" if kind == "cuda" else "cpu", name="fake", vram_bytes=10**9),
@@ -178,4 +199,5 @@ def facts(kind: str = "cpu") -> DeviceFacts:
         power=Power(bare_idle_w=10.0, context_idle_w=20.0, cap_w=100.0, provenance=Provenance.MODELLED),
         sensor=SensorModel(period_s=0.1, lag_s=0.0, power_window_s=0.1, utilization_window_s=0.1),
         context_bytes=0,
+        padded_sizes=padded_sizes,
     )

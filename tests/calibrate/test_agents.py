@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from calibrate import CalibrationObserver, CalibrationRequest, calibrate, check_profile
-from calibrate.agents import LEAD_TIMES, AgentBench
+from calibrate.agents import GPU_LEAD_S, LEAD_TIMES, AgentBench
 from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
 from calibrate.measure import DISTURBED, CalibrationProgress
-from calibrate.plan import GPU_LEAD_S
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile, save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
@@ -101,7 +100,7 @@ def test_processes_begin_together_or_the_set_is_no_good(ready_s: float, tries: i
     """
     asked_s: list[float] = []
     agents = [Process(0.0, asked_s), Process(ready_s, asked_s)]
-    bench = AgentBench(cast(Any, agents[0]), None, cast(Any, None), 0, cast(Any, agents[1]))
+    bench = AgentBench(cast(Any, agents[0]), None, cast(Any, None), cast(Any, agents[1]))
     found = bench.together([Point(1, 1.0, 0.0, 1)] * 3, 1.0, across=True)
     assert len(found.members) == 3
     assert len(asked_s[::2]) == tries

@@ -198,7 +198,13 @@ def test_what_is_allowed_follows_from_what_the_profile_states(profile: Profile) 
     def with_errors(**stated_pct: float) -> Profile:
         def error(metric: str, kind: ErrorKind, pct: float) -> StatedError:
             return StatedError(
-                metric=metric, kind=kind, median_abs_pct=pct, mean_abs_pct=pct, max_abs_pct=pct, points=9
+                metric=metric,
+                kind=kind,
+                median_abs_pct=pct,
+                mean_abs_pct=pct,
+                p90_abs_pct=pct,
+                max_abs_pct=pct,
+                points=9,
             )
 
         errors = (

@@ -19,9 +19,10 @@ from calibrate.errors import (
     SOLO_ERROR,
 )
 from calibrate.fit import fit, link_of
+from calibrate.gpu import DUTIES
 from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
-from calibrate.plan import DUTIES, Extras, Solo, Steady, Together, make_plan
+from calibrate.plan import Extras, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
 from calibrate.sharing import MIN_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
 from calibrate.slowdown import SlowdownLook
@@ -199,7 +200,7 @@ def test_the_profile_survives_a_file_and_compiles(tmp_path: Path, kind: str) -> 
     assert found.batch_limit == LIMIT
     assert compile_tables(found, LIMIT).batch_limit == LIMIT
     assert found.omitted == ("nothing",)
-    assert found.padding == ("grid" if kind == "cuda" else "none")  # a GPU's libraries choose kernels for each shape
+    assert found.padded_sizes == ()  # only a real GPU pads (`tests.calibrate.test_gpu`)
     if kind == "cuda":  # the sensor's own utilization, not the launching thread's share
         assert {u for curve in found.latency for u in curve.utilization} == {0.5}
         assert {curve.sm_utilization for curve in found.latency} == {()}  # nothing told it

@@ -11,7 +11,6 @@ from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
 from calibrate.measure import DISTURBED, CalibrationProgress, Measurements, _retried, measure, perform, scout
 from calibrate.plan import (
-    GPU_REPEATS,
     LAVISH,
     LEAST,
     CalibrationPlan,
@@ -31,14 +30,12 @@ def session(
     path: Path,
     budget_s: float,
     seen: list[CalibrationProgress] | None = None,
-    *,
-    is_gpu: bool = False,
 ) -> tuple[CalibrationPlan, Measurements]:
     with Log(path, {"device": "fake"}) as log:
         scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, budget_s)
         guess = scouted.guess_s
         rng = np.random.default_rng(0)
-        plan = make_plan(all_keys(), LIMIT, budget_s, guess, Extras(True, True, True, is_gpu=is_gpu), rng)
+        plan = make_plan(all_keys(), LIMIT, budget_s, guess, Extras(True, True, True), rng)
         notice = (seen if seen is not None else []).append
         return plan, measure(bench, plan, guess, log, budget_s, bench.clock, notice, scouted.slowdown)
 
@@ -100,14 +97,6 @@ def test_an_impossible_budget_still_covers_what_is_required(tmp_path: Path) -> N
     held = {(step.segment, step.width) for step, _ in measured.measurements if isinstance(step, LoadCycle)}
     assert held == {key[:2] for key in all_keys()}
     assert len(measured.measurements) == sum(planned.required for planned in plan.steps)
-
-
-def test_a_gpus_late_points_have_their_passes(tmp_path: Path) -> None:
-    """A minute's calibration of an H200 was late from its first step: each of its points had three."""
-    _, measured = session(FakeBench(), tmp_path / "log", 0.0, is_gpu=True)
-    passes = [result.samples.count for _, result in measured.measurements if isinstance(result, SoloResult)]
-    assert min(passes) >= GPU_REPEATS
-    assert not any(words.startswith("late: ") for words in measured.omitted)
 
 
 def test_time_that_is_left_goes_to_more_batch_sizes(tmp_path: Path) -> None:

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from calibrate.costs import costs_of
 from calibrate.plan import (
-    DUTIES,
-    GPU_HOLD_S,
-    GPU_LEAD_S,
-    GPU_MAKE_S,
-    GPU_REPEATS,
-    GPU_WARMUP,
-    HOLD_S,
     LAVISH,
-    LEAD_S,
     MIN_BATCHES,
     TRANSFER_BYTES,
     CalibrationPlan,
@@ -29,7 +21,6 @@ from calibrate.plan import (
     Steady,
     Together,
     Transfer,
-    describe,
     full_grid,
     make_plan,
     rank_batches,
@@ -222,38 +213,8 @@ def test_the_largest_block_is_of_the_segment_that_leaves_most() -> None:
     assert largest_transfer_bytes(costs, 10**9) == ARENA_BYTES // 2
 
 
-@pytest.mark.parametrize("awake", [False, True])
-def test_small_duties_are_planned_where_clocks_stay_up(awake: bool) -> None:
-    """Each at one middling point, once, whatever the budget; their names tell them apart."""
-    made = plan(30.0, 16, 1e-4, extras=Extras(True, False, awake=awake))
-    found = [each.step for each in made.steps if isinstance(each.step, Steady) and each.step.duty < 1.0]
-    assert [step.duty for step in found] == (list(DUTIES) if awake else [])
-    assert len({describe(step) for step in found}) == len(found)
-    assert len({step.point for step in found}) == (1 if awake else 0)
-
-
 @pytest.mark.parametrize("budget_s, is_told", [(5.0, True), (100_000.0, False)])
 def test_short_looks_at_power_are_told(budget_s: float, is_told: bool) -> None:
     """Half a second of a sensor that is renewed ten times a second is off by 5 %."""
     made = plan(budget_s, 16, 1e-4, extras=Extras(True, False, rise_s=1.0))
     assert any("s of each are looked at, instead of 2 s" in words for words in made.omitted) == is_told
-
-
-def test_what_a_gpus_instances_take_is_planned() -> None:
-    """They choose kernels when they are made: in a cycle of loads, and before two processes begin together.
-
-    Passes are cheap beside that, so that even the least plan has many of them.
-    """
-
-    def estimates(is_gpu: bool) -> dict[str, float]:
-        made = plan(1.0, extras=Extras(False, False, sibling=True, is_gpu=is_gpu))
-        assert (made.effort.repeats, made.effort.warmup) == ((GPU_REPEATS, GPU_WARMUP) if is_gpu else (3, 1))
-        return {planned.id: planned.estimated_s for planned in made.steps if planned.required}
-
-    on_cpu, on_gpu = estimates(False), estimates(True)
-    more_s = {step: on_gpu[step] - on_cpu[step] for step in on_cpu}
-    for kind, expected_s in (("hold ", GPU_HOLD_S - HOLD_S), (" across ", GPU_LEAD_S - LEAD_S)):
-        found_s = [more_s.pop(step) for step in on_cpu if kind in step]
-        assert found_s
-        assert found_s == pytest.approx([expected_s] * len(found_s))
-    assert min(more_s[step] for step in on_cpu if step.startswith("solo ")) > GPU_MAKE_S

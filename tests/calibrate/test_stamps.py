@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calibrate.stamps import differences, require_model, stamps_here, stamps_of
+from calibrate.stamps import differences, require_captured, require_model, stamps_here, stamps_of
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
 from kit.errors import InputError
@@ -80,3 +80,31 @@ def test_a_profile_of_another_model_is_refused() -> None:
     require_model(worlds.profile(), "0", "toy.yaml", "model.hash")
     with pytest.raises(InputError, match=r"toy.yaml: model.hash: .*model toy \(0\), this is 1234; calibrate this"):
         require_model(worlds.profile(), "1234", "toy.yaml", "model.hash")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "captured", "warmed", "is_refused"),
+    [
+        ("312 of 312", 312, 312, False),
+        ("312 of 312", 24, 24, False),
+        ("312 of 312", 311, 312, True),
+        ("156 of 312", 48, 96, False),
+        ("156 of 312", 96, 96, True),
+        (None, 0, 96, False),
+        (None, 96, 96, True),
+        ("312 of 312", 0, 0, False),
+    ],
+)
+def test_a_server_that_captures_otherwise_is_refused(
+    recorded: str | None, captured: int, warmed: int, is_refused: bool
+) -> None:
+    """By the share of its passes: it may have loaded fewer instances, or be given smaller batches."""
+    found = profile_of(DeviceSpec())
+    told = {} if recorded is None else {"captured": recorded}
+    profile = found.model_copy(update={"execution": {**found.execution, **told}})
+    assert "captured" not in stamps_of(profile)
+    if not is_refused:
+        require_captured(profile, captured, warmed, "scenario", "cluster.servers.0")
+        return
+    with pytest.raises(InputError, match=f"{captured} of {warmed} passes are captured here"):
+        require_captured(profile, captured, warmed, "scenario", "cluster.servers.0")

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from benchmarks.speed.hollow import HollowLanes, HollowOutfit
-from hw.agent.lanes import MoveEnded, Tell
+from hw.agent.lanes import LoadEnded, MoveEnded, Tell
 from hw.agent.outfit import AgentSpec, Fitting, SchedulerSpec
 from hw.agent.process import Agent
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
@@ -42,6 +42,7 @@ from hw.transport.messages import (
     BenchmarkResult,
     BenchmarkTogether,
     BenchmarkUnload,
+    Captures,
     ComeUp,
     Deliver,
     Finish,
@@ -54,6 +55,7 @@ from hw.transport.messages import (
     Ping,
     Point,
     Pong,
+    Preloaded,
     Prepare,
     Release,
     Report,
@@ -372,7 +374,7 @@ class ToldLanes(HollowLanes):
         self.told.append(("forget", tuple(requests)))
 
 
-ACTIVATION_BYTES, RESERVED_BYTES = 9, 1000
+ACTIVATION_BYTES = 9
 
 
 class OnCores:
@@ -385,7 +387,6 @@ class OnCores:
             lanes=ToldLanes(tell),
             computes_here=True,
             activation_bytes=lambda: ACTIVATION_BYTES,
-            reserved_bytes=lambda: RESERVED_BYTES,
         )
 
 
@@ -445,15 +446,55 @@ def on_cores() -> Iterator[tuple[Agent, RouterEnd]]:
 
 
 def test_what_holds_memory_is_told_with_each_sample(on_cores: tuple[Agent, RouterEnd]) -> None:
-    """Context and activations; once all is loaded also instances with what libraries keep beside them."""
+    """Context, activations and what is loaded."""
     agent, router = on_cores
-    for loaded_bytes in (0, RESERVED_BYTES):
+    for loaded_bytes in (0, TINY.segments):
         agent._obey(Sampled(Sample(0, 1.0, 0.5, None)))
         agent._send()
         (report,) = (message for message in router.receive() if isinstance(message, Report))
         assert report.vram_used_bytes == agent._fitting.context_bytes + loaded_bytes
         assert report.activation_bytes == ACTIVATION_BYTES
         _ring_in_a_lane(agent)
+
+
+class GreedyLanes(ToldLanes):
+    """Their loads take more than the knobs say; every third pass can't be captured."""
+
+    taken_bytes = 0
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        self._due.append(LoadEnded(instance, self.taken_bytes, Captures(2, 3, "it reads a number")))
+
+
+class OnGpu:
+    """An outfit whose device has memory of its own, of which its context takes 7 bytes."""
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        fitting = HollowOutfit(()).fit(tell)
+        return replace(fitting, lanes=GreedyLanes(tell), has_own_memory=True, context_bytes=7)
+
+
+def test_what_a_load_took_of_a_gpu_is_booked_and_its_cap_holds() -> None:
+    """The scheduler hears the bytes; a load beyond the cap is undone, and fails for want of memory once it is gone."""
+    router, port = _ends()
+    room = 100 + sum(knobs().instance_bytes[spec] for spec in knobs().preload)
+    tight = replace(knobs(), vram_cap_bytes=room, load_retries=1)
+    agent = Agent(port, OnGpu(), SchedulerSpec(tight, TINY.segments, Supervision()), EpochLog())
+    agent._obey(Prepare(1, 0, True))
+    lanes, serving = agent._fitting.lanes, agent._serving
+    assert isinstance(lanes, GreedyLanes)
+    assert serving is not None
+    lanes.taken_bytes = (room - 7) // 2
+    agent._obey(ComeUp(1))
+    for _ in range(3):
+        agent.act()
+    scheduler = serving._scheduler
+    assert [each.vram_bytes for each in scheduler.instances] == [lanes.taken_bytes] * 2
+    assert scheduler.vram_used_bytes == 2 * lanes.taken_bytes
+    preloaded = [message for message in router.receive() if isinstance(message, Preloaded)]
+    assert preloaded == [Preloaded(1, Captures(4, 6, "it reads a number"))]
+    for each in (port, router):
+        each.close()
 
 
 def test_lanes_go_on_while_the_sensor_is_read(

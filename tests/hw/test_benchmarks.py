@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - CPU time is what is measured
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from hw.agent.benchmarks import DeviceBench, _reserved_bytes, alone
+import hw.agent.benchmarks
+from hw.agent.benchmarks import DeviceBench, _reserved_bytes, alone, together
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from hw.devices.instances import Instances
+from hw.networks.servable import Instance
 from hw.networks.slimresnet import PRESETS, SlimResNet
-from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkResult, Point
+from hw.transport.messages import (
+    Benchmark,
+    BenchmarkBesideLoad,
+    BenchmarkInstance,
+    BenchmarkLoad,
+    BenchmarkPaths,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    BesideLoadResult,
+    InstanceResult,
+    Point,
+    Timed,
+)
 
 SPUN_S = 0.03
 REPEATS = 5
@@ -68,7 +86,8 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
 
 
 @pytest.mark.parametrize(
-    ("kind", "pause_s", "pauses", "looks"), [("cuda", 0.001, 0, 2 * REPEATS), ("cuda", 0.0, 0, 0), ("cpu", 0.001, 5, 0)]
+    ("kind", "pause_s", "pauses", "looks"),
+    [("cuda", 0.001, 0, 2 * REPEATS + 2), ("cuda", 0.0, 0, 2), ("cpu", 0.001, 5, 0)],
 )
 def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
     model: SlimResNet,
@@ -99,7 +118,7 @@ def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
     monkeypatch.setattr("hw.agent.benchmarks.thread_waited_ns", lambda: look("own"))
     found = _timed(model, path, monkeypatch, kind, pause_s)
     assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
-    assert (asked.count("all"), asked.count("own")) == (2, looks)
+    assert (asked.count("all"), asked.count("own")) == (0 if looks else 2, looks)
 
 
 @pytest.mark.parametrize(("graphs", "drops"), [(False, True), (False, False), (True, True)])
@@ -122,18 +141,135 @@ def test_memory_of_a_load_is_what_was_taken_for_it(graphs: bool, drops: bool, mo
     assert asked == [*(["workspaces"] if drops and not graphs else []), "cache", "reserved"]
 
 
-def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
-    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+PASS_S, CAPTURE_S = 0.5e-3, 12e-3
+
+
+class _Spinning:
+    """An instance whose passes take `PASS_S`, eager or replayed; a capture takes `CAPTURE_S`."""
+
+    held_bytes = 0
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self.segment, self.width = instance.segment, instance.width
+
+    def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
+        _spin(PASS_S)
+        return x[:, :1].clone()
+
+    def to(self, *_: object) -> _Spinning:
+        return self
+
+
+class _Replayed:
+    def __init__(self, inputs: Tensor) -> None:
+        self.inputs = inputs
+
+    def __call__(self, count: int) -> Tensor:
+        _spin(PASS_S)
+        return self.inputs[:count, :1].clone()
+
+
+def _spin(duration_s: float) -> None:
+    end_s = time.perf_counter() + duration_s
+    while time.perf_counter() < end_s:
+        pass
+
+
+class _Captures:
+    """Captures, and counts them; `seen`: how many there were before and after each timed loop."""
+
+    held_bytes = 0
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seen: list[int] = []
+
+    def __call__(self, run: object, x: Tensor) -> _Replayed:
+        self.count += 1
+        _spin(CAPTURE_S)
+        return _Replayed(x.clone())
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> _Captures:
+    made, clocks = _Captures(), hw.agent.benchmarks._clocks
+
+    def look(waited: Callable[[], int]) -> tuple[int, int, int]:
+        made.seen.append(made.count)
+        return clocks(waited)
+
+    monkeypatch.setattr("hw.agent.benchmarks._clocks", look)
+    return made
+
+
+@pytest.fixture
+def graphed(model: SlimResNet, path: Path, captures: _Captures, monkeypatch: pytest.MonkeyPatch) -> Instances:
+    """As on a GPU, where there is no reference either."""
+    real = model.instance
+    monkeypatch.setattr(model, "instance", lambda *given: _Spinning(real(*given)))
+    monkeypatch.setattr("hw.agent.benchmarks._reference", lambda instances: None)
+    device = DeviceSpec(channels_last=False, graphs=True, warm_sizes=(1, 4))
+    return Instances(model, path, device, torch.device("cpu"), lambda place: captures)
+
+
+def test_no_timed_repeat_holds_a_capture(captures: _Captures, graphed: Instances) -> None:
+    """A first timed repeat that captured made passes alone up to 59 % too long, and slow-downs too small by that."""
+    point = Point(1, 1.0, 0.0, 4)
+    for number, warmup in enumerate((0, 1, 5), start=1):
+        found = alone(graphed, Benchmark(point, warmup, 5, 0.0))
+        assert captures.seen[-2:] == [number, number]
+        assert float(np.median(found.samples_s)) < CAPTURE_S
+    (member,) = together(graphed, BenchmarkTogether((point,), 0.02)).results
+    assert PASS_S <= member.median_s < 2 * PASS_S
+
+
+def test_an_instance_is_made_once_for_all_its_points(
+    captures: _Captures, graphed: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody will unload it."""
-    device, place = DeviceSpec(channels_last=False), torch.device("cpu")
-    instances = Instances(model, path, device, place)
-    bench = DeviceBench(instances, Activations((), 0, device, place))
+    """All of them are captured when it is loaded; its passes and those of a path take what they take alone."""
+    made: list[tuple[int, float]] = []
+    make = graphed.make
 
-    def broken(*_: object) -> int:
-        raise RuntimeError("CUDA error: out of memory")
+    def counted(segment: int, width: float, from_disk: bool = False) -> Instance:
+        made.append((segment, width))
+        return make(segment, width, from_disk)
 
-    monkeypatch.setattr("hw.agent.benchmarks._probe", broken)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        bench.carry_out(BenchmarkLoad(1, 1, 1.0, False, 8))
-    assert instances.budget.used_bytes == 0
+    monkeypatch.setattr(graphed, "make", counted)
+    bench = DeviceBench(graphed, Activations((), 0, graphed.place))
+    points = tuple(Point(2, 1.0, previous, batch) for previous in (0.5, 1.0) for batch in (1, 4))
+    bench.carry_out(BenchmarkLoad(7, 2, 1.0))
+    found = bench.carry_out(BenchmarkInstance(7, points, 1, 9))
+    bench.carry_out(BenchmarkUnload(7))
+    assert made == [(2, 1.0)]
+    assert isinstance(found, InstanceResult)
+    assert found.captured == len(graphed.model.spec.previous_widths(2, 1.0)) * len(graphed.device.warm_sizes)
+    assert [len(loop.samples_s) for loop in found.loops] == [9] * len(points)
+    assert captures.seen == [found.captured] * (2 * len(points))
+
+
+def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each instance is made once for all paths, and given back; no capture is timed."""
+    monkeypatch.setattr("hw.agent.benchmarks.labels_of", lambda logits: [])
+
+    def hop(*_: object) -> Tensor:
+        _spin(PASS_S)
+        return torch.zeros(4, 1)
+
+    monkeypatch.setattr("hw.agent.benchmarks.serve", hop)
+    path = tuple(Point(segment, 1.0, 1.0 if segment > 1 else 0.0, 4) for segment in (1, 2, 3))
+    bench = DeviceBench(graphed, Activations((), 0, graphed.place))
+    found = bench.carry_out(BenchmarkPaths((path, path), 5))
+    assert isinstance(found, Timed)
+    assert found.samples_s == pytest.approx([len(path) * PASS_S] * 2, rel=0.5)
+    assert graphed.budget.used_bytes == 0
+
+
+def test_passes_beside_a_load_are_timed(graphed: Instances) -> None:
+    """In two lanes of one interpreter each has half of it; the load captures 1 size at each previous width."""
+    bench = DeviceBench(graphed, Activations((), 0, graphed.place))
+    found = bench.carry_out(BenchmarkBesideLoad(Point(1, 1.0, 0.0, 4), 2, 1.0, 0.05))
+    assert isinstance(found, BesideLoadResult)
+    assert PASS_S <= found.quiet_s < found.beside_s
+    assert found.load_s >= 2 * CAPTURE_S
+    assert graphed.budget.used_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from hw.agent.torch_lanes import captures_of
 from hw.device import DeviceSpec
 from hw.devices.gpu import CAPTURING, empty_cache
-from hw.devices.graphs import CudaReplay, GraphedInstance
+from hw.devices.graphs import CudaReplay, GraphedInstance, Rooms
 from hw.devices.instances import Instances, serve
 from hw.networks.rows import rows_of
 from hw.networks.slimresnet import SlimResNet
+from hw.transport.messages import Captures
 from policies.vocabulary import IMAGE
 
 CPU = torch.device("cpu")
@@ -40,12 +43,19 @@ class Recorder:
     def __init__(self, refused: int | None = None) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self._refused = refused
+        self._rooms = Rooms()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._rooms.held_bytes
 
     def __call__(self, run: Callable[[Tensor], Tensor], x: Tensor) -> CudaReplay:
         self.shapes.append(tuple(x.shape))
         if len(x) == self._refused:
             raise RuntimeError("operation not permitted when stream is capturing")
-        inputs, outputs = x.clone(), run(x)
+        inputs = self._rooms.like(x, "inputs")
+        inputs.copy_(x)
+        outputs = self._rooms.like(run(inputs), "outputs")
         return CudaReplay(Playback(run, inputs, outputs), inputs, outputs)
 
 
@@ -99,11 +109,43 @@ def test_what_can_not_be_captured_is_run_as_ever(model: SlimResNet, path: Path) 
     for seed in range(4):
         found = _served(instance, 3, seed)
     torch.testing.assert_close(found, model.forward_segment(_images(3, 3), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
-    assert (recorder.shapes, instance.captured) == ([(3, 1, 8, 8)], 0)
+    assert (recorder.shapes, instance.captured, instance.tried) == ([(3, 1, 8, 8)], 0, 1)
+    assert captures_of(instance) == Captures(0, 1, "RuntimeError: operation not permitted when stream is capturing")
+
+
+def test_a_batch_lies_in_the_captured_passs_own_inputs(model: SlimResNet, path: Path) -> None:
+    """Wherever its rows lay, in any order, without a copy between; places beyond them are zero whatever was there."""
+    recorder = Recorder()
+    _, instance = _graphed(model, path, recorder)
+    for seed in range(2):
+        _served(instance, 4, seed)
+    replay = instance.replay(1.0, IMAGE, (4, 1, 8, 8))
+    assert replay is not None
+    first, second = rows_of(_images(4, 5)), rows_of(_images(2, 6))
+    rows = [first[2], second[1], first[0]]
+    with torch.inference_mode():
+        found = serve(instance, rows, 1.0, IMAGE, 4, FIRST)
+    wanted = torch.stack([block[index] for block, index in rows])
+    assert torch.equal(replay.inputs, torch.cat([wanted, torch.zeros(1, 1, 8, 8)]))
+    torch.testing.assert_close(found, model.forward_segment(wanted, 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
+    assert len(found) == 3
+
+
+def test_passes_of_an_instance_share_their_memory(model: SlimResNet, path: Path) -> None:
+    """Captured in any order they compute the same; largest first, all take what the largest takes."""
+    images_bytes, outputs_bytes = _images(4, 0).nbytes, 4 * 4 * math.prod(model.activation_shape(1, 1.0))
+    for sizes, expected in (((4, 2, 1), images_bytes + outputs_bytes), ((2, 4), 1.5 * (images_bytes + outputs_bytes))):
+        recorder = Recorder()
+        _, instance = _graphed(model, path, recorder)
+        for size in (*sizes, *sizes, *sizes):
+            found = _served(instance, size, size)
+            wanted = model.forward_segment(_images(size, size), 1, 1.0, IMAGE)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        assert recorder.held_bytes == expected
 
 
 def test_a_load_captures_what_it_warms(model: SlimResNet, path: Path) -> None:
-    """Every size at every previous width, before the first batch."""
+    """Every size at every previous width, before the first batch; the largest first, so that memory is shared."""
     recorder = Recorder()
     device = DeviceSpec(channels_last=False, graphs=True, warm_sizes=(1, 4))
     maker = Instances(model, path, device, CPU, lambda _: recorder)
@@ -111,8 +153,8 @@ def test_a_load_captures_what_it_warms(model: SlimResNet, path: Path) -> None:
         instance = maker.load(2, 0.5)
     assert isinstance(instance, GraphedInstance)
     previous = model.spec.previous_widths(2, 1.0)
-    expected = [(size, *model.activation_shape(1, before)) for before in previous for size in (1, 4)]
-    assert sorted(recorder.shapes) == sorted(expected)
+    expected = [(size, *model.activation_shape(1, before)) for before in reversed(previous) for size in (4, 1)]
+    assert recorder.shapes == expected
     assert instance.captured == 2 * len(previous)
 
 

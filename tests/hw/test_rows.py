@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hw.networks.rows import Row, gather, has_channels_last, rows_of
+from hw.networks.rows import Row, gather, gather_into, has_channels_last, rows_of
 
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 
@@ -46,3 +46,23 @@ def test_blocks_of_two_orders_make_a_batch() -> None:
     assert torch.equal(gather(rows), _by_hand(rows))
     logits = torch.randn(4, 7)
     assert torch.equal(gather([(logits, 3), (logits, 0)]), logits[[3, 0]])
+
+
+@pytest.mark.parametrize("of_rows", [FIRST, LAST])
+@pytest.mark.parametrize("of_room", [FIRST, LAST])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_is_written_into_a_room(
+    of_rows: torch.memory_format, of_room: torch.memory_format, dtype: torch.dtype
+) -> None:
+    """Rows of one block in any order, of several, in another order of memory or of other numbers; zeros beyond them."""
+    first, second = _block(6, 1, of_rows), _block(3, 2, of_rows)
+    ways = (rows_of(first)[1:5], rows_of(first)[::-1], [*rows_of(second), *rows_of(first)[3:]], rows_of(first))
+    for rows in ways:
+        room = torch.ones(7, 5, 4, 3, dtype=dtype).contiguous(memory_format=of_room)
+        place = room.data_ptr()
+        gather_into(rows, room)
+        assert (room.data_ptr(), has_channels_last(room)) == (place, of_room == LAST)
+        assert torch.equal(room[: len(rows)], _by_hand(rows).to(dtype))
+        assert not room[len(rows) :].any()
+    with pytest.raises(ValueError, match=r"not of \(5, 4, 1\)"):
+        gather_into(rows_of(first), torch.empty(6, 5, 4, 1))

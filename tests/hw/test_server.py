@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -15,6 +17,8 @@ from hw.router.server import HardwareServer, RemoteServer, RunContext
 from hw.transport.arena import Arena, Inbox
 from hw.transport.clock_offset import ClockOffset
 from hw.transport.messages import (
+    Captures,
+    Preloaded,
     Report,
     Sample,
     ToAgent,
@@ -60,11 +64,12 @@ class World:
         self.clock = RunClock(lambda: self.now_ns)
         self.ledger = LateLedger(Ledger(1, 3, RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.5})))
         self.events: list[RouterEvent] = []
+        self.said: list[str] = []
         context = RunContext(
-            self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, lambda _: None, True, False
+            self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, self.said.append, True, False
         )
-        spec = HardwareServer("s", DeviceSpec(), knobs(), 1.0, 2.0)
-        self.server = RemoteServer(0, spec, cast(AgentSlot, self), Inbox(Arena(4096)), context)
+        self.spec = HardwareServer("s", DeviceSpec(), knobs(), 1.0, 2.0)
+        self.server = RemoteServer(0, self.spec, cast(AgentSlot, self), Inbox(Arena(4096)), context)
 
     def start(self) -> None:
         """The next agent in the slot."""
@@ -100,6 +105,29 @@ def test_what_waits_on_a_gpu_is_told_but_is_no_instance(world: World) -> None:
     assert isinstance(event, ServerReport)
     assert event.vram_used_bytes == 107
     assert world.server.totals(device=0, busy_s=0.0).vram_peak_bytes == 100
+
+
+@pytest.mark.parametrize(
+    ("captures", "profiled", "line"),
+    [
+        (Captures(64, 64), "", ""),
+        (Captures(), "", ""),
+        (
+            Captures(31, 64, "no"),
+            "",
+            r"31 of 64 captured, the others run eagerly \(no\); its profile .* all captured: ",
+        ),
+        (Captures(31, 64, "no"), "31 of 64 captured", r"31 of 64 captured, the others run eagerly \(no\)$"),
+        (Captures(64, 64), "31 of 64 captured", "64 of 64 captured; its profile was measured with 31 of 64 captured: "),
+    ],
+)
+def test_passes_that_are_not_captured_are_reported(world: World, captures: Captures, profiled: str, line: str) -> None:
+    """With the reason; and whether its profile is of such passes. The run's record has their number."""
+    world.server.spec = replace(world.spec, captured=profiled)
+    world.server.hear(Preloaded(1, captures))
+    assert [bool(re.match(f"WARNING: s: {line}", said)) for said in world.said] == [True] * bool(line)
+    totals = world.server.totals(device=0, busy_s=0.0)
+    assert (totals.captured, totals.to_capture) == (captures.captured, captures.tried)
 
 
 def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:

@@ -17,6 +17,7 @@ from policies.vocabulary import (
     Choice,
     InstanceLoaded,
     RequestsReturned,
+    ReturnRequests,
     SendBlock,
     TimerFired,
 )
@@ -186,7 +187,8 @@ def test_nothing_is_overtaken_on_its_way() -> None:
 
 
 def _passed(step: Any) -> tuple[int, ...]:
-    return tuple(request for command in step.commands for request in getattr(command, "requests", ()))
+    returned = (command for command in step.commands if isinstance(command, ReturnRequests))
+    return tuple(request for command in returned for request in command.requests)
 
 
 # ------------------------------------------------------------------------------------------------------------- faults

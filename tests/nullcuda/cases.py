@@ -258,7 +258,7 @@ def calibrated() -> dict[str, Any]:
         benches.extend(_Bench(outfit.fit(print, time.monotonic_ns).measure) for _ in range(2))
         known = facts("cuda")
         agents = [cast(AgentProcess, bench) for bench in benches]
-        bench = AgentBench(agents[0], None, Meter("null", Sensor()), wanted.batch_limit, sibling=agents[1])
+        bench = AgentBench(agents[0], None, Meter("null", Sensor()), sibling=agents[1])
         yield Opened(bench, Probe(known.info, metered=False), known)
 
     setattr(session, "opened", opened)  # noqa: B010 - it stands for the real one

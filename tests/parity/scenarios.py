@@ -227,6 +227,7 @@ class Device:
     chores: ChoreTable | None = None
     chores_mw: float = 0.0
     chores_permille: int = 0
+    beside_load: float = 1.0
     cap_mw: float = 250_000.0
     throttle: float = 0.0
     phi_min: float = 1.0
@@ -277,6 +278,7 @@ class Device:
             chores=self.chores,
             chores_mw=self.chores_mw,
             chores_permille=self.chores_permille,
+            beside_load=self.beside_load,
         )
 
     def vram(self, segment: int, width: float) -> int:
@@ -326,7 +328,7 @@ def compiled_device(segments: int, widths: tuple[float, ...], jitter: bool, metr
         dispatch_s=5e-7,
         jitter=JITTERS[1] if jitter else (),
         served_extra_s=3e-7,
-        padding="grid",
+        padded_sizes=(1, 3, 8),
         device={"kind": kind, "name": "toy", "vram_bytes": 8_000_000_000},
         power={**POWER, "cap_w": 60.0, "throttle": 0.8, "phi_min": 0.4},
         sensor={"period_s": 9e-6, "lag_s": 4e-6, "power_window_s": 3e-5, "utilization_window_s": 1.7e-5},
@@ -642,7 +644,7 @@ def _draw_device(
         return compiled_device(segments, widths, draws.chance(60), draws.pick(("nvml", "sm")), kind)
     has_power_cap = draws.chance(40)
     period = draws.pick((5, 2, 3, 8, 20, 1)) * (1 + servers // 5)
-    return Device(
+    device = Device(
         segments,
         widths,
         limit=draws.pick((4, 1, 2, 3, 8)),
@@ -678,6 +680,8 @@ def _draw_device(
         back_ns=_draw_quantiles(draws, step_ns, 50),
         **(_draw_serving(draws, step_ns) if draws.chance(35) else {}),
     )
+    beside_load = {7: 3.3, 1: 1.31}.get(device.load_ns // step_ns, 1.0)  # drawn with the load's time
+    return replace(device, beside_load=beside_load)
 
 
 def _draw_quantiles(draws: Draws, step_ns: int, percent: int) -> tuple[int, ...]:

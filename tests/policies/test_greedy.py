@@ -121,13 +121,7 @@ def test_a_member_of_a_family_serves_no_other_ones_requests() -> None:
 def test_best_fit_is_the_smallest_width_that_serves() -> None:
     """A free 0.5 is taken for 0.5 though 1.0 is free, too; and 1.0 serves when only it is free."""
     core = scheduler()
-    wide, narrow = loaded(core, 0, 1, 1.0), None
-    (first,) = arrive(core, 1, 1, 1.0, 1)
-    load = arrive(core, 2, 1, 0.5, 2)[0]
-    narrow = load.instance
-    run = handle(core, InstanceLoaded(1, narrow), 3)[0]
-    handle(core, BatchFinished(1, run.batch), 4)
-    handle(core, BatchFinished(1, first.batch), 4)
+    narrow, wide = loaded(core, 0, 1, 0.5), loaded(core, 1, 1, 1.0)
     (fit,) = arrive(core, 5, 1, 0.5, 3)
     assert fit.instance == narrow
     (wider,) = arrive(core, 6, 1, 0.25, 4)
@@ -266,60 +260,93 @@ def test_a_loading_instance_that_serves_stops_further_loads_for_the_key() -> Non
     assert len(of(LoadInstance, arrive(core, 3, 2, 0.5, 4, prev=1.0))) == 1
 
 
-def test_scale_up_loads_up_to_the_cap_while_the_queue_is_above_the_trigger() -> None:
-    """Q_th and N_new: the counter counts every load for the key and ends with its queue."""
-    core = scheduler(scale_trigger=3, scale_cap=2)
-    loads = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))
-    assert len(loads) == 2
-    assert of(LoadInstance, arrive(core, 1, 1, 1.0, *range(10, 20))) == []  # the counter is at N_new
-    (run,) = handle(core, InstanceLoaded(1, loads[0].instance), 2)
-    handle(core, InstanceLoaded(1, loads[1].instance), 2)
-    assert core.queue_length == 14 - 8
-    handle(core, BatchFinished(1, run.batch), 3)
-    assert core.queue_length == 2
+def test_a_busy_instance_is_no_reason_to_load() -> None:
+    """Nor to evict: what waits takes its turn, with memory to spare and with none."""
+    for cap_bytes in (1050 * MB, 250 * MB):
+        core = scheduler(vram_cap_bytes=cap_bytes, idle_unload_ns=None, batch_limit=1)
+        loaded(core, 0, 1, 1.0)
+        loaded(core, 0, 2, 1.0)
+        (busy,) = arrive(core, 1, 1, 1.0, 1)
+        assert arrive(core, 2, 1, 0.5, 2) == []
+        (_, following) = handle(core, BatchFinished(1, busy.batch), 3)
+        assert following.requests == (2,)
+
+
+def test_an_overdue_key_loads_beside_a_busy_instance() -> None:
+    """That may hang; and it evicts where memory is short."""
+    core = scheduler(vram_cap_bytes=250 * MB, skip_limit_ns=100, idle_unload_ns=None)
+    loaded(core, 0, 1, 1.0)
+    idle = loaded(core, 0, 2, 1.0)
+    arrive(core, 1, 1, 1.0, 1)
+    assert arrive(core, 2, 1, 1.0, 2) == []
+    assert sample(core, 101, 0.0) == []
+    assert sample(core, 102, 0.0) == [UnloadInstance(1, idle)]
+    (load,) = handle(core, InstanceUnloaded(1, idle), 103)
+    assert (load.segment, load.width) == (1, 1.0)
+
+
+def test_a_queue_above_the_trigger_loads_a_further_instance_up_to_the_cap() -> None:
+    """Q_th and N_new: not while one is loading; the counter counts every load for the key and ends with its queue."""
+    core = scheduler(scale_trigger=3, scale_cap=2, idle_unload_ns=None)
+    (first,) = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(12)))
+    assert arrive(core, 1, 1, 1.0, *range(12, 20)) == []  # one is loading
+    _, second = handle(core, InstanceLoaded(1, first.instance), 2)
+    assert isinstance(second, LoadInstance)
+    assert of(LoadInstance, handle(core, InstanceLoaded(1, second.instance), 3)) == []  # the counter is at N_new
+    assert core.queue_length == 20 - 8
 
 
 def test_the_load_counter_is_reset_when_the_keys_queue_empties() -> None:
-    """A later rush of the same key may scale up again."""
-    core = scheduler(scale_trigger=1, scale_cap=2, batch_limit=8)
-    rush = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))
-    assert len(rush) == 2
-    (run,) = of(RunBatch, handle(core, InstanceLoaded(1, rush[0].instance), 1))
+    """A later rush of the same key may have a further instance again."""
+    core = scheduler(scale_trigger=1, scale_cap=1, batch_limit=4, idle_unload_ns=None)
+    (first,) = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))
+    (run,) = of(RunBatch, handle(core, InstanceLoaded(1, first.instance), 1))
     assert len(run.requests) == 4  # the queue is empty: the counter ends here
-    handle(core, InstanceLoaded(1, rush[1].instance), 1)
-    (other,) = of(RunBatch, arrive(core, 2, 1, 1.0, 9))
-    assert other.instance == rush[1].instance
-    assert len(of(LoadInstance, arrive(core, 3, 1, 1.0, *range(20, 24)))) == 2
+    assert len(of(LoadInstance, arrive(core, 2, 1, 1.0, 10, 11))) == 1
 
 
-def test_the_cap_on_scale_up_refuses_no_load_for_a_blocked_key() -> None:
-    """N_new = 0: nothing scales up, but whenever all instances are busy and none loads, a key that waits gets one."""
-    core = scheduler(scale_trigger=0, scale_cap=0, idle_unload_ns=None)
-    (first,) = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(20)))
-    (second,) = of(LoadInstance, handle(core, InstanceLoaded(1, first.instance), 1))
-    (third,) = of(LoadInstance, handle(core, InstanceLoaded(1, second.instance), 2))
-    assert of(LoadInstance, arrive(core, 3, 1, 1.0, *range(20, 40))) == []  # the third is loading, and nothing scales
-    assert third.instance not in (first.instance, second.instance)
+def test_no_further_instance_evicts() -> None:
+    """A long queue whose instance is busy waits for it where memory is short."""
+    core = scheduler(vram_cap_bytes=250 * MB, scale_trigger=1, scale_cap=5, idle_unload_ns=None)
+    loaded(core, 0, 1, 1.0)
+    loaded(core, 0, 2, 1.0)
+    arrive(core, 1, 1, 1.0, *range(4))
+    assert arrive(core, 2, 1, 1.0, *range(10, 30)) == []
 
 
 def test_loads_for_a_key_count_against_its_cap_and_others_do_not() -> None:
-    """Neither a preload nor a load for another previous width counts; a key's own load while it was blocked does."""
-    core = scheduler(scale_trigger=1, scale_cap=2, batch_limit=1, preload=((2, 1.0),), idle_unload_ns=None)
+    """Neither a preload nor a load for another previous width counts; a key's own first load does."""
+    core = scheduler(scale_trigger=1, scale_cap=1, batch_limit=1, preload=((2, 1.0),), idle_unload_ns=None)
     handle(core, InstanceLoaded(1, 0), 0)
     arrive(core, 1, 2, 1.0, 1, prev=0.5)  # runs on what was preloaded
-    arrive(core, 2, 2, 1.0, 2, prev=0.5)  # another key's load
-    blocked = of(LoadInstance, arrive(core, 3, 2, 1.0, 3, prev=1.0))
-    assert blocked == []  # what the other key loads will serve this one, too
-    scaled = of(LoadInstance, arrive(core, 4, 2, 1.0, *range(10, 20), prev=1.0))
-    assert len(scaled) == 2
-    fresh = of(LoadInstance, arrive(core, 5, 3, 1.0, *range(30, 40), prev=1.0))
-    assert len(fresh) == 2  # one because it is blocked, and one more
+    (other,) = of(LoadInstance, arrive(core, 2, 2, 1.0, *range(2, 6), prev=0.5))
+    assert arrive(core, 3, 2, 1.0, 9, prev=1.0) == []  # what the other key loads will serve this one, too
+    handle(core, InstanceLoaded(1, other.instance), 4)
+    assert len(of(LoadInstance, arrive(core, 5, 2, 1.0, *range(10, 20), prev=1.0))) == 1
+    assert len(of(LoadInstance, arrive(core, 6, 3, 1.0, *range(30, 40), prev=1.0))) == 1
 
 
-def test_at_the_trigger_nothing_scales() -> None:
+def test_at_the_trigger_no_further_instance_loads() -> None:
     """The queue must be *above* Q_th."""
     core = scheduler(scale_trigger=4, scale_cap=2)
-    assert len(of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))) == 1
+    loaded(core, 0, 1, 1.0)
+    arrive(core, 1, 1, 1.0, 1)
+    assert arrive(core, 2, 1, 1.0, *range(10, 14)) == []
+    assert len(of(LoadInstance, arrive(core, 3, 1, 1.0, 14))) == 1
+
+
+@pytest.mark.parametrize("served, loads", [("requested", 0), ("instance", 1)])
+def test_a_key_gets_its_own_width_where_a_wider_one_would_serve_at_its_own(served: str, loads: int) -> None:
+    """While the wider one is busy; once, and never by eviction."""
+    core = scheduler(served_width=served, idle_unload_ns=None)
+    loaded(core, 0, 1, 1.0)
+    arrive(core, 1, 1, 1.0, 1)
+    assert len(of(LoadInstance, arrive(core, 2, 1, 0.5, 2))) == loads
+    full = scheduler(served_width=served, idle_unload_ns=None, vram_cap_bytes=250 * MB)
+    loaded(full, 0, 1, 1.0)
+    loaded(full, 0, 2, 1.0)
+    arrive(full, 1, 1, 1.0, 1)
+    assert arrive(full, 2, 1, 0.5, 2) == []
 
 
 def test_failed_loads_back_off_and_then_reject_what_waits() -> None:
@@ -453,15 +480,13 @@ def test_preload_beyond_the_cap_is_refused_before_anything_runs() -> None:
         scheduler(preload=tuple((1, 1.0) for _ in range(11)))
 
 
-def test_a_failed_scale_up_rejects_nobody_whom_a_working_instance_serves() -> None:
-    """Loads that fail together are one failure, and a queue with an instance is not given up."""
+def test_a_failed_further_load_rejects_nothing_that_a_working_instance_serves() -> None:
+    """A queue with an instance is not given up."""
     core = scheduler(scale_trigger=1, scale_cap=5, load_retries=1)
     loaded(core, 0, 1, 1.0)
     (busy,) = of(RunBatch, arrive(core, 1, 1, 1.0, *range(4)))
-    loads = of(LoadInstance, arrive(core, 2, 1, 1.0, *range(10, 30)))
-    assert len(loads) > 1
-    for load in loads:
-        assert of(RejectRequests, handle(core, LoadFailed(1, load.instance, "out_of_memory"), 3)) == []
+    (load,) = of(LoadInstance, arrive(core, 2, 1, 1.0, *range(10, 30)))
+    assert of(RejectRequests, handle(core, LoadFailed(1, load.instance, "out_of_memory"), 3)) == []
     assert core.queue_length == 20
     assert of(RunBatch, handle(core, BatchFinished(1, busy.batch), 4)) != []
 
@@ -477,7 +502,7 @@ def test_an_overdue_key_ignores_the_utilization_block() -> None:
     assert load.width == 1.0
 
 
-def test_nothing_scales_up_past_an_overdue_key() -> None:
+def test_no_further_instance_loads_past_an_overdue_key() -> None:
     """Memory that it waits for is not given to a younger one."""
     core = scheduler(vram_cap_bytes=250 * MB, scale_trigger=1, skip_limit_ns=100, idle_unload_ns=None)
     loaded(core, 0, 1, 1.0)
@@ -499,3 +524,22 @@ def test_what_is_freed_for_the_oldest_key_is_not_taken_by_a_younger_one() -> Non
     assert handle(core, InstanceUnloaded(1, first), 4) == []
     (load,) = handle(core, InstanceUnloaded(1, second), 5)
     assert load.segment == 3
+
+
+def test_memory_is_booked_as_the_device_tells_it() -> None:
+    """A load that took more keeps others out until it is gone; one that took less lets others in. In simulation nothing
+    is told, and what the knobs say stands."""
+    core = scheduler(vram_cap_bytes=350 * MB)
+    load = of(LoadInstance, arrive(core, 0, 1, 1.0, 1))[0]
+    handle(core, InstanceLoaded(1, load.instance, 250 * MB), 1)
+    assert core.vram_used_bytes == 300 * MB
+    assert core.memory.peak_bytes == 300 * MB
+    assert of(LoadInstance, arrive(core, 2, 2, 1.0, 2)) == []  # 100 MB do not fit, and the other one is busy
+    (unload,) = of(UnloadInstance, handle(core, BatchFinished(1, 0), 3))
+    (second,) = of(LoadInstance, handle(core, InstanceUnloaded(1, unload.instance), 4))
+    assert core.vram_used_bytes == 150 * MB
+    handle(core, InstanceLoaded(1, second.instance, 40 * MB), 5)
+    assert core.vram_used_bytes == 90 * MB
+    (third,) = of(LoadInstance, arrive(core, 6, 3, 1.0, 3))
+    handle(core, InstanceLoaded(1, third.instance), 7)
+    assert core.vram_used_bytes == 190 * MB

@@ -47,6 +47,7 @@ ERRORS = [
         "kind": "held out",
         "median_abs_pct": 1.0,
         "mean_abs_pct": 1.0,
+        "p90_abs_pct": 2.0,
         "max_abs_pct": 2.0,
         "points": 9,
     }

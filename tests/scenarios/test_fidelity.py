@@ -25,6 +25,7 @@ from scenarios.show.result import format_result
 from scenarios.show.summary import format_summary
 from scenarios.show.table import Table
 from scenarios.show.validation import (
+    disturbance_warnings,
     errors_tables,
     saturation_tables,
     stages_table,
@@ -351,3 +352,17 @@ def test_the_middle_load_is_one_of_them(loads: list[float]) -> None:
     below, above = sum(load < middle for load in different), sum(load > middle for load in different)
     assert middle in different
     assert above - below in (0, 1)
+
+
+@pytest.mark.parametrize(
+    "simulated, hardware, is_named", [(16, 16, False), (16, 31, True), (20, 19, False), (3, 0, True)]
+)
+def test_loads_that_the_other_side_did_not_have_are_named(simulated: int, hardware: int, is_named: bool) -> None:
+    """Something else was served there; a tenth apart is the timing of a server that is short of memory."""
+    run = pair("a", 1.0, 1.0)
+    run["simulated"]["servers"][0]["loads"] = simulated
+    run["hardware"]["servers"][0]["loads"] = hardware
+    warnings = [line for line in disturbance_warnings(validated(run)) if line.startswith("Other loads")]
+    assert len(warnings) == is_named
+    if is_named:
+        assert f"on executors and {simulated} in simulation" in warnings[0]

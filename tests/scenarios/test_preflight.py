@@ -95,6 +95,7 @@ def validate(
             "kind": "held out",
             "median_abs_pct": 0.9,
             "mean_abs_pct": 2.5,
+            "p90_abs_pct": 5.0,
             "max_abs_pct": 7.0,
             "points": 12,
         }

@@ -55,7 +55,13 @@ warmup_s: 0.1
 def measured(**changes: Any) -> Profile:
     """A toy profile that states an error and where it holds, with jitter from 1 - 0.16 to 1 + 0.16."""
     error = StatedError(
-        metric="solo latency", kind="held out", median_abs_pct=1.5, mean_abs_pct=2.0, max_abs_pct=7.25, points=40
+        metric="solo latency",
+        kind="held out",
+        median_abs_pct=1.5,
+        mean_abs_pct=2.0,
+        p90_abs_pct=4.0,
+        max_abs_pct=7.25,
+        points=40,
     )
     found = Range(metric="solo latency", quantity="batch size", low=1, high=32)
     profile = worlds.profile(segments=2, widths=(0.5, 1.0), jitter=(1 + 0.16 * np.linspace(-1, 1, 33)).tolist())
@@ -163,7 +169,7 @@ def test_a_scenario_names_shipped_profiles(tmp_path: Path) -> None:
 def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     """Kind, median, mean, largest and points of every error; ranges; what was left out; where each part is from."""
     words = described(measured())
-    assert error_table(measured()).rows == [["solo latency", "held out", "1.50", "2.00", "7.25", "40"]]
+    assert error_table(measured()).rows == [["solo latency", "held out", "1.50", "2.00", "4.00", "7.25", "40"]]
     assert range_table(measured()).rows == [["solo latency", "batch size", "1", "32"]]
     assert "7.25" in words
     assert "left out    3 sets" in words

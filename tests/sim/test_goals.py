@@ -99,7 +99,7 @@ def test_a_limit_is_kept_at_any_load_and_used(
     assert 0.8 * limit_s < p99_ms / 1e3 <= limit_s
     high = accuracy + 0.004
     both, slower_ms = last_minute(make(control=ControlSpec(floor=high, p99_limit_s=limit_s)), rate_img_s, 240)
-    assert both == pytest.approx(high, abs=0.003)
+    assert high - 0.003 < both < high + 0.005
     assert slower_ms > p99_ms
     low = ControlSpec(floor=accuracy - 0.02, p99_limit_s=limit_s)
     loose = last_minute(make(control=low), rate_img_s, 240)[0]

@@ -48,6 +48,20 @@ def test_two_saturating_batches_share_the_device_and_speed_up_again_when_one_end
     assert device.next_end() is second
 
 
+def test_a_pass_beside_a_load_is_slower_until_the_last_load_ends() -> None:
+    """By the profile's factor, however many instances are loaded; a server that dies loads nothing any more."""
+    device = SimulatedDevice(tables(beside_load=3.0))
+    solo_ns = device.tables.keys[1, 1.0, 0.0].latency_ns[8]
+    batch = start(device, 0, 1)
+    device.begin_load(0, 7, 0)
+    device.begin_load(1, 7, 0)
+    assert batch.end_ns == 3 * solo_ns
+    device.end_load(0, 7, solo_ns)
+    assert batch.end_ns == 3 * solo_ns
+    device.kill(1, solo_ns * 3 // 2)  # half of the work is done
+    assert batch.end_ns == pytest.approx(2 * solo_ns, abs=2)
+
+
 def test_small_batches_overlap_freely_until_demand_or_host_saturates() -> None:
     """Crowding begins where the sum of demands (or of host shares) passes 1."""
     device = SimulatedDevice(tables())

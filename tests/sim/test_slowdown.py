@@ -121,7 +121,7 @@ def test_time_beyond_what_was_measured_together_is_counted() -> None:
     assert device.tables.most_processes == float("inf")  # this one promises nothing
     two = {"metric": "slow-down across processes", "quantity": "processes at once", "low": 1, "high": 2}
     stated = {"metric": "solo latency", "kind": "held out", "median_abs_pct": 1.0, "mean_abs_pct": 1.0}
-    errors = [{**stated, "max_abs_pct": 1.0, "points": 9}]
+    errors = [{**stated, "p90_abs_pct": 1.0, "max_abs_pct": 1.0, "points": 9}]
     measured = SimulatedDevice(tables(ranges=[{**ranges[0], "high": 8}, two], provenance="measured", errors=errors))
     for server in (0, 1, 2):
         measured.start(RunningBatch(server, 1, table, 8, 1e12), server * 1000)
