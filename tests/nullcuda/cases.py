@@ -256,7 +256,7 @@ def calibrated() -> dict[str, Any]:
         assert wanted.file is not None
         outfit = TorchOutfit(wanted.device, wanted.file, (arena,), 0)
         benches.extend(_Bench(outfit.fit(print, time.monotonic_ns).measure) for _ in range(2))
-        known = facts("cuda")
+        known = facts("cuda", wanted.device.warm_sizes)
         agents = [cast(AgentProcess, bench) for bench in benches]
         bench = AgentBench(agents[0], None, Meter("null", Sensor()), sibling=agents[1])
         yield Opened(bench, Probe(known.info, metered=False), known)

@@ -28,23 +28,18 @@ def calibrated() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("segment", [1, 2, 3])
-@pytest.mark.parametrize(
-    "rows",
-    ["in order", pytest.param("apart", marks=pytest.mark.xfail(strict=True, reason="F14: a pageable copy of indices"))],
-)
+@pytest.mark.parametrize("rows", ["in order", "apart"])
 def test_a_pass_is_waited_for_once_and_labels_once_more(segment: int, rows: str) -> None:
     waits = TWO_WAITS if segment == TINY.segments else ONE_WAIT
     assert re.fullmatch(waits, run_once(cases.pass_traces)[f"{segment} {rows}"])
 
 
-@pytest.mark.xfail(strict=True, reason="F1: the server pads to sizes that were never measured")
 def test_sizes_are_measured_padded_to_and_warmed_alike() -> None:
     found = calibrated()
     assert found["measured"] == found["padded"] == found["warmed"]
     assert found["loaded"] == [len(found["warmed"])]
 
 
-@pytest.mark.xfail(strict=True, reason="F4: the pass alone has one warm-up, so its first repeat is the capture")
 def test_passes_are_captured_before_their_first_timed_repeat() -> None:
     """A capture would be in the first repeats of every loop that is asked for so; a busy host is not."""
     assert max(calibrated()["first_s"].values()) < CAPTURE_S

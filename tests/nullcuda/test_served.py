@@ -27,7 +27,7 @@ def test_a_preload_captures_every_size_at_every_previous_width() -> None:
     assert first["ready"]["captures"] - first["before"]["captures"] == cases.PASSES
 
 
-@pytest.mark.xfail(strict=True, reason="F2: a busy instance makes the server load another one")
+@pytest.mark.xfail(strict=True, reason="F2: a wider instance captures passes of a narrower width")
 def test_nothing_is_captured_after_a_preload_of_all() -> None:
     for run in runs():
         assert run["loads"] == len(cases.ALL)
