@@ -1,9 +1,9 @@
 """A server's agent: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
 
 Blocks come through the port, and what has become of them goes back; batches, loads and unloads never leave the process.
-The main thread waits for messages, timers and the sensor; a slow one is read in a thread of its own. A lane's thread
-that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once starts
-without any thread waking up.
+The main thread waits for messages, timers and the sensor; a slow one is read in a thread of its own. On a CPU a lane's
+thread that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once
+starts without any thread waking up. On a GPU the main thread launches batches and looks at them itself.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Agent:
         self._receiving = threading.Lock()  # whoever takes messages obeys them before others take the next ones
         self._left: deque[ToAgent] = deque()
         self._reading = threading.Thread()  # of the sensor, where it is read apart
+        self._samples: deque[tuple[Serving, Sample]] = deque()  # read there, and not reported yet
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
@@ -127,6 +128,7 @@ class Agent:
         with self._lock:
             if self._serving is not None:
                 self._serving.ring(self._clock_ns(), sample)
+                self._report_samples()
             is_sent = self._send()
             until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
             if self._serving is not None and self._serving.meter is not None:
@@ -140,17 +142,21 @@ class Agent:
         if not self._fitting.reads_apart:
             return serving.read(sensor)
         if not self._reading.is_alive():
-            self._reading = threading.Thread(target=self._report_apart, args=(serving, sensor), daemon=True)
+            self._reading = threading.Thread(target=self._read_apart, args=(serving, sensor), daemon=True)
             self._reading.start()
         return None
 
-    def _report_apart(self, serving: Serving, sensor: Sensor) -> None:
+    def _read_apart(self, serving: Serving, sensor: Sensor) -> None:
         with self._last_words():
-            sample = serving.read(sensor)
-            with self._lock:
-                if serving is self._serving:
-                    serving.report(sample)
-                    self._send_from_lane()
+            self._samples.append((serving, serving.read(sensor)))
+            os.write(self._nudge, b"!")
+
+    def _report_samples(self) -> None:
+        """What was read apart: what follows of it is this thread's business."""
+        while self._samples:
+            serving, sample = self._samples.popleft()
+            if serving is self._serving:
+                serving.report(sample)
 
     def listen(self) -> bool:
         """Take what has come; False when it is over."""
@@ -245,6 +251,7 @@ class Agent:
                 if self._reading.ident:
                     self._reading.join()
                 with self._lock:
+                    self._report_samples()
                     self._finish(number)
             case ComeUp() | Start() | Sense() | Sampled() | Impair():
                 with self._lock:
@@ -307,7 +314,7 @@ class Agent:
         assert self._service is not None, "this agent is there to be measured"
         with self._lock:
             self._serving = None
-        forgotten = self._fitting.lanes.reset()
+        forgotten = self._fitting.lanes.reset(self._service.knobs.preload)
         self._log.clear()
         self._idle_ns = 0 if self._fitting.waker is None else -self._fitting.waker.looked_ns
         log = self._log if message.keep_log else None
@@ -327,7 +334,9 @@ class Agent:
     def _hear_lane(self, event: LaneEvent) -> None:
         """The end of something, from a lane's thread, or from within `ring` in the main thread, which has the lock."""
         if self._thread() == self._main:
-            if self._serving is not None:
+            if isinstance(event, MoveEnded):
+                self._port.post(event.answer)
+            elif self._serving is not None:
                 self._serving.hear_lane(event)
             return
         with self._last_words():
