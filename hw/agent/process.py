@@ -13,7 +13,8 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from hw.agent.lanes import BatchEnded, LaneEvent, MoveEnded
@@ -99,6 +100,7 @@ class Agent:
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
         self._idle_ns = 0
+        self.shared_by = 1  # agents that this process has
         self._fitting = outfit.fit(self._hear_lane, self._clock_ns)
         self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
 
@@ -106,13 +108,7 @@ class Agent:
 
     def loop(self) -> None:
         """Obey until `Close`, or until the router is gone."""
-        try:
-            self.greet()
-            self._sleep(self.act())
-            while self.listen():
-                self._sleep(self.act())
-        except PortClosedError:
-            return
+        work([self])
 
     def greet(self) -> None:
         """Its first words."""
@@ -176,34 +172,39 @@ class Agent:
         next_ns = NEVER_NS if self._serving is None else self._serving.next_ns
         return next_ns if is_sent else min(next_ns, self._clock_ns() + FLUSH_NS)
 
-    def _sleep(self, until_ns: int) -> None:
-        if self._looks_on and self._look_on(until_ns):
+    def sleep(self, until_ns: int, beside: Sequence[Agent] = ()) -> None:
+        """Until then, or until there is something to do, here or for those that share this thread."""
+        agents = (self, *beside)
+        select = partial(self._select, agents=agents)
+        if all(agent._looks_on for agent in agents) and self._look_on(until_ns, agents):
             return
-        waker, serving = self._fitting.waker, self._serving
-        if waker is not None and serving is not None and serving.exact_ns < until_ns + waker.overrun_ns:
-            waker.wait(self._select, until_ns)
+        waker, exact_ns = self._fitting.waker, [agent._serving.exact_ns for agent in agents if agent._serving]
+        if waker is not None and exact_ns and min(exact_ns) < until_ns + waker.overrun_ns:
+            waker.wait(select, until_ns)
         else:  # nobody waits for a sensor or a watch
-            self._select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
+            select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
 
-    def _select(self, wait_s: float | None) -> bool:
+    def _select(self, wait_s: float | None, agents: Sequence[Agent]) -> bool:
         """Until there is something to do; says whether there is."""
-        ready = self._host.wait((self._port.fileno(), self._woken), wait_s)
-        if self._woken in ready:
-            os.read(self._woken, 4096)
+        ready = self._host.wait([end for agent in agents for end in (agent._port.fileno(), agent._woken)], wait_s)
+        for agent in agents:
+            if agent._woken in ready:
+                os.read(agent._woken, 4096)
         return bool(ready)
 
-    def _look_on(self, until_ns: int) -> bool:
+    def _look_on(self, until_ns: int, agents: Sequence[Agent]) -> bool:
         """A core that sleeps wakes up later than a message travels: so look for a while where nothing runs here.
 
         It is no work: neither the device's nor the agent's. Returns whether something has come.
         """
-        if self._serving is None or self._serving.is_busy:
+        if any(agent._serving is None or agent._serving.is_busy for agent in agents):
             return False
         began_ns = self._host.cpu_ns()
         until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
         while not has_come and self._clock_ns() < until_ns:
-            has_come = self._select(0.0)
-        self._idle_ns += self._host.cpu_ns() - began_ns
+            has_come = self._select(0.0, agents)
+        for agent in agents:
+            agent._idle_ns += self._host.cpu_ns() - began_ns
         return has_come
 
     def _send(self) -> bool:
@@ -326,7 +327,7 @@ class Agent:
         """What goes on here after it is of nobody's interest."""
         assert self._serving is not None, "not prepared"
         looked_ns = 0 if self._fitting.waker is None else self._fitting.waker.looked_ns
-        self._serving.finish(number, self._idle_ns + looked_ns)
+        self._serving.finish(number, self._idle_ns + looked_ns, self.shared_by)
         self._serving = None
 
     # ----------------------------------------------------------------------------------------------------------- lanes
@@ -370,3 +371,24 @@ class Agent:
         except BaseException:  # a step that is half done must not be followed by another
             traceback.print_exc()
             self._leave(1)
+
+
+def work(agents: Sequence[Agent]) -> None:
+    """Drive agents in one thread, each until `Close` or until its router is gone."""
+    due_ns: dict[Agent, int] = {}
+    for agent in agents:
+        agent.shared_by = len(agents)
+        with contextlib.suppress(PortClosedError):
+            agent.greet()
+            due_ns[agent] = agent.act()
+    while due_ns:
+        first, *others = due_ns
+        first.sleep(min(due_ns.values()), others)
+        for agent in (first, *others):
+            try:
+                is_over = not agent.listen()
+                due_ns[agent] = agent.act()
+            except PortClosedError:
+                is_over = True
+            if is_over:
+                del due_ns[agent]
