@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time  # noqa: TID251 - lanes tell real times
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from hw.telemetry import Sensor, usable_cores
 from hw.transport.messages import Input, Measurement, Move, Moved, Refused
 from kit.chance import stream
 from policies.faults import Impairment
-from policies.greedy import GreedyKnobs
+from policies.greedy import GreedyKnobs, Spec
 from policies.interfaces import GROUPS, RouterConfig
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
@@ -78,7 +78,7 @@ class HollowLanes:
 
     def impair(self, impairment: Impairment) -> None: ...
 
-    def reset(self) -> int:
+    def reset(self, keeps: Collection[Spec] = ()) -> int:
         self._due.clear()
         return 0
 

@@ -7,7 +7,7 @@ is an absolute time, planned anew whenever another pass begins or ends. No torch
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -30,6 +30,7 @@ from hw.telemetry.port import Reading, Sensor, Support
 from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
+from policies.greedy import Spec
 from policies.vocabulary import Provenance, RunBatch
 
 _ELEMENT_BYTES: Final = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -344,8 +345,8 @@ class EmulatedLanes:
         self.settle(now_ns)
         self.model.impair(impairment, now_ns)
 
-    def reset(self) -> int:
-        """See `Lanes`; what runs is dropped."""
+    def reset(self, keeps: Collection[Spec] = ()) -> int:
+        """See `Lanes`; what runs is dropped, and so is all that was loaded."""
         if self._mover is not None:
             self._mover.shutdown(cancel_futures=True)
             self._mover = self._new_mover()

@@ -7,7 +7,7 @@ business. Every failure becomes a word; none ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from hw.transport.arena import LinkLostError
 from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
+from policies.greedy import Spec
 from policies.vocabulary import RunBatch
 
 
@@ -132,8 +133,12 @@ class Lanes(Protocol):
         """From now on this is the matter with them."""
         ...
 
-    def reset(self) -> int:
-        """Finish what runs, forget everything; returns how many activations that were. Waits for threads."""
+    def reset(self, keeps: Collection[Spec] = ()) -> int:
+        """Finish what runs, forget everything; returns how many activations that were. Waits for threads.
+
+        Args:
+            keeps: (segment, width) that will be loaded first: of each one instance may stay, whose load ends at once.
+        """
         ...
 
     @property

@@ -78,8 +78,12 @@ class SchedulerSpec:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What an agent is: its name, what it works with, and its scheduler's settings (none where it is only measured)."""
+    """What an agent is: its name, what it works with, and its scheduler's settings (none where it is only measured).
+
+    `worker`: agents of one host that name the same one, and start together, share a process and its thread.
+    """
 
     name: str
     outfit: Outfit
     service: SchedulerSpec | None = None
+    worker: str = ""

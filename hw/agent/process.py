@@ -1,9 +1,9 @@
 """A server's agent: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
 
 Blocks come through the port, and what has become of them goes back; batches, loads and unloads never leave the process.
-The main thread waits for messages, timers and the sensor; a slow one is read in a thread of its own. A lane's thread
-that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once starts
-without any thread waking up.
+The main thread waits for messages, timers and the sensor; a slow one is read in a thread of its own. On a CPU a lane's
+thread that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once
+starts without any thread waking up. On a GPU the main thread launches batches and looks at them itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from hw.agent.lanes import BatchEnded, LaneEvent, MoveEnded
@@ -94,10 +95,12 @@ class Agent:
         self._receiving = threading.Lock()  # whoever takes messages obeys them before others take the next ones
         self._left: deque[ToAgent] = deque()
         self._reading = threading.Thread()  # of the sensor, where it is read apart
+        self._samples: deque[tuple[Serving, Sample]] = deque()  # read there, and not reported yet
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
         self._idle_ns = 0
+        self.shared_by = 1  # agents that this process has
         self._fitting = outfit.fit(self._hear_lane, self._clock_ns)
         self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
 
@@ -105,13 +108,7 @@ class Agent:
 
     def loop(self) -> None:
         """Obey until `Close`, or until the router is gone."""
-        try:
-            self.greet()
-            self._sleep(self.act())
-            while self.listen():
-                self._sleep(self.act())
-        except PortClosedError:
-            return
+        work([self])
 
     def greet(self) -> None:
         """Its first words."""
@@ -127,6 +124,7 @@ class Agent:
         with self._lock:
             if self._serving is not None:
                 self._serving.ring(self._clock_ns(), sample)
+                self._report_samples()
             is_sent = self._send()
             until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
             if self._serving is not None and self._serving.meter is not None:
@@ -140,17 +138,21 @@ class Agent:
         if not self._fitting.reads_apart:
             return serving.read(sensor)
         if not self._reading.is_alive():
-            self._reading = threading.Thread(target=self._report_apart, args=(serving, sensor), daemon=True)
+            self._reading = threading.Thread(target=self._read_apart, args=(serving, sensor), daemon=True)
             self._reading.start()
         return None
 
-    def _report_apart(self, serving: Serving, sensor: Sensor) -> None:
+    def _read_apart(self, serving: Serving, sensor: Sensor) -> None:
         with self._last_words():
-            sample = serving.read(sensor)
-            with self._lock:
-                if serving is self._serving:
-                    serving.report(sample)
-                    self._send_from_lane()
+            self._samples.append((serving, serving.read(sensor)))
+            os.write(self._nudge, b"!")
+
+    def _report_samples(self) -> None:
+        """What was read apart: what follows of it is this thread's business."""
+        while self._samples:
+            serving, sample = self._samples.popleft()
+            if serving is self._serving:
+                serving.report(sample)
 
     def listen(self) -> bool:
         """Take what has come; False when it is over."""
@@ -170,34 +172,39 @@ class Agent:
         next_ns = NEVER_NS if self._serving is None else self._serving.next_ns
         return next_ns if is_sent else min(next_ns, self._clock_ns() + FLUSH_NS)
 
-    def _sleep(self, until_ns: int) -> None:
-        if self._looks_on and self._look_on(until_ns):
+    def sleep(self, until_ns: int, beside: Sequence[Agent] = ()) -> None:
+        """Until then, or until there is something to do, here or for those that share this thread."""
+        agents = (self, *beside)
+        select = partial(self._select, agents=agents)
+        if all(agent._looks_on for agent in agents) and self._look_on(until_ns, agents):
             return
-        waker, serving = self._fitting.waker, self._serving
-        if waker is not None and serving is not None and serving.exact_ns < until_ns + waker.overrun_ns:
-            waker.wait(self._select, until_ns)
+        waker, exact_ns = self._fitting.waker, [agent._serving.exact_ns for agent in agents if agent._serving]
+        if waker is not None and exact_ns and min(exact_ns) < until_ns + waker.overrun_ns:
+            waker.wait(select, until_ns)
         else:  # nobody waits for a sensor or a watch
-            self._select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
+            select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
 
-    def _select(self, wait_s: float | None) -> bool:
+    def _select(self, wait_s: float | None, agents: Sequence[Agent]) -> bool:
         """Until there is something to do; says whether there is."""
-        ready = self._host.wait((self._port.fileno(), self._woken), wait_s)
-        if self._woken in ready:
-            os.read(self._woken, 4096)
+        ready = self._host.wait([end for agent in agents for end in (agent._port.fileno(), agent._woken)], wait_s)
+        for agent in agents:
+            if agent._woken in ready:
+                os.read(agent._woken, 4096)
         return bool(ready)
 
-    def _look_on(self, until_ns: int) -> bool:
+    def _look_on(self, until_ns: int, agents: Sequence[Agent]) -> bool:
         """A core that sleeps wakes up later than a message travels: so look for a while where nothing runs here.
 
         It is no work: neither the device's nor the agent's. Returns whether something has come.
         """
-        if self._serving is None or self._serving.is_busy:
+        if any(agent._serving is None or agent._serving.is_busy for agent in agents):
             return False
         began_ns = self._host.cpu_ns()
         until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
         while not has_come and self._clock_ns() < until_ns:
-            has_come = self._select(0.0)
-        self._idle_ns += self._host.cpu_ns() - began_ns
+            has_come = self._select(0.0, agents)
+        for agent in agents:
+            agent._idle_ns += self._host.cpu_ns() - began_ns
         return has_come
 
     def _send(self) -> bool:
@@ -245,6 +252,7 @@ class Agent:
                 if self._reading.ident:
                     self._reading.join()
                 with self._lock:
+                    self._report_samples()
                     self._finish(number)
             case ComeUp() | Start() | Sense() | Sampled() | Impair():
                 with self._lock:
@@ -307,7 +315,7 @@ class Agent:
         assert self._service is not None, "this agent is there to be measured"
         with self._lock:
             self._serving = None
-        forgotten = self._fitting.lanes.reset()
+        forgotten = self._fitting.lanes.reset(self._service.knobs.preload)
         self._log.clear()
         self._idle_ns = 0 if self._fitting.waker is None else -self._fitting.waker.looked_ns
         log = self._log if message.keep_log else None
@@ -319,7 +327,7 @@ class Agent:
         """What goes on here after it is of nobody's interest."""
         assert self._serving is not None, "not prepared"
         looked_ns = 0 if self._fitting.waker is None else self._fitting.waker.looked_ns
-        self._serving.finish(number, self._idle_ns + looked_ns)
+        self._serving.finish(number, self._idle_ns + looked_ns, self.shared_by)
         self._serving = None
 
     # ----------------------------------------------------------------------------------------------------------- lanes
@@ -327,7 +335,9 @@ class Agent:
     def _hear_lane(self, event: LaneEvent) -> None:
         """The end of something, from a lane's thread, or from within `ring` in the main thread, which has the lock."""
         if self._thread() == self._main:
-            if self._serving is not None:
+            if isinstance(event, MoveEnded):
+                self._port.post(event.answer)
+            elif self._serving is not None:
                 self._serving.hear_lane(event)
             return
         with self._last_words():
@@ -361,3 +371,24 @@ class Agent:
         except BaseException:  # a step that is half done must not be followed by another
             traceback.print_exc()
             self._leave(1)
+
+
+def work(agents: Sequence[Agent]) -> None:
+    """Drive agents in one thread, each until `Close` or until its router is gone."""
+    due_ns: dict[Agent, int] = {}
+    for agent in agents:
+        agent.shared_by = len(agents)
+        with contextlib.suppress(PortClosedError):
+            agent.greet()
+            due_ns[agent] = agent.act()
+    while due_ns:
+        first, *others = due_ns
+        first.sleep(min(due_ns.values()), others)
+        for agent in (first, *others):
+            try:
+                is_over = not agent.listen()
+                due_ns[agent] = agent.act()
+            except PortClosedError:
+                is_over = True
+            if is_over:
+                del due_ns[agent]

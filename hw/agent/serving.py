@@ -178,11 +178,16 @@ class Serving:
             slow = StragglerStarted(self._server, factor) if factor != 1.0 else StragglerEnded(self._server)
             self.deliver(slow)
 
-    def finish(self, number: int, idle_ns: int) -> None:
-        """The run is over: a last reading, and the counts."""
+    def finish(self, number: int, idle_ns: int, shared_by: int = 1) -> None:
+        """The run is over: a last reading, and the counts.
+
+        Args:
+            idle_ns: CPU time of this process that is no work.
+            shared_by: agents that this process has: an even part of its work counts for each.
+        """
         if self._sensor is not None:
             self.report(self.read(self._sensor))
-        cpu_ns = time.process_time_ns() - self._cpu_ns - idle_ns
+        cpu_ns = (time.process_time_ns() - self._cpu_ns - idle_ns) // shared_by
         chores = tuple(self.meter.costs) if self.meter is not None else ()
         peak_bytes = self._scheduler.memory.peak_bytes
         self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, chores, self._captures))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time  # noqa: TID251 - a slow device sleeps in real time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -21,29 +21,29 @@ from hw.networks.rows import Row, gather, rows_of
 from hw.networks.servable import Instance
 from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
+from policies.greedy import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
 
 
 @dataclass(slots=True)
-class _Outcome:
+class Outcome:
     """What became of a batch's members."""
 
     rows: dict[int, Row] = field(default_factory=dict)
     failed: dict[int, tuple[Reason, str]] = field(default_factory=dict)
 
 
-class TorchLanes:
-    """`hw.agent.lanes.Lanes` on a CPU or a GPU.
+class StoreLanes:
+    """What lanes of torch have in common: instances by number, activations, and batches that run in parts where it must
+    be.
 
     Args:
         maker: of the model's instances on the device.
         store: of the agent's activations.
-        tell: takes the end of everything, from the lane's thread.
+        tell: takes the end of everything.
         clock_ns: the agent's.
         leave: ends the process, with this exit code.
     """
-
-    next_ns: int | None = None  # threads end by themselves
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class TorchLanes:
         self._clock_ns = clock_ns
         self._leave = leave
         self._device: DeviceSpec = maker.device
-        self._lanes: dict[int, Lane] = {}
-        self._leaving: dict[int, Lane] = {}  # whose instance is being freed
+        self._segments = maker.model.spec.segments  # to ask the model takes a tenth of a captured pass
         self._instances: dict[int, Instance] = {}
+        self._spare: dict[Spec, Instance] = {}  # that the next run loads first
         self._impairment = Impairment()
         self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
         self._mover = self._new_mover() if store.moves_apart else None
@@ -69,54 +69,25 @@ class TorchLanes:
     def _new_mover(self) -> Lane:
         return Lane(self._device, self._maker.place)
 
-    def ring(self, now_ns: int) -> None:
-        """Threads tell by themselves."""
-
-    # --------------------------------------------------------------------------------------------------- instances
-
-    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
-        """See `Lanes`."""
-        lane = self._lanes[instance] = Lane(self._device, self._maker.place)
-        lane.submit(lambda: self._load(instance, segment, width, from_disk))
-
-    def _load(self, number: int, segment: int, width: float, from_disk: bool) -> None:
-        try:
-            instance = self._maker.load(segment, width, from_disk)
-        except Exception as error:
-            self._lanes.pop(number).end()
-            self._tell(LoadBroken(number, *explain(error)))
-            self._leave_if_broken(error)
-            return
-        self._instances[number] = instance
-        self._tell(LoadEnded(number, instance.held_bytes, captures_of(instance)))
-
-    def unload(self, instance: int) -> None:
-        """See `Lanes`."""
-        lane = self._leaving[instance] = self._lanes.pop(instance)
-        lane.submit(lambda: self._unload(instance))
-        lane.end()
-
-    def _unload(self, number: int) -> None:
-        if (instance := self._instances.pop(number, None)) is not None:
-            self._maker.free(instance)
-        del instance
-        give_back(self._device, self._maker.place)
-        self._tell(UnloadEnded(number))
-        self._leaving.pop(number, None)
-
-    def reset(self) -> int:
-        """See `Lanes`."""
-        for lane in [*self._lanes.values(), *self._leaving.values()]:  # a load that fails takes its own away
-            lane.stop()
-        for number in list(self._instances):
-            if (instance := self._instances.pop(number, None)) is not None:  # an unload may be under way
-                self._maker.free(instance)
-        self._lanes.clear()
+    def _forget_run(self, keeps: Collection[Spec]) -> int:
+        """Nothing runs any more: of instances one of each that is to be loaded again stays, the others go."""
+        found = [*self._spare.values(), *self._instances.values()]
+        self._instances.clear()
+        self._spare.clear()
+        for instance in found:
+            spec = (instance.segment, instance.width)
+            if spec in keeps and spec not in self._spare:
+                self._spare[spec] = instance
+            else:
+                self._free(instance)
         if self._mover is not None:
             self._mover.stop()
             self._mover = self._new_mover()
         self._impairment = Impairment()
         return self._store.clear()
+
+    def _free(self, instance: Instance) -> None:
+        self._maker.free(instance)
 
     def impair(self, impairment: Impairment) -> None:
         """See `Lanes`."""
@@ -152,31 +123,36 @@ class TorchLanes:
         try:
             answer = self._store.send(message)
         except Exception as error:
-            self._tell(MoveEnded(MoveBroken(message.transfer, *explain(error))))
-            self._leave_if_broken(error)
+            self._break_move(message, error)
             return
         self._tell(MoveEnded(answer))
 
+    def _break_move(self, message: Move, error: Exception) -> None:
+        self._tell(MoveEnded(MoveBroken(message.transfer, *explain(error))))
+        self._leave_if_broken(error)
+
     # ------------------------------------------------------------------------------------------------------- batches
 
-    def run(self, command: RunBatch) -> None:
-        """See `Lanes`."""
-        self._lanes[command.instance].submit(lambda: self._run(command))
-
     def _run(self, command: RunBatch) -> None:
+        """From its inputs to the word of its end, while the caller waits."""
         began_ns = self._clock_ns()
-        outcome = _Outcome()
+        outcome = Outcome()
         try:
             instance = self._instances[command.instance]
             self._attempt(instance, command, command.requests, outcome)
-            labels, scores = self._labelled(command, outcome)
         except Exception as error:  # it concerns the whole batch
-            self._tell(BatchBroken(command.batch, *explain(error)))
-            self._leave_if_broken(error)
+            self._break(command, error)
             return
         if (factor := self._impairment.slow_factor) > 1.0:
             time.sleep((factor - 1.0) * (self._clock_ns() - began_ns) / NS_PER_S)
-        ended_ns = self._clock_ns()
+        self._conclude(command, began_ns, self._clock_ns(), outcome)
+
+    def _conclude(self, command: RunBatch, began_ns: int, ended_ns: int, outcome: Outcome) -> None:
+        try:
+            labels, scores = self._labelled(command, outcome)
+        except Exception as error:
+            self._break(command, error)
+            return
         read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
         if not outcome.failed:
             self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read, scores))
@@ -191,7 +167,11 @@ class TorchLanes:
         failed = tuple(request for request in command.requests if request in outcome.failed)
         self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason, scores=scores))
 
-    def _attempt(self, instance: Instance, command: RunBatch, requests: Sequence[int], outcome: _Outcome) -> None:
+    def _break(self, command: RunBatch, error: Exception) -> None:
+        self._tell(BatchBroken(command.batch, *explain(error)))
+        self._leave_if_broken(error)
+
+    def _attempt(self, instance: Instance, command: RunBatch, requests: Sequence[int], outcome: Outcome) -> None:
         """Run these together; where that fails, each half by itself: memory may do for less, and whoever breaks a
         batch is found without costing the others more than some passes."""
         try:
@@ -220,6 +200,17 @@ class TorchLanes:
             self._leave(BROKEN_EXIT)
 
     def _forward(self, instance: Instance, command: RunBatch, requests: Sequence[int]) -> Tensor:
+        rows = self._inputs(command, requests)
+        padded = command.padded if len(requests) == len(command.requests) else len(requests)
+        key = (command.served_width, command.previous_width, padded)
+        place, dtype = self._maker.place, self._device.torch_dtype
+        y = serve(instance, rows, *key, self._device.memory_format, None, place, dtype)
+        if command.segment < self._segments:  # outputs replace inputs, where there is room for them
+            self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
+        return y
+
+    def _inputs(self, command: RunBatch, requests: Sequence[int]) -> list[Row]:
+        """Raises what is wrong with them."""
         room_images = self._impairment.room_images
         if room_images is not None and len(requests) > room_images:
             raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")
@@ -228,17 +219,11 @@ class TorchLanes:
         for block in {id(block): block for block, _ in rows}.values():
             if tuple(block.shape[1:]) != shape:
                 raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
-        padded = command.padded if len(requests) == len(command.requests) else len(requests)
-        key = (command.served_width, command.previous_width, padded)
-        place, dtype = self._maker.place, self._device.torch_dtype
-        y = serve(instance, rows, *key, self._device.memory_format, None, place, dtype)
-        if command.segment < self._maker.model.spec.segments:  # outputs replace inputs, where there is room for them
-            self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
-        return y
+        return rows
 
-    def _labelled(self, command: RunBatch, outcome: _Outcome) -> tuple[tuple[int, ...], bytes]:
+    def _labelled(self, command: RunBatch, outcome: Outcome) -> tuple[tuple[int, ...], bytes]:
         """After the last segment, of logits that are numbers: the labels, and the logits as float32."""
-        if command.segment < self._maker.model.spec.segments or not outcome.rows:
+        if command.segment < self._segments or not outcome.rows:
             return (), b""
         requests, logits = list(outcome.rows), gather(list(outcome.rows.values())).cpu()  # a GPU is waited for once
         labels = dict(zip(requests, labels_of(logits), strict=True))
@@ -250,6 +235,68 @@ class TorchLanes:
         if requests != kept:
             logits = logits[[requests.index(request) for request in kept]]
         return tuple([labels[request] for request in kept]), logits.float().numpy(force=True).tobytes()
+
+
+class TorchLanes(StoreLanes):
+    """`hw.agent.lanes.Lanes` on a CPU: a thread for each instance. Ends are told from there."""
+
+    next_ns: int | None = None  # threads end by themselves
+
+    def __init__(
+        self,
+        maker: Instances,
+        store: Activations,
+        tell: Tell,
+        clock_ns: Callable[[], int],
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        super().__init__(maker, store, tell, clock_ns, leave)
+        self._lanes: dict[int, Lane] = {}
+        self._leaving: dict[int, Lane] = {}  # whose instance is being freed
+
+    def ring(self, now_ns: int) -> None:
+        """Threads tell by themselves."""
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        """See `Lanes`."""
+        lane = self._lanes[instance] = Lane(self._device, self._maker.place)
+        lane.submit(lambda: self._load(instance, segment, width, from_disk))
+
+    def _load(self, number: int, segment: int, width: float, from_disk: bool) -> None:
+        try:
+            instance = self._spare.pop((segment, width), None) or self._maker.load(segment, width, from_disk)
+        except Exception as error:
+            self._lanes.pop(number).end()
+            self._tell(LoadBroken(number, *explain(error)))
+            self._leave_if_broken(error)
+            return
+        self._instances[number] = instance
+        self._tell(LoadEnded(number, instance.held_bytes, captures_of(instance)))
+
+    def unload(self, instance: int) -> None:
+        """See `Lanes`."""
+        lane = self._leaving[instance] = self._lanes.pop(instance)
+        lane.submit(lambda: self._unload(instance))
+        lane.end()
+
+    def _unload(self, number: int) -> None:
+        if (instance := self._instances.pop(number, None)) is not None:
+            self._maker.free(instance)
+        del instance
+        give_back(self._device, self._maker.place)
+        self._tell(UnloadEnded(number))
+        self._leaving.pop(number, None)
+
+    def run(self, command: RunBatch) -> None:
+        """See `Lanes`."""
+        self._lanes[command.instance].submit(lambda: self._run(command))
+
+    def reset(self, keeps: Collection[Spec] = ()) -> int:
+        """See `Lanes`."""
+        for lane in [*self._lanes.values(), *self._leaving.values()]:  # a load that fails takes its own away
+            lane.stop()
+        self._lanes.clear()
+        return self._forget_run(keeps)
 
 
 def captures_of(instance: Instance) -> Captures:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from hw.agent.benchmarks import DeviceBench
+from hw.agent.gpu_lanes import FlightWaker, GpuLanes
 from hw.agent.lanes import Tell
 from hw.agent.outfit import AgentSpec, Fitting
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
-from hw.devices.gpu import pin
-from hw.devices.instances import Instances, open_measured
+from hw.devices.gpu import StreamQueue, pin
+from hw.devices.instances import Instances, Lane, open_measured
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
 from hw.networks.registry import ModelFile
@@ -49,26 +52,64 @@ class TorchOutfit:
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """See `Outfit`."""
         device = self.device
-        place, context_bytes = open_measured(device)
+        gpu = _gpu(device, clock_ns) if device.kind == "cuda" else None
+        place, context_bytes = open_measured(device) if gpu is None else (gpu.place, gpu.context_bytes)
         model, _ = self.model.load()
         budget = MemoryBudget(device.vram_bytes - context_bytes)
-        kept = KeptBlocks(budget) if device.kind == "cuda" else None
-        if place.type == "cuda" and (problem := next(filter(None, (pin(arena.buffer) for arena in self.arenas)), "")):
-            print(f"arenas can't be pinned, so copies wait for {place}: {problem}", file=sys.stderr)
-        store = Activations(self.arenas, self.own, place, kept)
+        store = Activations(self.arenas, self.own, place, None if gpu is None else KeptBlocks(budget))
         maker = Instances(model, self.model.path, device, place, budget=budget)
         return Fitting(
-            lanes=TorchLanes(maker, store, tell, clock_ns),
+            lanes=TorchLanes(maker, store, tell, clock_ns) if gpu is None else self._gpu_lanes(gpu, maker, store, tell),
             sensor=partial(sensor_of, device),
             measure=DeviceBench(maker, store).carry_out,
             explain=explain,
             context_bytes=context_bytes,
             execution=device.execution(),
-            computes_here=device.kind == "cpu",
+            computes_here=gpu is None,
             activation_bytes=lambda: store.held_bytes,
-            has_own_memory=device.kind == "cuda",
-            reads_apart=device.kind == "cuda",  # an H200's energy counter took 3 ms, and 17 now and then
+            has_own_memory=gpu is not None,
+            reads_apart=gpu is not None,  # an H200's energy counter took 3 ms, and 17 now and then
+            waker=None if gpu is None else gpu.waker,
         )
+
+    def _gpu_lanes(self, gpu: _Gpu, maker: Instances, store: Activations, tell: Tell) -> GpuLanes:
+        if problem := next(filter(None, (pin(arena.buffer) for arena in self.arenas)), ""):
+            print(f"arenas can't be pinned, so copies wait for {gpu.place}: {problem}", file=sys.stderr)
+        gpu.stores[self.own] = store
+        lanes = GpuLanes(
+            maker,
+            store,
+            tell,
+            gpu.clock_ns,
+            new_queue=partial(StreamQueue, gpu.place),
+            loader=gpu.loader,
+            neighbours=gpu.stores,
+        )
+        gpu.waker.lanes.append(lanes)
+        return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """What servers of one GPU share that live in one process: the context, and the threads."""
+
+    place: torch.device
+    context_bytes: int
+    clock_ns: Callable[[], int]
+    loader: Lane
+    waker: FlightWaker
+    stores: dict[int, Activations] = field(default_factory=dict)
+
+
+_gpus: dict[int, _Gpu] = {}  # of this process, by index
+
+
+def _gpu(device: DeviceSpec, clock_ns: Callable[[], int]) -> _Gpu:
+    """Opened with the first of its servers."""
+    if device.index not in _gpus:
+        place, context_bytes = open_measured(device)
+        _gpus[device.index] = _Gpu(place, context_bytes, clock_ns, Lane(device, place), FlightWaker(clock_ns))
+    return _gpus[device.index]
 
 
 def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:

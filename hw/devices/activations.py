@@ -15,6 +15,9 @@ from hw.networks.rows import Row, gather, gather_into, has_channels_last, rows_o
 from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move, Moved
 
+HANDED_OVER = ""
+"""The type of the numbers of activations that were not written to an arena: their store has them already."""
+
 
 def tensor_in(
     arena: Arena, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False
@@ -60,6 +63,7 @@ class Activations:
         self._kept = kept
         self._lock = threading.Lock()  # of whoever changes what is counted; who only reads needs none
         self._rows: dict[int, Row | Exception] = {}
+        self._handed: dict[int, list[Row]] = {}  # by their place in the arena, where nothing was written
 
     @property
     def moves_apart(self) -> bool:
@@ -77,6 +81,9 @@ class Activations:
     def take(self, given: Input) -> None:
         """Keep what stands in this agent's arena; what can't be kept says why to whoever asks for it."""
         try:
+            if given.dtype == HANDED_OVER:
+                self.put_rows(dict(zip(given.requests, self._handed.pop(given.offset), strict=True)))
+                return
             shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
             rows = rows_of(tensor_in(self._arenas[self._own], given.offset, shape, dtype, given.channels_last))
             self._replace(dict(zip(given.requests, rows, strict=True)))
@@ -105,7 +112,7 @@ class Activations:
 
     def retain(self, requests: Sequence[int]) -> None:
         """Copy these out of the arena, where others will be written to; they stand here once this returns."""
-        kept = [request for request in requests if self._lies_in_host(self._rows.get(request))]
+        kept = [request for request in requests if self._may_lie_in_arena(self._rows.get(request))]
         if not kept:
             return
         try:
@@ -113,9 +120,8 @@ class Activations:
         except Exception as error:  # most often for want of memory: whoever asks for them is told
             self._replace(dict.fromkeys(kept, error))
 
-    @staticmethod
-    def _lies_in_host(row: Row | Exception | None) -> bool:
-        return isinstance(row, tuple) and row[0].device.type == "cpu"
+    def _may_lie_in_arena(self, row: Row | Exception | None) -> bool:
+        return isinstance(row, tuple) and (self._kept is None or not self._kept.holds(row))
 
     def row(self, request: int) -> Row:
         """To be read.
@@ -135,14 +141,30 @@ class Activations:
         Raises:
             KeyError: one is missing.
         """
+        moved, rows = self.write(message)
+        finish(self._place)
+        size_bytes = len(rows) * rows[0][0][0].nbytes
+        self._arenas[message.destination].commit(message.offset, size_bytes, message.address)
+        return moved
+
+    def write(self, message: Move) -> tuple[Moved, list[Row]]:
+        """As `send`, without waiting for the device: the rows must be held until it is done with them."""
         rows = [self.row(request) for request in message.requests]  # held: `compact` may let go of their blocks
         (block, _), arena = rows[0], self._arenas[message.destination]
         is_last = has_channels_last(block)
         target = tensor_in(arena, message.offset, (len(rows), *block.shape[1:]), block.dtype, is_last)
         gather_into(rows, target)
-        finish(self._place)
-        arena.commit(message.offset, target.nbytes, message.address)
-        return Moved(message.transfer, tuple(block.shape[1:]), str(block.dtype).removeprefix("torch."), is_last)
+        dtype = str(block.dtype).removeprefix("torch.")
+        return Moved(message.transfer, tuple(block.shape[1:]), dtype, is_last), rows
+
+    def hand_over(self, message: Move, other: Activations) -> Moved | None:
+        """Give these to a store of the same process, where nothing has to be copied; None where some lie in an arena,
+        whose place will be another one's."""
+        rows = [self.row(request) for request in message.requests]
+        if any(self._may_lie_in_arena(row) for row in rows):
+            return None
+        other._handed[message.offset] = rows
+        return Moved(message.transfer, tuple(rows[0][0].shape[1:]), HANDED_OVER, False)
 
     def forget(self, requests: Iterable[int]) -> None:
         """These will not be asked for again, and nobody reads them."""
@@ -156,6 +178,7 @@ class Activations:
     def clear(self) -> int:
         """Forget all; returns how many there were."""
         count = len(self._rows)
+        self._handed.clear()
         self.forget(list(self._rows))
         return count
 

@@ -218,3 +218,26 @@ def own_stream(place: torch.device) -> Iterator[None]:
             yield
     finally:
         STREAMS.give_back(place, stream)
+
+
+class StreamQueue:
+    """A stream of its own on a GPU: what is asked of it is done in order, and told of without a wait."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+        self._stream = STREAMS.take(place)
+
+    def use(self) -> None:
+        """What this thread asks for from now on goes there."""
+        torch.cuda.set_stream(self._stream)
+
+    def mark(self) -> Callable[[], bool]:
+        """Returns what says whether all is done that it was asked for until now; raises what went wrong with it."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        query: Callable[[], bool] = event.query
+        return query
+
+    def close(self) -> None:
+        """Nobody asks it for anything any more, and all is done."""
+        STREAMS.give_back(self._place, self._stream)

@@ -177,7 +177,7 @@ def labels_of(logits: Tensor) -> list[int]:
 
 def on_host(x: Tensor) -> Tensor:
     """A copy in pinned memory, which stands there once the current stream has done what it was asked for."""
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True)
 
 
 class Lane:

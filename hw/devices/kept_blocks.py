@@ -57,6 +57,10 @@ class KeptBlocks:
         """Whether copies of what is wanted would free more than they cost."""
         return self.held_bytes > 2 * self.wanted_bytes + self._slack_bytes
 
+    def holds(self, row: Row) -> bool:
+        """Whether its block is counted here."""
+        return id(row[0]) in self._kept
+
     def add(self, rows: Mapping[int, Row]) -> None:
         """Count the blocks of these, by request.
 

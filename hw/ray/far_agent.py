@@ -83,4 +83,4 @@ def _main(start: FarStart) -> None:
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])
     assert isinstance(start.spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
     spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, start.model))
-    live(spec, port, SentLog(port), landing.fence)
+    live([(spec, port, SentLog(port))], landing.fence)

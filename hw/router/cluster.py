@@ -140,8 +140,13 @@ class HardwareCluster:
     def _has_core(self, index: int) -> bool:
         """Whether nobody else of this cluster runs where an agent does."""
         cores = self.servers[index].device.cores
+        worker = self._worker_of(index)
         beside = [
-            s for place, s in enumerate(self.servers) if place != index and s.machine == self.servers[index].machine
+            s
+            for place, s in enumerate(self.servers)
+            if place != index
+            and s.machine == self.servers[index].machine
+            and (not worker or self._worker_of(place) != worker)
         ]
         others = {core for server in beside for core in server.device.cores}
         return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
@@ -153,7 +158,14 @@ class HardwareCluster:
         )
 
     def _agent(self, index: int, file: ModelFile | None) -> AgentSpec:
-        return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index))
+        return AgentSpec(
+            self.servers[index].name, self._outfit(index, file), self._service(index), self._worker_of(index)
+        )
+
+    def _worker_of(self, index: int) -> str:
+        """Servers of one GPU share a process: see `AgentSpec`."""
+        device = self.servers[index].device
+        return "" if isinstance(device, EmulatedDevice) or device.kind != "cuda" else f"cuda:{device.index}"
 
     def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         device = self.servers[index].device
@@ -317,7 +329,7 @@ def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlo
         used: dict[int | str, Used] = {"ended": ended_children()}
         used[os.getpid()] = Used(process_cpu_s(os.getpid()), router_cores)
         for server, pid in zip(servers, _pids(slots), strict=True):
-            used[pid] = Used(process_cpu_s(pid), frozenset(server.device.cores) or None)
+            used.setdefault(pid, Used(process_cpu_s(pid), frozenset(server.device.cores) or None))  # its first's cores
         return used
 
     physical = dict.fromkeys(server.device.physical for server in servers)

@@ -1,4 +1,6 @@
-"""Agents on this host: each a process of its own, joined by a pair of sockets; all map the same arenas.
+"""Agents on this host: each in a process, joined by a pair of sockets; all map the same arenas.
+
+A process has one agent, or those of one GPU: contexts of several processes would take turns there.
 
 Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and leaves when the router's end of its port is
 gone, so that nothing is left behind however the router's process ends.
@@ -14,13 +16,17 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time  # noqa: TID251 - real processes take real time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Final
 
 from hw.agent.outfit import AgentSpec
-from hw.agent.process import Agent
+from hw.agent.process import Agent, work
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
 from hw.transport.messages import FromAgent, Refused, ToAgent
@@ -30,6 +36,7 @@ from hw.transport.step_log import EpochLog, StepLog
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
 _PR_SET_PDEATHSIG: Final = 1
+_GATHER_S: Final = 0.1  # servers of one device start within a few calls of each other, after a death, too
 _SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
 
@@ -39,31 +46,45 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _main(spec: AgentSpec, end: socket.socket, log: EpochLog) -> None:
-    """The agent's process."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An agent of a process: what it is, its end of the port, and its log."""
+
+    spec: AgentSpec
+    end: socket.socket
+    log: EpochLog
+
+
+def _main(members: Sequence[Member]) -> None:
+    """The agents' process."""
     die_with_parent()
-    live(spec, AgentEnd(ToAgent, end), log)
+    live([(each.spec, AgentEnd(ToAgent, each.end), each.log) for each in members])
 
 
-def live(spec: AgentSpec, port: AgentEnd, log: StepLog, fence: Callable[[int], object] = lambda _: None) -> None:
-    """An agent's whole life, in a process of its own, which ends with it; where it can't begin this returns."""
+def live(
+    members: Sequence[tuple[AgentSpec, AgentEnd, StepLog]], fence: Callable[[int], object] = lambda _: None
+) -> None:
+    """The whole life of agents, in a process of their own, which ends with it; where none can begin this returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    try:
-        agent = Agent(port, spec.outfit, spec.service, log, fence=fence)
-    except Exception as error:
-        port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
-        with contextlib.suppress(PortClosedError):
-            port.flush()
+    agents: list[Agent] = []
+    for spec, port, log in members:
+        try:
+            agents.append(Agent(port, spec.outfit, spec.service, log, fence=fence))
+        except Exception as error:
+            port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
+            with contextlib.suppress(PortClosedError):
+                port.flush()
+    if not agents:
         return
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # what is here lives as long as the process: no collection has to look at it again
     code = 0
     try:
-        agent.loop()
+        work(agents)
     except PortBrokenError as error:
-        print(f"agent {spec.name}: {error}", file=sys.stderr)
+        print(f"agent {'+'.join(spec.name for spec, *_ in members)}: {error}", file=sys.stderr)
         code = 1
     sys.stderr.flush()
     os._exit(code)  # threads may be in the middle of a pass: nothing of it is wanted
@@ -80,49 +101,117 @@ def no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class Worker:
+    """A process of this host, for one agent or for several that start together; all end with it.
+
+    Args:
+        hands: starts it beside the caller (a spawn takes milliseconds, and as long as its child takes to read what it
+            is given); its thread must outlive the process, which dies with it. None: the caller starts it.
+        gather_s: how long others may still join.
+    """
+
+    def __init__(self, first: Member, hands: Executor | None = None, gather_s: float = 0.0) -> None:
+        self._members = [first]
+        self._gather_s = gather_s
+        self._lock = threading.Lock()
+        self._is_full = False
+        self._left = 0
+        self._process: BaseProcess | None = None
+        self._start = None if hands is None else hands.submit(self._begin)
+        if hands is None:
+            self._begin()
+
+    def join(self, member: Member) -> bool:
+        """One more agent, if it is not too late."""
+        with self._lock:
+            if not self._is_full:
+                self._members.append(member)
+            return not self._is_full
+
+    def _begin(self) -> None:
+        """Where it fails the ports end, as with an agent that dies at once."""
+        time.sleep(self._gather_s)
+        with contextlib.ExitStack() as stack:
+            members = self._closed()
+            for each in members:
+                stack.enter_context(contextlib.closing(each.end))
+            name = f"slimsched-{'+'.join(each.spec.name for each in members)}"
+            context = multiprocessing.get_context("spawn")
+            process = context.Process(target=_main, args=(members,), name=name, daemon=True)
+            with no_interrupts():
+                process.start()
+            self._process = process
+
+    def _closed(self) -> list[Member]:
+        """Nobody joins from here on."""
+        with self._lock:
+            self._is_full = True
+            return self._members
+
+    def process(self) -> BaseProcess | None:
+        """Once it is started; what has not begun to start never does, and is None."""
+        if self._start is not None:
+            if self._start.cancel():
+                for each in self._closed():
+                    each.end.close()
+            else:
+                self._start.exception()
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """0 before it has begun."""
+        return 0 if self._process is None else self._process.pid or 0
+
+    def leave(self) -> bool:
+        """One of its agents is asked to end; returns whether it was the last."""
+        self._left += 1
+        return self._left >= len(self._members)
+
+    def how_it_died(self) -> str:
+        """In a few words, for people."""
+        process = self.process()
+        if process is None:
+            error = None if self._start is None or self._start.cancelled() else self._start.exception()
+            return f"it could not be started: {error}" if error else "it was ended before it began"
+        process.join(_KILLING_S)
+        return f"exit code {process.exitcode}"
+
+
 class AgentProcess(AgentHandle):
-    """An agent in a process of its own on this host.
+    """An agent in a process of this host.
 
     Args:
         spec: what to start.
-        hands: starts it beside the caller (a spawn takes milliseconds, and as long as its child takes to read what it
-            is given); its thread must outlive the agent, which dies with it. None: it is started here.
+        hands: see `Worker`.
+        join: finds it a process that is about to start; None: it has one of its own.
         wait: whether to return only when it is ready (else call `wait_until_ready`).
 
     Raises:
         WorkError: it could not start, and why.
     """
 
-    def __init__(self, spec: AgentSpec, hands: Executor | None = None, *, wait: bool = True) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        hands: Executor | None = None,
+        join: Callable[[Member], Worker] | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
         end, remote = socket_pair()
         super().__init__(spec, RouterEnd(FromAgent, end), shares_clock=True)
         self._log = EpochLog()
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(
-            target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True
-        )
-        self._hands = hands  # whose thread must not end before
-        self._start = None if hands is None else hands.submit(self._begin, remote)
-        if hands is None:
-            self._begin(remote)
+        member = Member(spec, remote, self._log)
+        self._worker = Worker(member, hands) if join is None else join(member)
+        self._has_left = False
         if wait:
             self.wait_until_ready()
-
-    def _begin(self, remote: socket.socket) -> None:
-        """Where it fails the port ends, as with an agent that dies at once."""
-        with contextlib.closing(remote), no_interrupts():
-            self._process.start()
-
-    def _has_begun(self) -> bool:
-        """Whether there is, or was, a process; one that is being started is waited for, and one that isn't never is."""
-        if self._start is not None and not self._start.cancel():
-            self._start.exception()
-        return self._process.pid is not None
 
     @property
     def pid(self) -> int:
         """See `AgentHandle`: 0 before it has begun."""
-        return self._process.pid or 0
+        return self._worker.pid
 
     def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
@@ -134,29 +223,27 @@ class AgentProcess(AgentHandle):
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """See `AgentHandle`."""
-        if self._has_begun():
-            self._process.kill()
-            self._process.join(_KILLING_S)  # from here on it writes to nobody's arena
+        """See `AgentHandle`; the others of its process die, too."""
+        if (process := self._worker.process()) is not None:
+            process.kill()
+            process.join(_KILLING_S)  # from here on it writes to nobody's arena
         self.port.close()
 
     def close(self) -> None:
-        """See `AgentHandle`."""
+        """See `AgentHandle`; others of its process go on."""
         self.say_goodbye()
-        if self._has_begun():
-            self._process.join(_ENDING_S)
-            for end in (self._process.terminate, self._process.kill):
-                if self._process.is_alive():
+        is_last = not self._has_left and self._worker.leave()
+        self._has_left = True
+        if is_last and (process := self._worker.process()) is not None:
+            process.join(_ENDING_S)
+            for end in (process.terminate, process.kill):
+                if process.is_alive():
                     end()
-                    self._process.join(_ENDING_S)
+                    process.join(_ENDING_S)
         self._log.close()
 
     def _how_it_died(self) -> str:
-        if not self._has_begun():
-            error = None if self._start is None or self._start.cancelled() else self._start.exception()
-            return f"it could not be started: {error}" if error else "it was ended before it began"
-        self._process.join(_KILLING_S)
-        return f"exit code {self._process.exitcode}"
+        return self._worker.how_it_died()
 
 
 @contextlib.contextmanager
@@ -175,6 +262,7 @@ class OneHost:
     def __init__(self) -> None:
         self._arenas: tuple[Arena, ...] = ()
         self._hands: Executor | None = None
+        self._workers: dict[str, Worker] = {}  # the latest of each name
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
         """See `Carrier`."""
@@ -188,7 +276,13 @@ class OneHost:
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`."""
-        return AgentProcess(spec, self._hands, wait=False)
+        return AgentProcess(spec, self._hands, self._join if spec.worker else None, wait=False)
+
+    def _join(self, member: Member) -> Worker:
+        name = member.spec.worker
+        if (worker := self._workers.get(name)) is None or not worker.join(member):
+            worker = self._workers[name] = Worker(member, self._hands, _GATHER_S)
+        return worker
 
     def close(self) -> None:
         """See `Carrier`."""

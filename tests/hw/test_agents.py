@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from itertools import count
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,13 +28,13 @@ import pytest
 from benchmarks.speed.hollow import HollowLanes, HollowOutfit
 from hw.agent.lanes import LoadEnded, MoveEnded, Tell
 from hw.agent.outfit import AgentSpec, Fitting, SchedulerSpec
-from hw.agent.process import Agent
+from hw.agent.process import Agent, work
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.device import DeviceSpec
 from hw.host.waiting import Host, Waker
 from hw.networks.registry import ModelFile, Network, save_model
 from hw.router.agents import AgentDiedError, AgentHandle, transfer_round
-from hw.router.local_agents import AgentProcess, start_agents
+from hw.router.local_agents import AgentProcess, Member, OneHost, Worker, start_agents
 from hw.telemetry import Reading, Sensor
 from hw.transport.messages import (
     Benchmark,
@@ -43,6 +44,7 @@ from hw.transport.messages import (
     BenchmarkTogether,
     BenchmarkUnload,
     Captures,
+    Close,
     ComeUp,
     Deliver,
     Finish,
@@ -256,13 +258,108 @@ def test_a_router_waits_for_no_spawn(specs: list[AgentSpec], monkeypatch: pytest
     def refuse(process: Any) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(type(agents[1]._process), "start", refuse)
+    monkeypatch.setattr(BaseProcess, "start", refuse)
     hands.come_to_it()
     assert [agent.pid for agent in agents] == [0, 0]
     with pytest.raises(AgentDiedError, match="before it began"):
         agents[0].wait_until_ready(WAIT_S)
     with pytest.raises(AgentDiedError, match="no more processes"):
         agents[1].wait_until_ready(WAIT_S)
+
+
+@pytest.fixture
+def host() -> Iterator[OneHost]:
+    made = OneHost()
+    made.arenas(1, 4096)
+    yield made
+    made.close()
+
+
+def _together(host: OneHost, count: int = 2) -> list[AgentHandle]:
+    """Agents of one worker, ready and at work."""
+    service = SchedulerSpec(knobs(), TINY.segments, Supervision())
+    specs = [AgentSpec(f"s{number}", HollowOutfit(()), service, "gpu") for number in range(count)]
+    agents = [host.start(number, spec) for number, spec in enumerate(specs)]
+    for number, agent in enumerate(agents):
+        agent.wait_until_ready(WAIT_S)
+        agent.prepare(number, keep_log=False)
+    return agents
+
+
+def test_agents_of_one_worker_share_a_process(host: OneHost) -> None:
+    """Each has its port and its scheduler; one that leaves takes nobody with it, and the last one ends the process."""
+    agents = _together(host)
+    (pid,) = {agent.pid for agent in agents}
+    alone = host.start(2, replace(agents[0].spec, name="late"))  # too late
+    alone.wait_until_ready(WAIT_S)
+    assert alone.pid != pid
+    alone.close()
+    for agent in agents:
+        agent.send(ComeUp(1))
+        assert isinstance(agent.receive(WAIT_S), Preloaded)
+    agents[0].close()
+    agents[0].close()
+    assert agents[1].ask(Ping(7), Pong).number == 7
+    assert psutil.pid_exists(pid)
+    agents[1].close()
+    assert _gone(pid)
+
+
+def test_agents_of_one_worker_die_together(host: OneHost) -> None:
+    """And those that start in their place share a process again."""
+    agents = _together(host)
+    agents[0].kill()
+    with pytest.raises(AgentDiedError, match="exit code -9"):
+        agents[1].receive(WAIT_S)
+    again = _together(host)
+    (pid,) = {agent.pid for agent in again}
+    assert pid != agents[0].pid
+    for agent in (*agents, *again):
+        agent.close()
+    assert _gone(pid)
+
+
+def test_agents_that_never_begin_are_told_all(specs: list[AgentSpec]) -> None:
+    """Whoever ends one before its process begins ends those that would share it."""
+    hands, workers = Later(), list[Worker]()
+
+    def join(member: Member) -> Worker:
+        if not workers or not workers[0].join(member):
+            workers.append(Worker(member, hands))
+        return workers[-1]
+
+    agents = [AgentProcess(specs[0], join=join, wait=False) for _ in range(2)]
+    assert len(workers) == 1
+    agents[0].kill()
+    with pytest.raises(AgentDiedError, match="before it began"):
+        agents[1].wait_until_ready(WAIT_S)
+    third = AgentProcess(specs[0], join=join, wait=False)
+    assert len(workers) == 2
+    third.kill()
+
+
+def test_an_agent_whose_router_is_gone_leaves_the_others_at_work() -> None:
+    """They share a thread, and its sleep ends for each of them."""
+    pairs = [_ends() for _ in range(2)]
+    service = SchedulerSpec(knobs(), TINY.segments, Supervision())
+    thread = threading.Thread(
+        target=lambda: work([Agent(port, HollowOutfit(()), service, EpochLog()) for _, port in pairs]), daemon=True
+    )
+    thread.start()
+    (first, _), (second, _) = pairs
+    assert select.select([second.fileno()], [], [], WAIT_S)[0]
+    first.close()
+    for number in range(3):
+        second.post(Ping(number))
+        second.flush()
+        pongs: list[FromAgent] = []
+        while Pong not in map(type, pongs):
+            assert select.select([second.fileno()], [], [], WAIT_S)[0]
+            pongs += second.receive()
+    second.post(Close())
+    second.flush()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:
@@ -350,7 +447,7 @@ def test_who_looks_on_is_woken_once() -> None:
     )
     agent._obey(Prepare(1, 0, False))
     os.write(agent._nudge, b"!")
-    agent._sleep(time.monotonic_ns() + 10**9)
+    agent.sleep(time.monotonic_ns() + 10**9)
     assert not select.select([agent._woken], (), (), 0)[0]
     port.close()
 
@@ -417,13 +514,13 @@ def test_an_agent_looks_out_for_its_device_alone() -> None:
     outfit = Timely()
     agent = Agent(AgentEnd(ToAgent, end), outfit, SchedulerSpec(knobs(), TINY.segments, Supervision()), EpochLog())
     soon_ns = time.monotonic_ns() + 1_000_000
-    agent._sleep(soon_ns)
+    agent.sleep(soon_ns)
     agent._obey(Prepare(1, 0, False))
-    agent._sleep(soon_ns)
+    agent.sleep(soon_ns)
     lanes = agent._fitting.lanes
     assert isinstance(lanes, TimelyLanes)
     for lanes.end_ns in (soon_ns + 10_000, soon_ns + 1_000, soon_ns):
-        agent._sleep(soon_ns)
+        agent.sleep(soon_ns)
     assert len(outfit.looks) == 2
     end.close()
 
