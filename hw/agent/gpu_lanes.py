@@ -190,7 +190,7 @@ class GpuLanes(StoreLanes):
         rows = self._inputs(command, command.requests)
         queue.use()
         key = (command.served_width, command.previous_width, command.padded)
-        y = launch(instance, rows, *key, self._device.memory_format, self._maker.place, self._device.torch_dtype)
+        y = launch(instance, rows, *key, self._device.memory_format, self._on)
         if command.segment == self._segments:
             y = on_host(y)
         end = partial(self._end, command, y, rows, began_ns)

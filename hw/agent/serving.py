@@ -6,7 +6,7 @@ import time  # noqa: TID251 - the hardware runs on the real clock
 from collections.abc import Callable
 
 from hw.agent.chore_meter import ChoreMeter
-from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
+from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded, explain
 from hw.agent.outfit import Fitting, SchedulerSpec
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
@@ -264,7 +264,7 @@ class Serving:
                 self._end_preload(instance)
             case UnloadEnded(instance) if instance in self._undone:
                 self._undone.remove(instance)
-                self.hear_lane(LoadBroken(instance, "out_of_memory", "it exceeds the cap"))
+                self.hear_lane(LoadBroken(instance, *explain(MemoryError("it exceeds the cap"))))
             case UnloadEnded(instance):
                 self._detector.answered(("instance", instance))
                 self._instance_bytes.pop(instance, None)

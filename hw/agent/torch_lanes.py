@@ -59,6 +59,7 @@ class StoreLanes:
         self._clock_ns = clock_ns
         self._leave = leave
         self._device: DeviceSpec = maker.device
+        self._on = (maker.place, self._device.torch_dtype)
         self._segments = maker.model.spec.segments  # to ask the model takes a tenth of a captured pass
         self._instances: dict[int, Instance] = {}
         self._spare: dict[Spec, Instance] = {}  # that the next run loads first
@@ -203,8 +204,7 @@ class StoreLanes:
         rows = self._inputs(command, requests)
         padded = command.padded if len(requests) == len(command.requests) else len(requests)
         key = (command.served_width, command.previous_width, padded)
-        place, dtype = self._maker.place, self._device.torch_dtype
-        y = serve(instance, rows, *key, self._device.memory_format, None, place, dtype)
+        y = serve(instance, rows, *key, self._device.memory_format, None, self._on)
         if command.segment < self._segments:  # outputs replace inputs, where there is room for them
             self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
         return y

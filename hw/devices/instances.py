@@ -114,8 +114,7 @@ def serve(
     padded: int,
     memory_format: torch.memory_format,
     launched: Callable[[], object] | None = None,
-    place: torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    on: tuple[torch.device, torch.dtype] | None = None,
 ) -> Tensor:
     """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
 
@@ -123,12 +122,12 @@ def serve(
         rows: n images, or activations of one shape.
         padded: the batch size that the device sees, zeros beyond n.
         launched: called when all is asked of the device, before it is waited for.
-        place, dtype: of what the device computes with; by default the rows'.
+        on: where and with what numbers the device computes; by default where the rows lie, and with theirs.
 
     Returns:
         (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
     """
-    y = launch(instance, rows, width, previous_width, padded, memory_format, place, dtype)
+    y = launch(instance, rows, width, previous_width, padded, memory_format, on)
     if launched is not None:
         launched()
     finish(y.device)  # the last of all: from here on any thread may read it
@@ -142,8 +141,7 @@ def launch(
     previous_width: float,
     padded: int,
     memory_format: torch.memory_format,
-    place: torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    on: tuple[torch.device, torch.dtype] | None = None,
 ) -> Tensor:
     """As `serve`, without waiting for the device."""
     shape = (padded, *rows[0][0].shape[1:])
@@ -152,7 +150,7 @@ def launch(
         gather_into(rows, replay.inputs)
         return replay(len(rows))
     block = rows[0][0]
-    place, dtype = place or block.device, dtype or block.dtype
+    place, dtype = on or (block.device, block.dtype)
     if padded == len(rows) and all(other.device == place for other, _ in rows):
         x = in_format(gather(rows).to(dtype), memory_format)
     else:
