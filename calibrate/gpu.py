@@ -196,13 +196,14 @@ def beside_load_factor(measurements: Sequence[tuple[Step, Result]]) -> float:
 
 
 def captured_passes(measurements: Sequence[tuple[Step, Result]]) -> str:
-    """`n of m`: how many passes of all instances are replayed; empty if none was timed in a loaded instance."""
+    """`n of m`: how many passes of all instances are replayed; empty if all are."""
     counts = {
         (step.segment, step.width): (result.captured, len(step.points))
         for step, result in measurements
         if isinstance(step, InstancePoints) and isinstance(result, LoadCycleResult)
     }
-    return " of ".join(str(sum(column)) for column in zip(*counts.values(), strict=True)) if counts else ""
+    captured, warmed = map(sum, zip(*counts.values(), strict=True)) if counts else (0, 0)
+    return "" if captured == warmed else f"{captured} of {warmed}"
 
 
 def captured_here(bench: Bench, profile: Profile) -> tuple[int, int]:

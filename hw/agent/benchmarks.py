@@ -185,8 +185,13 @@ def on_instance(instances: Instances, instance: Instance, message: BenchmarkInst
             loops.append(_timed(instances, _passes_of(instances, instance, point, launches), launches, asked))
 
     _in_lanes(instances, [job])
-    captured = instance.captured if isinstance(instance, GraphedInstance) else 0
-    return InstanceResult(tuple(loops), captured)
+    return InstanceResult(tuple(loops), sum(_is_captured(instances, instance, point) for point in message.points))
+
+
+def _is_captured(instances: Instances, instance: Instance, point: Point) -> bool:
+    shape = (point.batch, *instances.model.activation_shape(point.segment - 1, point.previous_width))
+    found = isinstance(instance, GraphedInstance) and instance.replay(point.width, point.previous_width, shape)
+    return bool(found)
 
 
 def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:

@@ -26,7 +26,7 @@ from hw.devices.instances import Instances, Lane, give_back, launch, on_host
 from hw.host.waiting import Sleep, Waker
 from hw.networks.rows import Row, rows_of
 from hw.networks.servable import Instance
-from hw.transport.messages import Move, Moved
+from hw.transport.messages import Captures, Move, Moved
 from policies.greedy import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
 
@@ -111,14 +111,19 @@ class GpuLanes(StoreLanes):
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
         """See `Lanes`."""
-        if (spare := self._spare.pop((segment, width), None)) is not None:
-            self._due.append(partial(self._take_loaded, (instance, spare, None)))
+        twin = next((each for each in self._instances.values() if (each.segment, each.width) == (segment, width)), None)
+        if (here := self._spare.pop((segment, width), twin)) is not None:  # a further one shares weights and passes
+            self._due.append(partial(self._take_loaded, (instance, here, None)))
         else:
             self._later(partial(self._load, instance, segment, width, from_disk))
 
     def unload(self, instance: int) -> None:
         """See `Lanes`."""
-        self._later(partial(self._unload, instance, [self._instances.pop(instance)]))
+        unloaded = self._instances.pop(instance)
+        if unloaded in self._instances.values():
+            self._due.append(partial(self._take_loaded, (instance, None, None)))
+        else:
+            self._later(partial(self._unload, instance, [unloaded]))
 
     def _later(self, job: Callable[[], _Loaded]) -> None:
         """In the loader's thread."""
@@ -149,8 +154,10 @@ class GpuLanes(StoreLanes):
         """In this thread."""
         number, instance, error = loaded
         if instance is not None:
+            is_further = instance in self._instances.values()
             self._instances[number] = instance
-            self._tell(LoadEnded(number, instance.held_bytes, captures_of(instance)))
+            held_bytes, captures = (0, Captures()) if is_further else (instance.held_bytes, captures_of(instance))
+            self._tell(LoadEnded(number, held_bytes, captures))
         elif error is not None:
             self._tell(LoadBroken(number, *explain(error)))
             self._leave_if_broken(error)

@@ -72,10 +72,10 @@ class StoreLanes:
 
     def _forget_run(self, keeps: Collection[Spec]) -> int:
         """Nothing runs any more: of instances one of each that is to be loaded again stays, the others go."""
-        found = [*self._spare.values(), *self._instances.values()]
+        found = {id(each): each for each in [*self._spare.values(), *self._instances.values()]}  # some are shared
         self._instances.clear()
         self._spare.clear()
-        for instance in found:
+        for instance in found.values():
             spec = (instance.segment, instance.width)
             if spec in keeps and spec not in self._spare:
                 self._spare[spec] = instance

@@ -118,6 +118,29 @@ class GraphedInstance:
             return None
 
 
+class Repeated:
+    """An instance that computes each pass several times, in place of a smaller share of its GPU (`hw.devices.mps`)."""
+
+    def __init__(self, instance: Instance, times: int) -> None:
+        self.segment, self.width = instance.segment, instance.width
+        self._instance, self._times = instance, times
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Instance`."""
+        return self._instance.held_bytes
+
+    def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
+        """See `Instance`."""
+        for _ in range(self._times - 1):
+            self._instance.run(x, width, previous_width)
+        return self._instance.run(x, width, previous_width)
+
+    def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> Repeated:
+        """See `Instance`."""
+        return Repeated(self._instance.to(device, dtype, memory_format), self._times)
+
+
 class Rooms:
     """Memory that passes share, by name: as large as the largest of them that was asked for so far."""
 

@@ -22,7 +22,7 @@ from hw.device import MATHS, DeviceSpec
 from hw.devices import gpu
 from hw.devices.activations import in_format, shares_memory
 from hw.devices.gpu import finish
-from hw.devices.graphs import Capture, CudaCapture, GraphedInstance
+from hw.devices.graphs import Capture, CudaCapture, GraphedInstance, Repeated
 from hw.devices.memory_budget import MemoryBudget
 from hw.devices.mps import SHARE_VARIABLE
 from hw.host.apart import Tell, apart
@@ -242,6 +242,7 @@ class Instances:
         self.budget.take(needed)
         try:
             source = self.model.instance(segment, width, self._path if from_disk else None)
+            source = source if self.device.repeats == 1 else Repeated(source, self.device.repeats)
             instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
             if self.device.graphs:
                 instance = GraphedInstance(instance, self._new_capture(self.place))
@@ -262,15 +263,16 @@ class Instances:
         return instance
 
     def _warm_up(self, instance: Instance) -> None:
-        """Each of the device's sizes at each previous width, the largest first: what is captured later fits into its
-        memory. Twice, where the second pass is captured."""
+        """Each of the device's sizes at every key that the instance serves, a narrower width's, too; the largest first:
+        what is captured later fits into its memory. Twice, where the second pass is captured."""
         device, sights = self.device, 1 + self.device.graphs
-        widths = self.model.spec.previous_widths(instance.segment, instance.width)
-        for previous, size in itertools.product(reversed(widths), sorted(device.warm_sizes, reverse=True)):
+        sizes = sorted(device.warm_sizes, reverse=True)
+        keys = self.model.spec.served_keys(instance.segment, instance.width)
+        for (width, previous), size in itertools.product(reversed(keys), sizes):
             rows = self.inputs(instance.segment, previous, size)
             try:
                 for _ in range(sights):
-                    serve(instance, rows, instance.width, previous, size, device.memory_format)
+                    serve(instance, rows, width, previous, size, device.memory_format)
             except Exception as error:
                 if not gpu.lacks_memory(error):  # else serving halves what does not fit
                     raise

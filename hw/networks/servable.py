@@ -60,6 +60,11 @@ class ModelSpec:
         """What a request for a width of `segment` can come from: `IMAGE` at segment 1, any of its nest after."""
         return (IMAGE,) if segment == 1 else self.nest(width)
 
+    def served_keys(self, segment: int, width: float) -> list[tuple[float, float]]:
+        """Every (width, previous width) that an instance of a width serves, ascending."""
+        narrower = [each for each in self.widths if self.serves(width, each)]
+        return [(each, previous) for each in narrower for previous in self.previous_widths(segment, each)]
+
     def widest_input(self, segment: int, width: float = 1.0) -> float:
         """The previous width with the most channels: what an instance must hold to serve any."""
         return self.previous_widths(segment, width)[-1]

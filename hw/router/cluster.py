@@ -163,9 +163,11 @@ class HardwareCluster:
         )
 
     def _worker_of(self, index: int) -> str:
-        """Servers of one GPU share a process: see `AgentSpec`."""
+        """Servers of one GPU share a process (see `AgentSpec`), but for those that MPS gives a share of it."""
         device = self.servers[index].device
-        return "" if isinstance(device, EmulatedDevice) or device.kind != "cuda" else f"cuda:{device.index}"
+        if isinstance(device, EmulatedDevice) or device.kind != "cuda" or device.sm_percent is not None:
+            return ""
+        return f"cuda:{device.index}"
 
     def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         device = self.servers[index].device

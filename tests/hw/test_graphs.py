@@ -14,9 +14,10 @@ from torch import Tensor
 from hw.agent.torch_lanes import captures_of
 from hw.device import DeviceSpec
 from hw.devices.gpu import CAPTURING, empty_cache
-from hw.devices.graphs import CudaReplay, GraphedInstance, Rooms
+from hw.devices.graphs import CudaReplay, GraphedInstance, Repeated, Rooms
 from hw.devices.instances import Instances, serve
 from hw.networks.rows import rows_of
+from hw.networks.servable import Instance
 from hw.networks.slimresnet import SlimResNet
 from hw.transport.messages import Captures
 from policies.vocabulary import IMAGE
@@ -144,18 +145,50 @@ def test_passes_of_an_instance_share_their_memory(model: SlimResNet, path: Path)
         assert recorder.held_bytes == expected
 
 
-def test_a_load_captures_what_it_warms(model: SlimResNet, path: Path) -> None:
-    """Every size at every previous width, before the first batch; the largest first, so that memory is shared."""
+@pytest.mark.parametrize("width, served", [(0.5, 1), (1.0, 2)])
+def test_a_load_captures_whatever_the_instance_will_serve(
+    model: SlimResNet, path: Path, width: float, served: int
+) -> None:
+    """Every size at every key, a narrower width's, too, before the first batch; the largest first: memory is shared."""
     recorder = Recorder()
     device = DeviceSpec(channels_last=False, graphs=True, warm_sizes=(1, 4))
     maker = Instances(model, path, device, CPU, lambda _: recorder)
     with torch.inference_mode():
-        instance = maker.load(2, 0.5)
-    assert isinstance(instance, GraphedInstance)
-    previous = model.spec.previous_widths(2, 1.0)
-    expected = [(size, *model.activation_shape(1, before)) for before in reversed(previous) for size in (4, 1)]
-    assert recorder.shapes == expected
-    assert instance.captured == 2 * len(previous)
+        instance = maker.load(2, width)
+        assert isinstance(instance, GraphedInstance)
+        previous = model.spec.previous_widths(2, 1.0)
+        expected = [(size, *model.activation_shape(1, before)) for before in reversed(previous) for size in (4, 1)]
+        assert recorder.shapes == expected * served
+        assert instance.captured == len(recorder.shapes)
+        for narrower, before in model.spec.served_keys(2, width):
+            serve(instance, maker.inputs(2, before, 4), narrower, before, 4, device.memory_format)
+    assert instance.captured == instance.tried == len(recorder.shapes)
+
+
+def test_a_smaller_share_without_mps_computes_each_pass_several_times(model: SlimResNet, path: Path) -> None:
+    """As often as the device says, captured at once; the outputs are those of one pass."""
+    device = DeviceSpec(channels_last=False, repeats=3)
+    assert isinstance(Instances(model, path, device, CPU).make(1, 1.0), Repeated)
+    passes = Counted(model.instance(1, 1.0))
+    found = Repeated(passes, 3).run(_images(2, 2), 1.0, IMAGE)
+    assert passes.count == 3
+    torch.testing.assert_close(found, model.forward_segment(_images(2, 2), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
+
+
+class Counted:
+    """Counts the passes of an instance."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.segment, self.width, self.held_bytes = instance.segment, instance.width, instance.held_bytes
+        self._instance = instance
+        self.count = 0
+
+    def run(self, x: torch.Tensor, width: float, previous_width: float) -> torch.Tensor:
+        self.count += 1
+        return self._instance.run(x, width, previous_width)
+
+    def to(self, *_: object) -> Counted:
+        return self
 
 
 def test_nothing_is_given_back_while_a_pass_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

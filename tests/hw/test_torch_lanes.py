@@ -290,7 +290,7 @@ def test_an_agent_of_a_gpu_has_one_budget_for_all(
         return told.get_nowait()
 
     for number, expected in ((1, LoadEnded), (2, LoadBroken)):
-        fitting.lanes.load(number, 1, 1.0, False)
+        fitting.lanes.load(number, number, 1.0, False)
         assert type(wait()) is expected
     fitting.lanes.take([Input((5,), 0, tuple(images.shape[1:]), "float32", False)])
     fitting.lanes.run(RunBatch(1, 1, 1, (5,), 1, IMAGE, 1.0, 1))
