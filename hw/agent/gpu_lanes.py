@@ -21,7 +21,7 @@ import torch
 from hw.agent.lanes import LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
 from hw.agent.torch_lanes import Outcome, StoreLanes, captures_of, explain
 from hw.devices.activations import Activations
-from hw.devices.gpu import is_broken
+from hw.devices.gpu import is_broken, reserved_bytes
 from hw.devices.instances import Instances, Lane, give_back, launch, on_host
 from hw.host.waiting import Sleep, Waker
 from hw.networks.rows import Row, rows_of
@@ -45,7 +45,8 @@ class Queue(Protocol):
     def close(self) -> None: ...  # noqa: D102
 
 
-_Loaded = tuple[int, Instance | None, Exception | None]  # (its number, what was loaded, why not); none: unloaded
+_Loaded = tuple[int, Instance | None, Exception | None, int]
+"""(Its number, what was loaded, why not, device memory that it took); none and no reason: unloaded."""
 
 
 @dataclass(slots=True)
@@ -113,7 +114,8 @@ class GpuLanes(StoreLanes):
         """See `Lanes`."""
         twin = next((each for each in self._instances.values() if (each.segment, each.width) == (segment, width)), None)
         if (here := self._spare.pop((segment, width), twin)) is not None:  # a further one shares weights and passes
-            self._due.append(partial(self._take_loaded, (instance, here, None)))
+            held_bytes = here.held_bytes if twin is None else 0
+            self._due.append(partial(self._take_loaded, (instance, here, None, held_bytes)))
         else:
             self._later(partial(self._load, instance, segment, width, from_disk))
 
@@ -121,7 +123,7 @@ class GpuLanes(StoreLanes):
         """See `Lanes`."""
         unloaded = self._instances.pop(instance)
         if unloaded in self._instances.values():
-            self._due.append(partial(self._take_loaded, (instance, None, None)))
+            self._due.append(partial(self._take_loaded, (instance, None, None, 0)))
         else:
             self._later(partial(self._unload, instance, [unloaded]))
 
@@ -133,18 +135,20 @@ class GpuLanes(StoreLanes):
     def _load(self, number: int, segment: int, width: float, from_disk: bool) -> _Loaded:
         queue = self._new_queue()
         queue.use()
+        before_bytes = reserved_bytes(self._maker.place)
         try:
             instance = self._maker.load(segment, width, from_disk)
         except Exception as error:
             queue.close()
-            return number, None, error
+            return number, None, error, 0
         self._queues[id(instance)] = queue
-        return number, instance, None
+        taken_bytes = reserved_bytes(self._maker.place) - before_bytes  # as calibration measures it
+        return number, instance, None, max(instance.held_bytes, taken_bytes)
 
     def _unload(self, number: int, held: list[Instance]) -> _Loaded:
         self._free(held.pop())
         give_back(self._device, self._maker.place)
-        return number, None, None
+        return number, None, None, 0
 
     def _free(self, instance: Instance) -> None:
         self._queues.pop(id(instance)).close()
@@ -152,12 +156,11 @@ class GpuLanes(StoreLanes):
 
     def _take_loaded(self, loaded: _Loaded) -> None:
         """In this thread."""
-        number, instance, error = loaded
+        number, instance, error, taken_bytes = loaded
         if instance is not None:
             is_further = instance in self._instances.values()
             self._instances[number] = instance
-            held_bytes, captures = (0, Captures()) if is_further else (instance.held_bytes, captures_of(instance))
-            self._tell(LoadEnded(number, held_bytes, captures))
+            self._tell(LoadEnded(number, taken_bytes, Captures() if is_further else captures_of(instance)))
         elif error is not None:
             self._tell(LoadBroken(number, *explain(error)))
             self._leave_if_broken(error)
@@ -171,7 +174,7 @@ class GpuLanes(StoreLanes):
         self._flights.clear()
         self._due.clear()
         for _ in range(self._loading):
-            number, instance, _error = self._loaded.get()
+            number, instance, *_ = self._loaded.get()
             if instance is not None:
                 self._instances[number] = instance
         self._loading = 0

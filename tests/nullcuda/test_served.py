@@ -27,20 +27,18 @@ def test_a_preload_captures_every_size_at_every_previous_width() -> None:
     assert first["ready"]["captures"] - first["before"]["captures"] == cases.PASSES
 
 
-@pytest.mark.xfail(strict=True, reason="F2: a wider instance captures passes of a narrower width")
 def test_nothing_is_captured_after_a_preload_of_all() -> None:
     for run in runs():
-        assert run["loads"] == len(cases.ALL)
+        assert (run["loads"], run["status"]) == (len(cases.ALL), ["completed"])
         assert run["after"]["captures"] == run["ready"]["captures"]
 
 
-@pytest.mark.xfail(strict=True, reason="F12: each run frees all instances and loads them again")
 def test_the_next_run_of_a_cluster_loads_nothing() -> None:
     _, second = runs()
     assert second["ready"]["captures"] == second["before"]["captures"]
 
 
-@pytest.mark.xfail(strict=True, reason="F3: only weights count in the device's budget")
 def test_reserved_memory_is_below_the_cap_after_the_preload() -> None:
-    (run,) = run_case(cases.served_runs, 1, CAP_BYTES)
-    assert run["ready"]["held_bytes"] <= CAP_BYTES
+    """Loads beyond it are undone: the preload is too large by what its captured passes take."""
+    (run,) = run_case(cases.served_runs, 1, CAP_BYTES, 20.0)
+    assert CAP_BYTES / 2 < run["ready"]["held_bytes"] <= CAP_BYTES
