@@ -133,6 +133,10 @@ def carry_out(chosen: Sequence[Step], seconds: float, out: Path, scenario: str, 
             findings.append(finding)
             write(folder, f"python -m benchmarks.gpu visit {step.visit}", stamp, predicted, findings)
             print(f"{step.name} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
+        if beside is not None:
+            wrong = "" if beside.poll() == 0 else f"it ended with {beside.poll()}" if beside.poll() else "not done"
+            findings.append(Finding(BESIDE, "failed" if wrong else "passed", wrong))
+            write(folder, f"python -m benchmarks.gpu visit {chosen[0].visit}", stamp, predicted, findings)
     finally:
         if beside is not None and beside.poll() is None:
             os.killpg(beside.pid, signal.SIGKILL)
@@ -230,7 +234,9 @@ def _briefly(numbers: Mapping[str, Any]) -> str:
 
 
 def filled(page: str, table: str) -> str:
-    """The page with this between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    """The page with this between its markers; raises `ValueError` if it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE} needs a line {BEGIN} and one {END} behind it, for the table")
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
