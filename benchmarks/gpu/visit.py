@@ -58,7 +58,7 @@ class Step:
                 "simulate",
                 "paper",
                 "--router",
-                "jsq",
+                "compass",
                 "--engine",
                 "compiled",
                 "--out",
