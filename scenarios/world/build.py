@@ -5,6 +5,7 @@ It opens no file and measures nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
     for server in servers:
         sharing[owners[server.name]].append(server)
     devices = {name: index for index, name in enumerate(sharing)}
+    memories = {server.name: _memory_of(server) for server in scenario.cluster.owners}
+    sharers = Counter(memories[owner] for owner in owners.values())
     of_server = tuple(profiles[owners[server.name]] for server in servers)
     _require_one_network(scenario, servers, of_server)
     tables = {name: _tables(scenario, profiles[name], sections) for name, sections in sharing.items()}
@@ -60,7 +63,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
         ServerSpec(
             name=server.name,
             device=devices[owners[server.name]],
-            knobs=_knobs(scenario, server, tables[owners[server.name]], len(sharing[owners[server.name]])),
+            knobs=_knobs(scenario, server, tables[owners[server.name]], sharers[memories[owners[server.name]]]),
             attachment=_in_rack(scenario, server, _attachment(server, profiles[owners[server.name]], scenario.name)),
         )
         for server in servers
@@ -162,6 +165,11 @@ def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...],
                 f"that of {servers[0].name!r} of {first.name} ({first.hash[:12]}); calibrate both with one model"
             )
             raise InputError(scenario.name, "cluster.servers", problem)
+
+
+def _memory_of(owner: ServerSection) -> str | int:
+    """What servers with the same share memory: its name, or the GPU of which several devices are shares."""
+    return owner.name if owner.device is None or owner.device.sm_percent is None else owner.device.index
 
 
 def _tables(scenario: Scenario, profile: Profile, sharing: Sequence[ServerSection]) -> DeviceTables:

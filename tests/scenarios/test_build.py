@@ -24,6 +24,7 @@ from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.cluster import Simulation
 from tests import worlds
+from tests.scenarios.files import write_scenario
 
 SCENARIO = """
 schema: slimsched.scenario/1
@@ -167,6 +168,18 @@ def test_a_gpu_has_more_blocks_at_once_unless_the_file_says(
 ) -> None:
     text = SCENARIO.replace("link: 10gbe}", f"link: 10gbe, device: {device}}}", 1) + f"router: {router}\n"
     assert load_world(write(tmp_path, text)).cluster.router.outstanding_blocks == blocks
+
+
+def test_shares_of_a_gpu_share_its_memory(tmp_path: Path) -> None:
+    """Unless the file gives caps, each server may use an equal part: together no more than there is."""
+    text = write_scenario(tmp_path).read_text()
+    for link in ("10gbe", "{latency_s: 0.1ms, bandwidth_bytes_s: 1e9}"):
+        text = text.replace(f"link: {link}", f"link: {link}, device: {{kind: cuda, sm_percent: 25}}")
+    path = tmp_path / "shares.yaml"
+    path.write_text(text)
+    world = load_world(path)
+    caps = [server.knobs.vram_cap_bytes for server in world.cluster.servers]
+    assert caps == [profile.device.vram_bytes // 2 for profile in world.profiles]
 
 
 def test_poison_and_chaos_are_drawn_from_their_own_streams(tmp_path: Path) -> None:
