@@ -12,6 +12,8 @@ import pytest
 from benchmarks.gpu import visit
 from benchmarks.gpu.checks import CHECKS
 from benchmarks.gpu.evidence import Finding, write
+from scenarios.runs.folder import STAGES
+from tests import worlds
 
 NULL = {"gpu": "Null GPU (nothing is computed)", "commit": "0123456789abcdef"}
 H200 = {"gpu": "NVIDIA H200", "commit": "0123456789abcdef"}
@@ -61,6 +63,21 @@ def test_what_runs_alongside_is_found_too(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(visit, "BESIDE", "hangs")
     found = carried_out(tmp_path, monkeypatch, "hangs", "passes")
     assert [(each["verdict"], each["reason"]) for each in found.values()] == [("passed", ""), ("failed", "not done")]
+
+
+def test_a_main_job_that_is_cut_counts_the_runs_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the profiles that it left; half a line of a kill is left out."""
+    (tmp_path / STAGES).mkdir()
+    lines = ['{"inputs": "these"}', *(json.dumps({"run": number}) for number in range(3)), '{"run": ']
+    (tmp_path / STAGES / "validate-01.jsonl").write_text("\n".join(lines))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "a.yaml").write_text(worlds.profile("a").to_yaml())
+    monkeypatch.setattr(visit, "validate_results", lambda runs, _: {"pairs": runs, "rows": [], "warnings": []})
+    monkeypatch.setattr(visit, "other_loads", lambda _: [])
+    finding = visit._of_main(Finding("main", "failed", "not done within 3 s"), tmp_path)
+    assert (finding.verdict, finding.reason) == ("failed", "not done within 3 s")
+    assert (finding.numbers["runs"], finding.numbers["stages"]) == (3, "")
+    assert finding.numbers["a_captured"] == "all"
 
 
 def kept(out: Path, monkeypatch: pytest.MonkeyPatch, stamp: dict[str, str]) -> Path:

@@ -25,10 +25,14 @@ from typing import Any, Final
 
 from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
 from benchmarks.gpu.running import in_a_process
+from calibrate.errors import PATH_ERROR, REPEATABILITY
 from kit.documents import write_json, write_text
-from scenarios.metrics.fidelity import ValidationDocument, other_loads
+from scenarios.files.reading import read_profile
+from scenarios.metrics.fidelity import ValidationDocument, other_loads, validate_results
+from scenarios.runs.folder import STAGES
 from scenarios.show.table import Table, columns, to_markdown
 from scenarios.terminal.exits import terminated_as_interrupted
+from sim.profile import Provenance
 
 SCHEMA: Final = "slimsched.gpu-visit/1"
 SECONDS: Final = {1: 540.0, 2: 300.0}
@@ -150,12 +154,36 @@ def _alongside(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 def _of_main(finding: Finding, folder: Path) -> Finding:
     """The main job has no verdict of its own: what it left tells how far it came."""
-    stages = sorted(path.stem for path in (folder / ".stages").glob("*.json"))
-    numbers: dict[str, Any] = {"stages": ", ".join(stages)}
-    if (path := folder / "validation.json").exists():
-        numbers |= compared(json.loads(path.read_text()))
+    stages = sorted(path.stem for path in (folder / STAGES).glob("*.json"))
+    numbers: dict[str, Any] = {"stages": ", ".join(stages), **_calibrated(folder / "profiles")}
+    if (document := _validation(folder)) is not None:
+        numbers |= {"runs": len(document["pairs"]), **compared(document)}
     verdict: Verdict = "failed" if finding.reason else "passed"
     return Finding(finding.id, verdict, finding.reason, numbers, finding.took_s)
+
+
+def _calibrated(folder: Path) -> dict[str, Any]:
+    """What each profile states of itself: its mean errors, and how many passes are captured."""
+    numbers: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        profile = read_profile(path, "--out")
+        errors = {error.metric: error.mean_abs_pct for error in profile.errors}
+        numbers[f"{path.stem}_repeatability_pct"] = errors.get(REPEATABILITY)
+        numbers[f"{path.stem}_paths_pct"] = errors.get(PATH_ERROR)
+        numbers[f"{path.stem}_captured"] = profile.execution.get("captured", "all")
+    return numbers
+
+
+def _validation(folder: Path) -> ValidationDocument | None:
+    """The whole one, or that of the runs until the job was cut: every seed runs all routers before the next."""
+    if (path := folder / "validation.json").exists():
+        whole: ValidationDocument = json.loads(path.read_text())
+        return whole
+    runs = []
+    for path in (folder / STAGES).glob("validate-*.jsonl"):
+        *lines, _ = path.read_text().split("\n")  # a kill may leave half a line
+        runs += [row["run"] for row in map(json.loads, lines) if "run" in row]
+    return validate_results(runs, Provenance.MEASURED) if runs else None
 
 
 def compared(document: ValidationDocument) -> dict[str, Any]:
