@@ -41,6 +41,7 @@ BREAK_IMG_S: Final = 100.0
 GPU_BLOCKS: Final = 4  # outstanding ones, as where a scenario says nothing (`scenarios.world.build`)
 ACTIVE_STAGES: Final = ("decision", "transfer", "handover", "dispatch", "run")
 GOAL_US_HOP: Final = 250.0  # beyond the pass, with captured passes
+STUCK_S: Final = 20  # the preload of two servers is one queue, and each load in it counts from its command
 AGREE: Final = 0.98  # of the labels with the CPU's: random weights leave some of them to chance
 
 
@@ -92,7 +93,7 @@ def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> 
     )
     device = replace(stand.device, warm_sizes=padded, **changes)  # type: ignore[arg-type]
     servers = [HardwareServer(f"server{number}", device, knobs, 0.0, 0.0) for number in range(count)]
-    supervision = Supervision(stuck_ns=5 * NS_PER_S)
+    supervision = Supervision(stuck_ns=STUCK_S * NS_PER_S)
     servers = on_own_cores(servers, usable_cores())
     return HardwareCluster(file, servers, warm_batches=() if stand.is_gpu else SIZES, supervision=supervision)
 
