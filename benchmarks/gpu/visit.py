@@ -27,12 +27,12 @@ from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
 from benchmarks.gpu.running import in_a_process
 from calibrate.errors import PATH_ERROR, REPEATABILITY
 from kit.documents import write_json, write_text
+from policies.vocabulary import Provenance
 from scenarios.files.reading import read_profile
 from scenarios.metrics.fidelity import ValidationDocument, other_loads, validate_results
 from scenarios.runs.folder import STAGES
 from scenarios.show.table import Table, columns, to_markdown
 from scenarios.terminal.exits import terminated_as_interrupted
-from sim.profile import Provenance
 
 SCHEMA: Final = "slimsched.gpu-visit/1"
 SECONDS: Final = {1: 540.0, 2: 300.0}
