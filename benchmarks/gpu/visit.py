@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time  # noqa: TID251 - deadlines are real
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +83,8 @@ def main(argv: Sequence[str]) -> int:
     visiting = verbs.add_parser("visit", help="carry out the steps of visit 1 or 2")
     visiting.add_argument("visit", type=int, choices=SECONDS)
     visiting.add_argument("--seconds", type=float, help="of all steps together (540 and 300)")
+    visiting.add_argument("--stretch", type=float, default=1.0, help="of deadlines, for a slow machine (1)")
+    visiting.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")
     visiting.add_argument("--out", type=Path, default=Path("runs/visit"), help="for the evidence (runs/visit)")
     visiting.add_argument("--scenario", default=SCENARIO, help=f"of the main job ({SCENARIO})")
     visiting.add_argument("--commit", default="", help="that is tried, if git can't say it")
@@ -92,7 +94,11 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     if given.verb == "keep":
         return keep(given.out)
-    chosen = steps(given.visit)
+    chosen = [
+        replace(step, deadline_s=given.stretch * step.deadline_s)
+        for step in steps(given.visit)
+        if step.name in (given.only or step.name)
+    ]
     if given.list:
         for step in chosen:
             print(f"{step.name:8}{step.expected_s:4.0f} s, at most {step.deadline_s:4.0f} s  {step.predicted}")
@@ -127,6 +133,10 @@ def carry_out(chosen: Sequence[Step], seconds: float, out: Path, scenario: str, 
             findings.append(finding)
             write(folder, f"python -m benchmarks.gpu visit {step.visit}", stamp, predicted, findings)
             print(f"{step.name} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
+        if beside is not None:
+            wrong = "" if beside.poll() == 0 else f"it ended with {beside.poll()}" if beside.poll() else "not done"
+            findings.append(Finding(BESIDE, "failed" if wrong else "passed", wrong))
+            write(folder, f"python -m benchmarks.gpu visit {chosen[0].visit}", stamp, predicted, findings)
     finally:
         if beside is not None and beside.poll() is None:
             os.killpg(beside.pid, signal.SIGKILL)
@@ -224,7 +234,9 @@ def _briefly(numbers: Mapping[str, Any]) -> str:
 
 
 def filled(page: str, table: str) -> str:
-    """The page with this between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    """The page with this between its markers; raises `ValueError` if it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE} needs a line {BEGIN} and one {END} behind it, for the table")
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"

@@ -125,6 +125,8 @@ class Agent:
             if self._serving is not None:
                 self._serving.ring(self._clock_ns(), sample)
                 self._report_samples()
+            else:  # a move ends, too, while nothing is served: of an agent that is measured, or after a run
+                self._fitting.lanes.ring(self._clock_ns())
             is_sent = self._send()
             until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
             if self._serving is not None and self._serving.meter is not None:
@@ -169,7 +171,9 @@ class Agent:
         return True
 
     def _next_ns(self, is_sent: bool) -> int:
-        next_ns = NEVER_NS if self._serving is None else self._serving.next_ns
+        lanes_ns = self._fitting.lanes.next_ns
+        idle_ns = NEVER_NS if lanes_ns is None else lanes_ns
+        next_ns = idle_ns if self._serving is None else self._serving.next_ns
         return next_ns if is_sent else min(next_ns, self._clock_ns() + FLUSH_NS)
 
     def sleep(self, until_ns: int, beside: Sequence[Agent] = ()) -> None:

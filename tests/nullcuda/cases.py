@@ -24,7 +24,7 @@ from calibrate.meter import Meter
 from calibrate.opening import Opened
 from calibrate.probe import Probe
 from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded
-from hw.agent.torch_outfit import TorchOutfit
+from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.device import DeviceSpec
 from hw.devices.gpu import own_stream
 from hw.devices.graphs import GraphedInstance
@@ -32,8 +32,9 @@ from hw.devices.instances import Instances, open_device, serve
 from hw.networks.accuracy import Evaluation, save_accuracy
 from hw.networks.registry import ModelFile, Network, save_model
 from hw.networks.slimresnet import SlimResNet
+from hw.router.agents import transfer_round
 from hw.router.cluster import HardwareCluster
-from hw.router.local_agents import AgentProcess
+from hw.router.local_agents import AgentProcess, start_agents
 from hw.router.loop import Routing
 from hw.router.server import HardwareServer
 from hw.telemetry import Sensor
@@ -208,6 +209,16 @@ def served_runs(runs: int, cap_bytes: int, rate_img_s: float = 400.0) -> list[di
                 {"before": before, "ready": policy.ready, "after": read(), "loads": loads, "status": [*status]}
             )
     return found
+
+
+def measured_moves(count: int) -> list[float]:
+    """Seconds of moves from one agent to another one of the same GPU, as calibration asks for them."""
+    devices = [("from", GPU), ("to", GPU)]
+    with _file(tiny_model()) as file, torch_agents(devices, file) as specs, start_agents(specs) as agents:
+        source, receiver = agents
+        for agent in agents:
+            agent.wait_until_ready()
+        return list(transfer_round(source, 1, 1 << 16, count, receiver=receiver))
 
 
 class _Bench:

@@ -30,33 +30,43 @@ _COUNTED: Final = 12
 _TRACE: Final = 1 << 16
 
 
+def environment(counted: Path, op_ns: int = 0, capture_ns: int = 0) -> dict[str, str]:
+    """What a process needs to be on the null CUDA, with all that it starts.
+
+    Args:
+        counted: a folder, for a file of counts for each process.
+        op_ns: how long the device takes for an operation.
+        capture_ns: how long the host takes to instantiate a graph.
+    """
+    folder = build()
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(folder / LIBRARY),
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        _COUNTS: str(counted),
+        "NULLCUDA_OP_NS": str(op_ns),
+        "NULLCUDA_CAPTURE_NS": str(capture_ns),
+    }
+
+
 def run_case(case: Callable[..., Any], *arguments: Any, op_ns: int = 0, capture_ns: int = 0) -> Any:
     """What a case returns.
 
     Args:
         arguments: plain data.
-        op_ns: how long the device takes for an operation.
-        capture_ns: how long the host takes to instantiate a graph.
+        op_ns, capture_ns: see `environment`.
 
     Raises:
         AssertionError: the case failed; the text is what its process printed.
     """
-    folder = build()
     with tempfile.TemporaryDirectory() as made:
-        settings = {
-            "LD_PRELOAD": str(folder / LIBRARY),
-            "LD_LIBRARY_PATH": str(folder),
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            _COUNTS: made,
-            "NULLCUDA_OP_NS": str(op_ns),
-            "NULLCUDA_CAPTURE_NS": str(capture_ns),
-        }
         result = Path(made, "result.json")
         command = [sys.executable, "-m", __name__, case.__module__, case.__qualname__, json.dumps(arguments)]
         done = subprocess.run(
             [*command, str(result)],
-            env={**os.environ, **settings},
+            env=environment(Path(made), op_ns, capture_ns),
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -37,7 +37,12 @@ static int64_t setting(const char* name) {
     const char* value = getenv(name);
     return value ? atoll(value) : 0;
 }
-static const int64_t OP_NS = setting("NULLCUDA_OP_NS"), CAPTURE_NS = setting("NULLCUDA_CAPTURE_NS");
+static const int64_t CAPTURE_NS = setting("NULLCUDA_CAPTURE_NS");
+static int64_t op_ns() {  // longer by the share of multiprocessors that MPS gives the process, set before its first use
+    static const int64_t share = setting("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    static const int64_t ns = setting("NULLCUDA_OP_NS") * 100 / (share ? share : 100);
+    return ns;
+}
 
 static int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -114,7 +119,7 @@ static Error enqueue(Handle handle, Count count, char letter, int nodes = 1) {
             if (other->graph && other->mode == cudaStreamCaptureModeGlobal) return break_capture(other, IMPLICIT);
     add(count);
     trace(letter);
-    stream->until_ns = std::max(now_ns(), stream->until_ns) + nodes * OP_NS;
+    stream->until_ns = std::max(now_ns(), stream->until_ns) + nodes * op_ns();
     return 0;
 }
 static Error launch(Handle stream) { return enqueue(stream, launches, 'k'); }

@@ -42,3 +42,8 @@ def test_reserved_memory_is_below_the_cap_after_the_preload() -> None:
     """Loads beyond it are undone: the preload is too large by what its captured passes take."""
     (run,) = run_case(cases.served_runs, 1, CAP_BYTES, 20.0)
     assert CAP_BYTES / 2 < run["ready"]["held_bytes"] <= CAP_BYTES
+
+
+def test_a_move_ends_while_nothing_is_served() -> None:
+    """Calibration times moves; nothing but the agent's own loop looks at their ends."""
+    assert len(run_case(cases.measured_moves, 3)) == 3
