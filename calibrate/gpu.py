@@ -8,6 +8,7 @@ through the network differ from the sum of their hops. A larger budget adds roun
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,13 +47,25 @@ PASS_S, MAKE_S = 5e-4, 0.1  # guesses: of a pass, and of making and capturing an
 DUTIES = (0.01, 0.05, 0.2, 0.5)
 
 
-def padded_sizes(batch_limit: int) -> tuple[int, ...]:
-    """The batch sizes that a GPU is given: powers of two, and the limit.
-
-    A size half-way between two of them would shorten a padded pass by a quarter at most, and costs every instance a
-    further capture, with its memory, at each previous width.
-    """
+def powers_of_two(batch_limit: int) -> tuple[int, ...]:
+    """Those up to the limit, and the limit."""
     return tuple(sorted({1 << i for i in range(batch_limit.bit_length())} | {batch_limit}))
+
+
+def padded_sizes(batch_limit: int, block_s: Mapping[int, float]) -> tuple[int, ...]:
+    """The batch sizes that a GPU is given: powers of two, the limit, 12 and 24 if padding costs more than a pass.
+
+    A batch half-way between two powers is padded to the larger. That costs half of the difference of their times, and
+    saves a further pass, of which the fixed part is what one image takes. If it costs more, the size is worth its
+    captures.
+
+    Args:
+        block_s: times of blocks of 1 image and of the powers of two.
+    """
+    sizes = powers_of_two(batch_limit)
+    pairs = [(low, high) for low, high in pairwise(sizes) if low in (8, 16) and high == 2 * low]
+    halfway = {3 * low // 2 for low, high in pairs if (block_s[high] - block_s[low]) / 2 > block_s[1]}
+    return tuple(sorted({*sizes, *halfway}))
 
 
 def typical_pass_s(point: Point) -> float:

@@ -20,6 +20,7 @@ from calibrate.bench import Result, from_jsonable, to_jsonable
 from kit.errors import InputError, WorkError
 
 SCHEMA: Final = "slimsched.calibration-log/1"
+PADDED_SIZES: Final = "padded_sizes"  # of a log's stamp
 
 
 class Log:

@@ -13,7 +13,7 @@ from calibrate.design import LeastSure
 from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
 from calibrate.fit import DeviceFacts, fit
 from calibrate.gpu import captured_here, gpu_plan, typical_pass_s
-from calibrate.log import Log
+from calibrate.log import PADDED_SIZES, Log
 from calibrate.measure import CalibrationProgress, Measurement, measure, scout
 from calibrate.opening import bench_of, opened
 from calibrate.plan import CalibrationPlan, Extras, ForwardGuess, make_plan
@@ -211,5 +211,11 @@ def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> d
             wanted.seed
         ),  # another one holds out and draws other points: what one fit saw, another would be judged by
         **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
+        **_sizes_of(wanted),
         **(stamp_of(wanted.device) if isinstance(wanted.device, EmulatedDevice) else {}),
     }
+
+
+def _sizes_of(wanted: CalibrationRequest) -> dict[str, str]:
+    sizes = wanted.device.warm_sizes if isinstance(wanted.device, DeviceSpec) else ()
+    return {PADDED_SIZES: ",".join(map(str, sizes))} if sizes else {}

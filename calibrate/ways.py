@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from calibrate.calibration import CalibrationRequest
-from calibrate.gpu import padded_sizes
-from calibrate.log import logged_stamp
+from calibrate.gpu import padded_sizes, powers_of_two
+from calibrate.log import PADDED_SIZES, logged_stamp
 from hw.device import DeviceSpec, formats_of
 from hw.devices.formats import Way, quickest, race
 from hw.networks.registry import ModelFile
 
-Race = Callable[[ModelFile, Sequence[DeviceSpec], int], Sequence[Way]]
+Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[Way]]
 
 
 def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:
-    """The calibration of the way that is quickest, and what was found, in words (empty where nothing was timed).
+    """The calibration of the fastest way at the sizes to pad to, and the ways' times in words (empty of only one).
 
-    A log that is gone on with has settled it: the rest is measured as its begin was.
+    A log that is resumed has settled both: the rest is measured as its begin was.
 
     Raises:
         InputError: the model is no model.
@@ -27,20 +27,21 @@ def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[Calibration
     device, words = wanted.device, ""
     if not isinstance(device, DeviceSpec) or device.kind != "cuda":
         return wanted, words
-    if wanted.candidates:
+    begun, candidates = _begun(wanted), wanted.candidates or (device,)
+    if begun is None:
         assert wanted.file is not None, "a real device runs a network"
-        begun = _begun(wanted)
-        if begun is None:
-            ways = timed(wanted.file, wanted.candidates, wanted.batch_limit)
-            begun, words = quickest(ways).device, "; ".join(map(str, ways))
-        device = begun
-    device = replace(device, warm_sizes=padded_sizes(wanted.batch_limit))
-    return replace(wanted, device=device, peer=device if wanted.peer == wanted.device else wanted.peer), words
+        ways = timed(wanted.file, candidates, powers_of_two(wanted.batch_limit))
+        best = quickest(ways)
+        begun = replace(best.device, warm_sizes=padded_sizes(wanted.batch_limit, best.block_s))
+        words = "; ".join(map(str, ways)) if len(ways) > 1 else ""
+    return replace(wanted, device=begun, peer=begun if wanted.peer == wanted.device else wanted.peer), words
 
 
 def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
-    """The candidate that a log is of; None where there is no log yet, or it is of none of them (and is refused)."""
+    """The candidate that a log is of, with its sizes; None if it is of none (and is refused), or there is none yet."""
     stamp = logged_stamp(wanted.log_path)
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
-    formats = formats_of(execution)
-    return next((way for way in wanted.candidates if formats and replace(way, **formats) == way), None)
+    formats, candidates = formats_of(execution), wanted.candidates or (wanted.device,)
+    sizes = tuple(int(size) for size in stamp.get(PADDED_SIZES, "").split(",") if size.isdigit())
+    ways = (replace(way, warm_sizes=sizes) for way in candidates if isinstance(way, DeviceSpec) and formats and sizes)
+    return next((way for way in ways if replace(way, **formats) == way), None)

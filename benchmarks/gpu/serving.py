@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.asserting import BREAKS, AssertingNet
 from benchmarks.gpu.stand import NETWORKS, SEED, Stand
 from benchmarks.speed.hollow import routing
-from calibrate.gpu import padded_sizes
+from calibrate.gpu import powers_of_two
 from hw.devices.gpu import own_stream
 from hw.devices.graphs import GraphedInstance
 from hw.devices.instances import serve
@@ -33,7 +33,7 @@ from policies.records import STAGES, RunRecord
 from policies.vocabulary import IMAGE, NS_PER_S
 from scenarios.executors.run import on_own_cores
 
-SIZES: Final = padded_sizes(32)
+SIZES: Final = powers_of_two(32)
 IMAGES: Final = 256
 LOOP_S: Final = 2.0
 LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, and so does writing them down

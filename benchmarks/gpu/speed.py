@@ -80,7 +80,7 @@ def ways(stand: Stand) -> str:
         wanted += [{**each, "graphs": True} for each in formats[:2]]
     for batch in (32, 128) if stand.is_gpu else (8,):
         for given, way in zip(
-            wanted, raced(stand.file, [replace(stand.device, **each) for each in wanted], batch), strict=True
+            wanted, raced(stand.file, [replace(stand.device, **each) for each in wanted], [batch]), strict=True
         ):
             stand.tell({" ".join([str(batch), *(f"{k}={v}" for k, v in given.items())]): str(way)})
     return ""

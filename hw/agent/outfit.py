@@ -80,10 +80,12 @@ class SchedulerSpec:
 class AgentSpec:
     """What an agent is: its name, what it works with, and its scheduler's settings (none where it is only measured).
 
-    `worker`: agents of one host that name the same one, and start together, share a process and its thread.
+    `worker`: agents of one host that name the same one, and start together, share a process and its thread; there are
+    `worker_agents` of that name.
     """
 
     name: str
     outfit: Outfit
     service: SchedulerSpec | None = None
     worker: str = ""
+    worker_agents: int = 1

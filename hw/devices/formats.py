@@ -7,9 +7,10 @@ out anew before and after it. So it is measured, in a process of its own: it lea
 from __future__ import annotations
 
 import time  # noqa: TID251 - real passes are timed with a real clock
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Final
 
@@ -39,31 +40,36 @@ class Way:
 
     Attributes:
         device: computes so.
-        pass_s: median time of a block through all segments at the widest.
+        block_s: by its images, the median time of a block through all segments at the widest.
         agreement: share of the labels of drawn images that are those of the CPU's float32.
     """
 
     device: DeviceSpec
-    pass_s: float
+    block_s: Mapping[int, float]
     agreement: float
+
+    @property
+    def pass_s(self) -> float:
+        """Of the largest block."""
+        return self.block_s[max(self.block_s)]
 
     def __str__(self) -> str:
         order = "channels_last" if self.device.channels_last else "contiguous"
         return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of labels"
 
 
-def race(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
+def race(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
     """Each way of computing on one device, timed in turns in a process of its own.
 
     Args:
-        batch: images of a block.
+        batches: images of the blocks that are timed.
 
     Raises:
         InputError: the file is no model.
         WorkError: the device failed.
     """
     try:
-        return apart(partial(raced, file, ways, batch), lambda *_: None)
+        return apart(partial(raced, file, ways, batches), lambda *_: None)
     except WorkError as error:
         what = in_a_line(str(error))
         raise WorkError(f"the ways to compute on {ways[0].kind}:{ways[0].index} can't be timed: {what}") from None
@@ -78,21 +84,28 @@ def quickest(ways: Sequence[Way]) -> Way:
     return best
 
 
-def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int, tell: Tell = lambda *_: None) -> list[Way]:
+def raced(
+    file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int], tell: Tell = lambda *_: None
+) -> list[Way]:
     """As `race`, in this process."""
     place = open_device(ways[0])
     model, _ = file.load()
     generator = torch.Generator().manual_seed(0)
-    images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, batch))
+    images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, max(batches)))
     with torch.inference_mode(), own_stream(place):
         right = model(images, (model.spec.widths[-1],) * model.spec.segments).argmax(dim=1)
         runners = [_Runner(Instances(model, file.path, way, place)) for way in ways]
         agreements = [float((runner.labels(images) == right).double().mean()) for runner in runners]
-        for runner in runners:
+        laps = list(product(runners, sorted(batches, reverse=True)))
+        for runner, batch in laps:
             for _ in range(_WARM_ROUNDS):
-                runner.timed_s(block)
-        seconds = [[runner.timed_s(block) for runner in runners] for _ in range(ROUNDS)]
-    return [Way(way, median(row[index] for row in seconds), agreements[index]) for index, way in enumerate(ways)]
+                runner.timed_s(block[:batch])
+        rounds = [[runner.timed_s(block[:batch]) for runner, batch in laps] for _ in range(ROUNDS)]
+    medians_s = dict(zip(laps, map(median, zip(*rounds, strict=True)), strict=True))
+    return [
+        Way(way, {batch: medians_s[runner, batch] for batch in batches}, agreement)
+        for way, runner, agreement in zip(ways, runners, agreements, strict=True)
+    ]
 
 
 class _Runner:

@@ -158,9 +158,9 @@ class HardwareCluster:
         )
 
     def _agent(self, index: int, file: ModelFile | None) -> AgentSpec:
-        return AgentSpec(
-            self.servers[index].name, self._outfit(index, file), self._service(index), self._worker_of(index)
-        )
+        worker = self._worker_of(index)
+        agents = sum(self._worker_of(place) == worker for place in range(len(self.servers))) if worker else 1
+        return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index), worker, agents)
 
     def _worker_of(self, index: int) -> str:
         """Servers of one GPU share a process (see `AgentSpec`), but for those that MPS gives a share of it."""

@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import threading
-import time  # noqa: TID251 - real processes take real time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from hw.transport.step_log import EpochLog, StepLog
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
 _PR_SET_PDEATHSIG: Final = 1
-_GATHER_S: Final = 0.1  # servers of one device start within a few calls of each other, after a death, too
+_GATHER_S: Final = 2.0  # one that was drained, say, does not come back with the others of its process
 _SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
 
@@ -107,13 +106,14 @@ class Worker:
     Args:
         hands: starts it beside the caller (a spawn takes milliseconds, and as long as its child takes to read what it
             is given); its thread must outlive the process, which dies with it. None: the caller starts it.
-        gather_s: how long others may still join.
+        gather_s: how long others of its worker may still join; it begins as soon as all have.
     """
 
     def __init__(self, first: Member, hands: Executor | None = None, gather_s: float = 0.0) -> None:
         self._members = [first]
         self._gather_s = gather_s
         self._lock = threading.Lock()
+        self._all_joined = threading.Event()
         self._is_full = False
         self._left = 0
         self._process: BaseProcess | None = None
@@ -124,13 +124,17 @@ class Worker:
     def join(self, member: Member) -> bool:
         """One more agent, if it is not too late."""
         with self._lock:
-            if not self._is_full:
-                self._members.append(member)
-            return not self._is_full
+            if self._is_full:
+                return False
+            self._members.append(member)
+            if len(self._members) == member.spec.worker_agents:
+                self._all_joined.set()
+            return True
 
     def _begin(self) -> None:
         """Where it fails the ports end, as with an agent that dies at once."""
-        time.sleep(self._gather_s)
+        if self._members[0].spec.worker_agents > 1:
+            self._all_joined.wait(self._gather_s)
         with contextlib.ExitStack() as stack:
             members = self._closed()
             for each in members:

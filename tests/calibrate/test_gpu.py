@@ -10,12 +10,14 @@ import pytest
 from calibrate.calibration import CalibrationRequest
 from calibrate.errors import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR
 from calibrate.fit import fit
-from calibrate.gpu import DUTIES, EFFORT, PATHS, captured_here, gpu_plan, padded_sizes, typical_pass_s
+from calibrate.gpu import DUTIES, EFFORT, PATHS, captured_here, gpu_plan, powers_of_two, typical_pass_s
 from calibrate.log import Log
 from calibrate.measure import Measurements, measure
 from calibrate.plan import CalibrationPlan, Extras, InstancePoints, Paths, Solo, Steady, Together
 from calibrate.ways import settled
 from hw.device import DeviceSpec
+from hw.devices.formats import Way
+from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import PRESETS, SlimResNet
 from kit.errors import InputError
 from sim.profile import Profile
@@ -28,7 +30,7 @@ INSTANCES = len({key[:2] for key in all_keys()})
 
 def planned(limit: int = LIMIT, extras: Extras | None = None, seed: int = 0) -> CalibrationPlan:
     wanted = extras or Extras(power=True, peer=True, sibling=True)
-    return gpu_plan(all_keys(), padded_sizes(limit), wanted, np.random.default_rng(seed))
+    return gpu_plan(all_keys(), powers_of_two(limit), wanted, np.random.default_rng(seed))
 
 
 def measured(bench: FakeBench, path: Path, budget_s: float = 60.0, limit: int = LIMIT) -> Measurements:
@@ -38,7 +40,7 @@ def measured(bench: FakeBench, path: Path, budget_s: float = 60.0, limit: int = 
 
 def profile_of(bench: FakeBench, path: Path, budget_s: float = 60.0, limit: int = LIMIT) -> Profile:
     found = measured(bench, path, budget_s, limit)
-    return fit(found.measurements, model_costs(), facts("cuda", padded_sizes(limit)), "fake", found.omitted)
+    return fit(found.measurements, model_costs(), facts("cuda", powers_of_two(limit)), "fake", found.omitted)
 
 
 @pytest.mark.parametrize("limit", [1, 4, 12, 32])
@@ -46,8 +48,9 @@ def test_what_is_served_is_what_is_measured(tmp_path: Path, limit: int) -> None:
     """The sizes of the server, those with samples at every key and those that a load warms are one tuple."""
     path = tmp_path / "log"
     found = profile_of(FakeBench(), path, limit=limit)
-    wanted = CalibrationRequest(None, DeviceSpec("cuda"), 60.0, limit, path)
-    loaded = settled(wanted)[0].device
+    wanted = CalibrationRequest(ModelFile(path), DeviceSpec("cuda"), 60.0, limit, tmp_path / "none")
+    block_s = dict.fromkeys(powers_of_two(limit), 1.0)
+    loaded = settled(wanted, lambda file, ways, batches: [Way(ways[0], block_s, 1.0)])[0].device
     assert isinstance(loaded, DeviceSpec)
     served = compile_tables(found, limit).padded_sizes
     assert served == found.padded_sizes == loaded.warm_sizes
@@ -74,7 +77,7 @@ def test_each_instance_is_made_once_a_round(tmp_path: Path) -> None:
     assert bench.loads == EFFORT.rounds * INSTANCES
     assert bench.held == {}
     points = [step.points for step, _ in found.measurements if isinstance(step, InstancePoints)]
-    assert sum(map(len, points)) == EFFORT.rounds * len(all_keys()) * len(padded_sizes(LIMIT))
+    assert sum(map(len, points)) == EFFORT.rounds * len(all_keys()) * len(powers_of_two(LIMIT))
     assert not any(isinstance(step, Solo) for step, _ in found.measurements)
 
 
@@ -100,7 +103,7 @@ def test_stated_are_repeatability_and_held_out_paths(tmp_path: Path) -> None:
         assert SOLO_ERROR not in {error.metric for error in found.errors}
         assert stated[PATH_ERROR].points == PATHS
         assert stated[PATH_ERROR].median_abs_pct == pytest.approx(100 * (1 - 1 / (1 + extra)), abs=1.0)
-        assert stated[REPEATABILITY].points == len(all_keys()) * len(padded_sizes(LIMIT))
+        assert stated[REPEATABILITY].points == len(all_keys()) * len(powers_of_two(LIMIT))
         assert 0 < stated[REPEATABILITY].median_abs_pct < stated[REPEATABILITY].p90_abs_pct < 3
         assert {CONCURRENCY_ERROR, ENERGY_ERROR} <= set(stated)
 
@@ -108,7 +111,7 @@ def test_stated_are_repeatability_and_held_out_paths(tmp_path: Path) -> None:
 def test_disturbed_rounds_count_for_repeatability(tmp_path: Path) -> None:
     """A machine that is busy all the time would else state it of no point."""
     found = errors(profile_of(FakeBench(jitter=0.02, background_share=0.2), tmp_path / "log"))
-    assert found[REPEATABILITY].points == len(all_keys()) * len(padded_sizes(LIMIT))
+    assert found[REPEATABILITY].points == len(all_keys()) * len(powers_of_two(LIMIT))
 
 
 def test_paths_follow_one_another(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_paths_follow_one_another(tmp_path: Path) -> None:
 def test_loads_slow_others_down_and_refused_captures_are_counted(tmp_path: Path) -> None:
     """Both stand in the profile."""
     found = profile_of(FakeBench(load_factor=2.5, refused=1), tmp_path / "log")
-    passes = len(all_keys()) * len(padded_sizes(LIMIT))
+    passes = len(all_keys()) * len(powers_of_two(LIMIT))
     assert found.beside_load == pytest.approx(2.5)
     assert found.execution["captured"] == f"{passes - INSTANCES} of {passes}"
     assert captured_here(FakeBench(refused=1), found) == (passes - INSTANCES, passes)
@@ -152,7 +155,7 @@ def test_a_minute_is_enough_for_four_segments_of_four_widths() -> None:
     """312 points at six sizes; a seed's plan is always the same, and its steps' names tell them apart."""
     keys = SlimResNet(PRESETS["slimresnet18"]).spec.work_keys()
     made = [
-        gpu_plan(sorted(keys), padded_sizes(32), Extras(True, True, True), np.random.default_rng(3)) for _ in range(2)
+        gpu_plan(sorted(keys), powers_of_two(32), Extras(True, True, True), np.random.default_rng(3)) for _ in range(2)
     ]
     assert made[0] == made[1]
     ids = [each.id for each in made[0].steps]

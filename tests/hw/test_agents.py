@@ -278,7 +278,7 @@ def host() -> Iterator[OneHost]:
 def _together(host: OneHost, count: int = 2) -> list[AgentHandle]:
     """Agents of one worker, ready and at work."""
     service = SchedulerSpec(knobs(), TINY.segments, Supervision())
-    specs = [AgentSpec(f"s{number}", HollowOutfit(()), service, "gpu") for number in range(count)]
+    specs = [AgentSpec(f"s{number}", HollowOutfit(()), service, "gpu", count) for number in range(count)]
     agents = [host.start(number, spec) for number, spec in enumerate(specs)]
     for number, agent in enumerate(agents):
         agent.wait_until_ready(WAIT_S)

@@ -25,7 +25,7 @@ def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ways(*seconds: float, agreement: float = 1.0, first: float = 1.0) -> list[Way]:
     return [
-        Way(device, s, first if device.dtype == "float32" else agreement)
+        Way(device, {2: s}, first if device.dtype == "float32" else agreement)
         for device, s in zip((LAST, FIRST, HALF), seconds, strict=False)
     ]
 
@@ -48,7 +48,7 @@ def test_the_quickest_is_taken_whose_labels_are_the_same(ways: list[Way], wanted
 
 def test_each_way_is_timed_on_the_same_images(path: Path) -> None:
     """Both orders of memory give the same labels; a format is in the words."""
-    found = raced(ModelFile(path), (LAST, FIRST), 2)
+    found = raced(ModelFile(path), (LAST, FIRST), [2, 1])
     assert [way.device for way in found] == [LAST, FIRST]
     assert all(way.pass_s > 0 and way.agreement == 1.0 for way in found)
     assert "channels_last" in str(found[0])
@@ -64,7 +64,7 @@ def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return as_they_are(self, images) + (is_half & (images[:, 0, 0, 0] > 0.5))
 
     monkeypatch.setattr(_Runner, "labels", labels)
-    half, full = raced(ModelFile(path), (HALF, FIRST), 2)
+    half, full = raced(ModelFile(path), (HALF, FIRST), [2])
     assert full.agreement == 1.0
     assert half.agreement == pytest.approx(0.69, abs=0.1)
 
@@ -73,14 +73,14 @@ def test_a_race_leaves_nothing_behind_and_tells_what_is_wrong(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs in a process of its own; a file that is no model is the user's mistake, a lost device is not."""
-    assert [way.device for way in race(ModelFile(path), (LAST, FIRST), 1)] == [LAST, FIRST]
+    assert [way.device for way in race(ModelFile(path), (LAST, FIRST), [1])] == [LAST, FIRST]
     monkeypatch.setattr("hw.devices.formats.apart", here)  # each such process opens torch anew
     with pytest.raises(InputError):
-        race(ModelFile(tmp_path / "none.safetensors"), (LAST, FIRST), 1)
+        race(ModelFile(tmp_path / "none.safetensors"), (LAST, FIRST), [1])
 
     def lost(device: DeviceSpec) -> torch.device:
         raise WorkError("the device is lost")
 
     monkeypatch.setattr("hw.devices.formats.open_device", lost)
     with pytest.raises(WorkError, match="cuda:0 can't be timed: the device is lost"):
-        race(ModelFile(path), (DeviceSpec(kind="cuda"),), 1)
+        race(ModelFile(path), (DeviceSpec(kind="cuda"),), [1])
