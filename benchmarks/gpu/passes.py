@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.evidence import ROOT
 from benchmarks.gpu.stand import CantTellError, Stand
-from calibrate.gpu import padded_sizes
 from hw.agent.torch_outfit import torch_agents
 from hw.devices.gpu import own_stream, reserved_bytes
 from hw.devices.graphs import GraphedInstance
@@ -72,10 +71,11 @@ def _calls(maker: Instances, segment: int) -> str:
 
 
 def memory(stand: Stand) -> str:
-    """Device memory of all instances of the network that the main job had, captured at the sizes that are served."""
+    """Device memory of all instances of the network that the main job had, captured at all sizes that may be served."""
     stand.require_gpu("captured passes")
+    sizes = (1, 2, 4, 8, 12, 16, 24, 32)
     model = Network(MEMORY_NETWORK).build().eval()
-    device = replace(stand.device, graphs=True, warm_sizes=padded_sizes(BATCH))
+    device = replace(stand.device, graphs=True, warm_sizes=sizes)
     before_bytes = reserved_bytes(stand.place)
     maker, made = Instances(model, stand.file.path, device, stand.place), list[GraphedInstance]()
     with torch.inference_mode(), own_stream(stand.place):
