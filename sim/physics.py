@@ -51,7 +51,7 @@ class SimulatedDevice:
         self.power_mw = tables.context_idle_mw
         self.busy_permille = 0
         self._slowdown = 1.0
-        self._loading: set[tuple[int, int]] = set()
+        self.loading: set[tuple[int, int]] = set()
         self._is_extrapolated = False
         self._extrapolated_ns = 0
         self._energy_mw_ns = 0.0
@@ -161,7 +161,7 @@ class SimulatedDevice:
         """A server died: its batches are gone."""
         self.advance(now_ns)
         self.waiting_ns = {key: takes_ns for key, takes_ns in self.waiting_ns.items() if key[0] != server}
-        self._loading = {key for key in self._loading if key[0] != server}
+        self.loading = {key for key in self.loading if key[0] != server}
         left = {key: running for key, running in self.running.items() if key[0] != server}
         if len(left) < len(self.running):
             self.running, self._passes_ended_ns = left, now_ns
@@ -190,13 +190,13 @@ class SimulatedDevice:
     def begin_load(self, server: int, instance: int, now_ns: int) -> None:
         """An instance is being loaded from now on: passes take `beside_load` times as long."""
         self.advance(now_ns)
-        self._loading.add((server, instance))
+        self.loading.add((server, instance))
         self._rerate(now_ns)
 
     def end_load(self, server: int, instance: int, now_ns: int) -> None:
         """It is loaded."""
         self.advance(now_ns)
-        self._loading.discard((server, instance))
+        self.loading.discard((server, instance))
         self._rerate(now_ns)
 
     def next_end(self) -> RunningBatch | None:
@@ -233,7 +233,7 @@ class SimulatedDevice:
             table, size = r.table, r.size
             r.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * r.factor
             uncapped_mw += table.power_mw[size] / r.slow_down
-        beside = tables.beside_load if self._loading else 1.0
+        beside = tables.beside_load if self.loading else 1.0
         slowdown = self._slowdown * beside / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
         for r in running:
             r.slow_down *= slowdown

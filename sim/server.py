@@ -100,8 +100,8 @@ class SharedDevice:
             self.replan()
 
     def end_load(self, server: int, instance: int) -> None:
-        """Likewise."""
-        if self.physics.tables.beside_load > 1.0:
+        """Likewise; nothing either for a load that took no time."""
+        if (server, instance) in self.physics.loading:
             self.physics.end_load(server, instance, self._agenda.now_ns)
             self.replan()
 
