@@ -91,9 +91,9 @@ def _swapped(one: Kind, other: Kind) -> Patch:
 # These commute, by argument and by experiment. A transfer's end tells the router where inputs are, and hands over what
 # comes after all that was handed over before; a block's arrival is its scheduler's alone. A timer and an unload's end
 # both lead to a pass of the scheduler over one state: what expired goes in the first, the freed memory goes out in the
-# second. So do a load's end and an unload's: they differ only if what was loaded is idle at once and an older key evicts
-# it, and only a preload after a death has no key that waits for it. A fault and a change of slowdown both rate the
-# running set again, at one time, from the same work.
+# second. So do a load's end and an unload's: they differ only if what was loaded is idle at once and an older key
+# evicts it, and only a preload after a death has no key that waits for it. A fault and a change of slowdown both rate
+# the running set again, at one time, from the same work.
 _COMMUTE = (
     (Kind.TRANSFER_END, Kind.BLOCK_ARRIVAL),
     (Kind.LOAD_END, Kind.UNLOAD_END),
