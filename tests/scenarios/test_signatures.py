@@ -178,7 +178,7 @@ def test_always_the_narrowest_widths() -> None:
 
 def test_everything_on_one_server() -> None:
     """More than that server can do: images wait while the others idle."""
-    result = run(slowest, 600)
+    result = run(slowest, 1000)
     found = signatures(result, context(cluster()))
     assert [each["name"] for each in found] == ["one-server collapse"]
     assert found[0]["value"] > 0.9 > found[0]["threshold"]
