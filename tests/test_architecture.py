@@ -73,7 +73,7 @@ def test_every_file_is_put_in_its_place_by_one_function() -> None:
 
 
 OF_PYTHON = {"_exit", "_asdict", "_replace", "_fields"}  # public in spite of their names
-OF_TORCH = {"_C", "_scaled_dot_product_flash_attention_for_cpu"}  # what torch has no other name for
+OF_TORCH = {"_C", "_scaled_dot_product_flash_attention_for_cpu", "_to_copy"}  # what torch has no other name for
 
 
 def _of_others(tree: ast.Module) -> Iterator[ast.Attribute]:

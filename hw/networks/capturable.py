@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -82,9 +83,10 @@ def _on_gpu(instance: Instance) -> Instance:
     if not isinstance(instance, MemberInstance) or instance.module.form == "int8":
         return instance.to(GPU, torch.float32, torch.contiguous_format)
     for part in instance.module.modules():  # torch can't copy a module while tensors are fake, as `to` does
-        held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-        for tensors in held:
-            tensors.update({name: each.to(GPU) for name, each in tensors.items() if each is not None})
+        for name, parameter in [*part.named_parameters(recurse=False)]:
+            setattr(part, name, Parameter(parameter.to(GPU), requires_grad=False))
+        for name, buffer in [*part.named_buffers(recurse=False)]:
+            setattr(part, name, buffer.to(GPU))
     return instance
 
 
