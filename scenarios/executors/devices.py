@@ -176,8 +176,9 @@ def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> Device
     spec = device_spec(section)
     if section.sm_percent is None or not start_daemon():
         return spec
-    shares = [other.device.sm_percent or 100 for other in servers if other.device and other.device.index == spec.index]
-    return replace(spec, sm_percent=None, repeats=round(max(shares) / section.sm_percent))
+    gpus = [other.device for other in servers if other.device is not None and other.device.kind == "cuda"]
+    largest = max(each.sm_percent or 100 for each in gpus if each.index == spec.index)
+    return replace(spec, sm_percent=None, repeats=round(largest / section.sm_percent))
 
 
 def share_warning(server: str, device: DeviceSpec) -> str:

@@ -67,12 +67,13 @@ def test_a_daemon_that_does_not_answer_is_a_reason_and_leaves_nothing(
 
 
 def test_a_share_without_mps_is_repeats_of_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """25, 12 and 6 % are once, twice and four times the work; the stamps of both ways differ."""
+    """25, 12 and 6 % are once, twice and four times the work; the stamps of both ways differ. A CPU has no share."""
     servers = tuple(
         ServerSection(name=name, device=DeviceSection(kind="cuda", sm_percent=share)) for name, share in SHARES.items()
     )
+    beside = (*servers, ServerSection(name="cpu", device=DeviceSection()))
     monkeypatch.setattr(devices, "start_daemon", lambda: "nvidia-cuda-mps-control is not installed")
-    without = [devices.device_of(server, servers) for server in servers]
+    without = [devices.device_of(server, beside) for server in servers]
     assert [(device.sm_percent, device.repeats) for device in without] == [(None, 1), (None, 2), (None, 4)]
     assert "computes each pass 4 times" in devices.share_warning("small", without[2])
     assert devices.share_warning("large", without[0]) == ""
