@@ -82,7 +82,7 @@ class HardwareServer:
         machine: that it is on, where that is not the router's.
         host: the machine's name, where the cluster has several; by it an operator means all servers there.
         elsewhere: another router has it, at first.
-        captured: how many of its passes were captured when its profile was measured, as `Captures` says it; empty: all.
+        captured: how many of its passes were captured when its profile was measured, `31 of 64`; empty: all.
     """
 
     name: str
@@ -591,7 +591,8 @@ class RemoteServer:
         if captures.captured == captures.tried and profiled == "":
             return
         problem = f"{captures}" + (f", the others run eagerly ({captures.refused})" if captures.refused else "")
-        if str(captures) != profiled:
+        of_profile, all_of_profile = map(int, profiled.split(" of ")) if profiled else (1, 1)
+        if captures.captured * all_of_profile != of_profile * captures.tried:
             problem += f"; its profile was measured with {profiled or 'all captured'}: calibrate it again"
         self._run.say(f"WARNING: {self.spec.name}: {problem}")
 
