@@ -28,7 +28,8 @@ class RouterContext:
         power_limits_w: (N,) each server's device power limit.
         deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
         block_ns: what a block costs the router's host, decided and returned, beyond its images.
-        held_shares: (N,) how much of all instances' memory each server has; empty where all have all of it.
+        working_sets: (N,) the widest instances, one a segment, that each server is to hold together
+            (`policies.rules.working_sets`); empty where no server is limited.
         routers: that the servers are divided among, this one of them.
     """
 
@@ -38,7 +39,7 @@ class RouterContext:
     power_limits_w: tuple[float, ...]
     deadline_s: float | None = None
     block_ns: int = 0
-    held_shares: tuple[float, ...] = ()
+    working_sets: tuple[tuple[float, ...], ...] = ()
     routers: int = 1
 
 

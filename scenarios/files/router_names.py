@@ -178,6 +178,9 @@ class TrainedSpec:
         """The router; raises `InputError` as `check` does."""
         return self._load(context.config)
 
+    def dialled(self, by: float, context: RouterContext) -> None:
+        """It has none: what it serves is what it learned."""
+
     def _load(self, config: RouterConfig) -> PPORouter:
         from policies.ppo.router import PPORouter  # rules must not wait for what reads files of weights
 
