@@ -96,5 +96,5 @@ def _checksum(tensors: Tensors, metadata: Mapping[str, str]) -> str:
 
 
 def kind_in(metadata: Mapping[str, str]) -> str:
-    """What a router's header says it is: `ppo-paper` where it says nothing."""
-    return metadata.get("kind", "ppo-paper")
+    """What a router's header says it is: `ppo` where it says nothing."""
+    return metadata.get("kind", "ppo")

@@ -24,8 +24,8 @@ def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: 
     """Choose each server's working set: that in which an accuracy of `floor` costs the least device time.
 
     Between two width tuples any mean accuracy costs what a mix of them does. Where no set reaches the floor, or it is
-    0, the most accurate set is taken, and of those the one with the quickest tuple. A server that holds no set at all is
-    not limited, nor is one of several models.
+    0, the most accurate set is taken, and of those the one with the quickest tuple. A server that holds no set at all
+    is not limited, nor is one of several models.
 
     Args:
         context: its accuracy table and expected costs.
