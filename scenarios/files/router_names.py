@@ -26,7 +26,6 @@ from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.made_routers import (
     MADE_KINDS,
-    PPO,
     ROUTER_SUFFIX,
     RULE_SUFFIX,
     made_file,
@@ -199,9 +198,6 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     from kit import checkpoint  # rules must not wait for what reads files of weights
 
     tensors, metadata = checkpoint.read(path)
-    kind = checkpoint.kind_in(metadata)
-    if kind != PPO:
-        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(checkpoint.POLICY)}
     return TrainedSpec(path, weights, metadata, deterministic, devices)
 
