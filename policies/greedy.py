@@ -94,11 +94,6 @@ class GreedyKnobs:
         """Memory for one instance of every kind."""
         return self.context_bytes + sum(self.instance_bytes.values())
 
-    @property
-    def held_share(self) -> float:
-        """How much of that, beyond the context, the memory holds."""
-        return min(1.0, (self.vram_cap_bytes - self.context_bytes) / max(1, self.all_bytes - self.context_bytes))
-
     def __post_init__(self) -> None:
         if self.batch_limit < 1:
             raise ValueError(f"batch_limit must be at least 1, not {self.batch_limit}")

@@ -106,9 +106,14 @@ def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class OwnRouter:
-    """A user's class, `module:Class`: imported when a router is made, and called with the context."""
+    """A user's class, `module:Class`: imported when a router is made, and called with the context.
+
+    Attributes:
+        dial: what its routers' attribute `dial` is set to before the first decision, where they have one.
+    """
 
     name: str
+    dial: float = 0.0
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Nothing is known of it yet."""
@@ -118,10 +123,16 @@ class OwnRouter:
         instance = own_class(self.name, source, key)
         with blaming(self.name, source, key, f"{self.name.partition(':')[2]}(context)"):
             router: RoutingPolicy = instance(context)
+            if self.dial:
+                router.dial = self.dial  # type: ignore[attr-defined]
         if not callable(getattr(router, "choose", None)):
             raise InputError(source, key, f"{self.name!r} has no method choose(view, rng) -> Choice")
         is_ours = type(router).__module__.startswith("policies.")  # it makes one that is known to choose well
         return router if is_ours else CheckedRouter(self.name, router, context.config)
+
+    def dialled(self, by: float, context: RouterContext) -> OwnRouter | None:
+        """See `RouterSpec`: a class has a dial if its routers have an attribute `dial`."""
+        return OwnRouter(self.name, by) if hasattr(own_class(self.name, "router", ""), "dial") else None
 
     def code_hash(self, source: str = "router", key: str = "") -> str:
         """Of the class's module and what it imports; raises `InputError` where it is not there, or is refused."""

@@ -12,12 +12,11 @@ from dataclasses import astuple, dataclass, replace
 from typing import Final, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from kit.jit import Ints
-from policies.compiled.compass import CompassMemory, Priced, Watched, Weights
+from policies.compiled.compass import Coming, CompassMemory, Priced, Weights
 from policies.compiled.control import Control, control_row, keep_control
-from policies.compiled.layout import NONE, Plan, WidthRule
+from policies.compiled.layout import NONE, Plan, WidthRule, bits
 from policies.compiled.lookahead import Ahead
 from policies.compiled.milp import MilpMemory, Replan
 from policies.compiled.plan import PlanRow, Table, cost_table, transfers_of
@@ -53,9 +52,8 @@ from policies.compiled.rules import (
 from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.rules import compass, controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
-from policies.rules.candidates import CandidateNetwork
 from policies.rules.compass import PricedRungs
-from policies.rules.context import ComposedRouter
+from policies.rules.context import ComposedRouter, WorkingSet
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
 
@@ -97,7 +95,7 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     if kind is HoldingRouter:
         holder = cast(HoldingRouter, policy)
         planned = plan_of(holder.router, config)
-        return None if planned is None else replace(planned, hold=holder.hold)
+        return None if planned is None else _within(holder.sets, replace(planned, hold=holder.hold))
     writer = _Writer(config)
     try:
         if kind is ComposedRouter:
@@ -113,6 +111,15 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     except _NotCompiled:
         pass
     return None
+
+
+def _within(sets: Sequence[WorkingSet], planned: CompiledRouter) -> CompiledRouter:
+    """With what lies within each server's working set."""
+    if not sets:
+        return planned
+    row = np.concatenate([planned.row, np.array([bits(mask) for each in sets for mask in each], np.int64)])
+    Plan(row).masks_at = len(planned.row)
+    return replace(planned, row=row)
 
 
 # Of a placement: its number, and how many numbers it draws at most.
@@ -163,9 +170,6 @@ class _Writer:
         self._place(router.placement)
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer")
-        if router.counts_loads:
-            self._ask_for(router.costs, "load")
-        self._require(router.counts_loads or "load" not in self._tables)
         self._head.width_rule.rule, self._head.share_ns = SLACKFIT, self._whole(router.share_ns)
         self._head.scratch_at = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
         return self._finished()
@@ -194,8 +198,6 @@ class _Writer:
         self._require(len(router.image_ns) == self._config.servers)
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer")
-        if router.counts_loads:
-            self._ask_for(router.costs, "load")
         self._head.sees_all, ahead = 1, Ahead.blank()
         ahead.horizon_s, ahead.weight, ahead.blocks = router.horizon_s, router.weight, self._whole(router.blocks)
         ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)
@@ -218,34 +220,29 @@ class _Writer:
         """Server and width at once."""
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.servers) == servers)
-        self._require(len(router.more) == len(router.stay) == segments)
+        self._require(len(router.more) == segments)
         self._require(len(router.priced) == self._config.class_count)
         self._choose_from(router.groups)
-        self._ask_for(router.costs, "image", "batch", "transfer", "load")
+        self._ask_for(router.costs, "image", "batch", "transfer")
         memory = CompassMemory.blank()
         self._head.width_rule.rule = COMPASS
-        memory.priced_at = self._plan.add(np.concatenate([self._priced(each) for each in router.priced]))
+        memory.unit_ns, memory.priced_at = (
+            router.unit_ns,
+            self._plan.add(np.concatenate([self._priced(each) for each in router.priced])),
+        )
         for name in Weights.offsets:
             setattr(memory.weights, name, getattr(router.weights, name))
-        for name in ("unit_ns", "share", "fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
-            setattr(memory, name, getattr(router, name))
-        for name in ("ways", "more", "stay", "joules"):
+        for name in ("ways", "more"):
             setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
         if router.control is not None:
             memory.control_at = self._control(router.control)
-        memory.costs_at = self._plan.add(np.zeros(servers * len(router.widths)))
-        if router.network is not None:
-            self._add_network(router.network, router.seen, memory)
-        watched = np.array([astuple(each) for each in router.servers], Watched.dtype)
-        self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, watched.view(np.int64)]))
+        coming = np.array([astuple(each) for each in router.servers], Coming.dtype)
+        self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, coming.view(np.int64)]))
         first = at + CompassMemory.size
 
         def keep(row: Ints) -> None:
-            now = CompassMemory(row, at)
-            for name in ("fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
-                setattr(router, name, getattr(now, name))
-            lasts = row[first : first + servers * Watched.size].view(Watched.dtype).tolist()
-            router.servers[:] = [compass.Seen(*last) for last in lasts]
+            lasts = row[first : first + servers * Coming.size].view(Coming.dtype).tolist()
+            router.servers[:] = [compass.Coming(*last) for last in lasts]
 
         self._keep.append(keep)
         return self._finished()
@@ -258,12 +255,6 @@ class _Writer:
         its.thresholds_at = self._plan.add(np.array(priced.thresholds, np.float64))
         its.savings_at = self._plan.add(np.array(priced.savings, np.float64))
         return its.numbers
-
-    def _add_network(self, network: CandidateNetwork, seen: npt.NDArray[np.float64], memory: CompassMemory) -> None:
-        memory.hidden, memory.sharpness = len(network.bias), network.sharpness
-        memory.network_at, memory.inputs_at = self._plan.add(network.numbers), self._plan.add(seen)
-        memory.reluctance_at = self._plan.add(np.zeros(self._config.servers * len(self._config.widths)))
-        memory.sums_at = self._plan.add(np.zeros(3 * memory.hidden))
 
     def _table(self, rows: Sequence[Sequence[int]]) -> int:
         """Numbers for each width."""
@@ -308,13 +299,6 @@ class _Writer:
             case placements.ShortestDelay():
                 self._ask_for(placement.costs, "image", "batch", "transfer")
                 self._expect(placement.width, width)
-                self._require(placement.loads is None or placement.loads.width is placement.width)
-        loads: placements.Loads | None = getattr(placement, "loads", None)
-        if loads is not None:
-            self._require(loads.widths == self._config.widths and type(loads.width) is not widths.RandomWidth)
-            self._ask_for(loads.costs, "load")
-            if type(placement) is not placements.ShortestDelay:
-                self._expect(loads.width, width)
 
     def _take_turns(self, placement: placements.RoundRobin) -> None:
         self._head.turn = max(self._whole(placement.last), NONE)

@@ -24,7 +24,7 @@ from policies.rules.context import is_up
 from policies.vocabulary import IMAGE, Choice, ClusterView, ServerView, WorkKey
 
 _write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `Sheet`, but for where its samples are
-_write_server: Final = Struct("=6q2d")  # a `SeenServer`
+_write_server: Final = Struct("=5q2d")  # a `SeenServer`
 
 
 @entry
@@ -116,7 +116,7 @@ class PlannedRouter:
                 _write_server.pack_into(
                     memory, 8 * Sheet.size + index * _write_server.size, holds if server.valid else 0, holds,
                     server.outstanding_requests, server.outstanding_blocks, self._work_ns(index, server),
-                    bits(server.loaded) | bits(server.loading), server.utilization, server.power_w,
+                    server.utilization, server.power_w,
                 )  # fmt: skip
         sample = () if self._plan.sees_all else view.looked_at
         page.samples[: len(sample)] = sample

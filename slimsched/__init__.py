@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from slimsched.running import replay, report, run, validate
     from slimsched.serving import generate_load, serve, top
     from slimsched.shadowing import shadow
-    from slimsched.simulating import bound, capacity, compare, simulate
+    from slimsched.simulating import bound, capacity, compare, simulate, suite
     from slimsched.slimming import slim_model
     from slimsched.starting import init
     from slimsched.training import save_router, train
@@ -98,6 +98,7 @@ __all__ = [
     "simulate",
     "slim_model",
     "steer",
+    "suite",
     "synthesize_profile",
     "top",
     "train",

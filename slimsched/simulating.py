@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from kit.errors import InputError
 from scenarios.metrics.limits import Bound, Capacity
+from scenarios.metrics.suite import SuiteScore
 from slimsched.arguments import (
     LONGEST,
     Changes,
     Duration,
     Engine,
+    Names,
     Out,
     Router,
     Routers,
@@ -124,6 +127,7 @@ def compare(
     jobs: Annotated[int | None, Parameter(alias="-j")] = None,
     ray: str | None = None,
     bound: bool = False,
+    equal_accuracy: bool = False,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Comparison:
@@ -142,6 +146,8 @@ def compare(
         ray: spread over the cores of a running Ray cluster, by the address of its head, or `auto` for what RAY_ADDRESS
             says or the cluster that runs here (docs/cluster.md). What comes out is the same.
         bound: also compute the bound that no router can beat; takes some seconds.
+        equal_accuracy: set every router's dial so that all have the scenario's floor on these very runs, to 0.02
+            points; a router without a dial is as it is. A class of your own has one if it has an attribute `dial`.
         out: the run folder, which keeps the results; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
 
@@ -173,12 +179,16 @@ def compare(
         with announcing_compilation(given.routers):
             world = with_decision_times(job, world, given.routers)
         tell_overload(world)
+        equal = None
+        if equal_accuracy:
+            with announcing_compilation(given.routers, "compiled"):
+                world, equal = stage.equalled(job, world)
         if engine == "auto":
             chosen = stage.engine_to_go_on(job, world, chosen)
         within = partial(announcing_compilation, given.routers, chosen)
         with spread(ray, jobs, partial(default_jobs, world, given.runs, given.seeds[0], chosen)) as places:
             bounds = partial(_bounds, world) if bound else None
-            document = stage.compare(job, world, chosen, jobs=places, bounds=bounds, within=within)
+            document = stage.compare(job, world, chosen, jobs=places, bounds=bounds, within=within, equal=equal)
     return Comparison(document, stage.results_of(job), session.folder)
 
 
@@ -318,3 +328,36 @@ def bound(
     with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario)) as progress:
         model = FluidModel(world, on_solved=progress.update, classes=classes)
         return replace(model.bound(least, world.mean_rate_img_s), oracle=oracle_of(model))
+
+
+@verb
+def suite(routers: Routers = (), *, only: Names = ()) -> SuiteScore:
+    """Race routers at equal accuracy over the suite, beside the published ones.
+
+    The suite has a dozen scenarios and a dozen drawn clusters, with fixed seeds that no tuning saw. In each of them
+    every router's dial is set so that it has the case's accuracy; one without a dial is as it is, and says so.
+
+    Args:
+        routers: by name, file (of a Gymnasium policy, too: docs/how-to-add.md) or `module:Class` of your own; may be
+            given several times.
+        only: cases by name; may be given several times. All by default.
+
+    Raises:
+        InputError: no such router or case.
+
+    Example:
+        ```python
+        score = slimsched.suite(["ladder"], only=["memory-tight"])
+        print(score.cases[0].routers["ladder"].mean("p99_s"))
+        ```
+    """
+    from scenarios.files.router_names import check_router
+    from scenarios.job.suite import race
+
+    named = tuple(map(router_name, routers))
+    if not named:
+        raise InputError("--router", "", "missing; name a router, such as --router ladder")
+    for name in named:
+        check_router(name, "--router")
+    with announcing_compilation(named, "compiled"):
+        return race(named, only, quiet=observer().quiet)

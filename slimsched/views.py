@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kit.results import Document
     from scenarios.metrics.limits import Bound, Capacity
     from scenarios.metrics.plan import Plan
+    from scenarios.metrics.suite import SuiteScore
     from slimsched.results import Calibration, Comparison, Job, RunResult, Training, Validation
 
 
@@ -66,6 +67,14 @@ def _bound(result: Bound) -> str:
     return "\n  ".join(lines_of("capacity", "bound", result))
 
 
+def _suite(result: SuiteScore) -> str:
+    from scenarios.show.suite import suite_table
+    from scenarios.show.table import to_text
+    from scenarios.terminal.screen import screen_width
+
+    return to_text([suite_table(result, name) for name in result.entrants], screen_width())
+
+
 def _plan(result: Plan) -> str:
     from scenarios.show.plan import format_plan
 
@@ -93,6 +102,7 @@ _VIEWS: Final[Mapping[str, Callable[[Any], str]]] = {
     "Validation": _validation,
     "Job": _job,
     "Capacity": _capacity,
+    "SuiteScore": _suite,
     "Bound": _bound,
     "Plan": _plan,
     "Training": _training,

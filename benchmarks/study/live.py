@@ -16,8 +16,7 @@ from typing import Any, Final, Literal, cast
 import pandas as pd
 
 from benchmarks.grid import ROOT, Row
-from benchmarks.study.judge import columns
-from benchmarks.study.pages import render, rows_of, write_frames
+from benchmarks.study.pages import columns, render, rows_of, write_frames
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from policies.registry import COMPASS

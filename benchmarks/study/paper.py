@@ -32,6 +32,7 @@ class PaperRow:
 RANDOM = PaperRow("III", 74.43, 8.979, 7.302, 1967.94, 1629.53, 0.0433, 0.0216, 250_906)
 HEAVY = PaperRow("IV", 70.30, 0.318, 0.755, 52.85, 131.46, 0.0633, 0.0571, 420_538, -96.45, -97.31)
 RELAXED = PaperRow("V", 75.26, 6.100, 11.673, 1085.41, 2125.62, 0.0815, 0.0374, 196_947, -32.0, -45.0)
+RELAXED_CUT_PCT = -80.0  # of latency and energy against random routing, that the relaxed weights are asked for
 
 
 def is_replica(scenario: str) -> bool:

@@ -20,11 +20,11 @@ import slimsched
 from benchmarks.marked import commit_here
 from benchmarks.study.pages import number, rows_of, table_head, table_row, yes
 from benchmarks.study.paper import HEAVY, RELAXED, PaperRow
+from scenarios.files.made_routers import PPO
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 
-PPO: Final = "ppo-paper"
 RUNS: Final = (300, 301)  # seeds that no training has, and no tuning
 RANDOM, NARROWEST, WIDEST = "random", "`sticky` at 0.25", "`sticky`, full width"
 REFERENCES: Final = {RANDOM: "random", NARROWEST: "fixed:0.25,0.25,0.25,0.25", WIDEST: "sticky"}

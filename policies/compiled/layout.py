@@ -37,10 +37,9 @@ class Sheet(Record):
 
 
 class SeenServer(Record):
-    """What a router sees of a server. Of a set of widths, bit w stands for width w: `resident` are those of which an
-    instance is loaded or being loaded."""
+    """What a router sees of a server. Of a set of widths, bit w stands for width w."""
 
-    code = holds = requests = blocks = work_ns = resident = INT
+    code = holds = requests = blocks = work_ns = INT
     utilization = power_w = REAL
 
 
@@ -68,7 +67,7 @@ class Plan(Record):
 
     servers = segments = widths = keys = most = groups_at = group_count = placement = stays = group_rule = INT
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
-    transfer_ns_at = load_ns_at = devices_at = links_at = racks_at = links = INT
+    transfer_ns_at = masks_at = devices_at = links_at = racks_at = links = INT
     share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
     wake_ns = delay_at = coming_at = packed_at = sees_all = INT
     width_rule = WidthRule.blank()

@@ -8,7 +8,7 @@ from kit.jit import ints, kernel
 from policies.compiled.control import Control, end_of_dial, shift_of
 from policies.compiled.layout import NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
-from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
+from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 
 _NS = 1e9
 
@@ -52,7 +52,6 @@ def cost_ns(
     for index in range(plan.servers):
         busy_ns[ahead.busy_ns_at + index] = seen_at(sheet, index).work_ns
     own_ns = transfer_ns(plan, sheet, server) + batch_ns(plan, server, key_of(plan, sheet, width), taken)
-    own_ns += load_ns(plan, sheet, server, width)
     busy_ns[ahead.busy_ns_at + server] += own_ns
     total_ns, images = taken * (busy_ns[ahead.busy_ns_at + server] * 1.0), taken * 1.0
     each = (coming + lots - 1) // lots

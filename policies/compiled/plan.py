@@ -145,17 +145,6 @@ def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     return table
 
 
-def _load_table(config: RouterConfig, costs: CostModel) -> Ints:
-    devices = alike_of(config, costs).devices
-    table = np.zeros((1 + max(devices), config.segments, len(config.widths)), np.int64)
-    for (row, servers), segment in product(enumerate(_servers_of(devices)), range(config.segments)):
-        for place, width in enumerate(config.widths):
-            holder = next((server for server in servers if config.holds[server][segment][place]), None)
-            if holder is not None:
-                table[row, segment, place] = _ns(costs.load_s(holder, segment + 1, width))
-    return table
-
-
 def _servers_of(devices: Sequence[int]) -> list[list[int]]:
     """For each number of a device the servers that have it."""
     servers: list[list[int]] = [[] for _ in range(1 + max(devices))]
@@ -164,7 +153,7 @@ def _servers_of(devices: Sequence[int]) -> list[list[int]]:
     return servers
 
 
-_MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table, "load": _load_table}
+_MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table}
 
 
 def _all(config: RouterConfig) -> range:

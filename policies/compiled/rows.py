@@ -74,15 +74,6 @@ def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
 
 
 @kernel
-def load_ns(plan: Plan, sheet: Sheet, server: int, width: int) -> int:
-    """`costs.load_ns`; 0 for a rule that doesn't count loads."""
-    if plan.load_ns_at == 0 or seen_at(sheet, server).resident >> width & 1:
-        return 0
-    device = ints(plan)[plan.devices_at + server]
-    return ints(plan)[plan.load_ns_at + (device * plan.segments + sheet.segment) * plan.widths + width]
-
-
-@kernel
 def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
     """`costs.transfer_ns`: the candidates' inputs; 0 where a block may mix locations."""
     source = sheet.location

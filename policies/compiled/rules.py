@@ -20,7 +20,6 @@ from policies.compiled.rows import (
     is_up,
     key_of,
     largest_group,
-    load_ns,
     looked,
     looked_at,
     seen_at,
@@ -226,19 +225,13 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
         return seen.requests * 1.0
     if rule in (SHORTEST_QUEUE_BY_SPEED, POWER_OF_TWO_BY_SPEED):
         return seen.requests / reals(plan)[plan.speeds_at + index]
-    width = NONE
-    if rule == SHORTEST_DELAY or plan.load_ns_at:
-        width = width_for(plan, sheet, WidthRule(plan, plan.delay_at), index)
-    waits_ns = seen.work_ns
-    if plan.load_ns_at:
-        waits_ns += load_ns(plan, sheet, index, width)
     if rule == LEAST_WORK:
-        return waits_ns * 1.0
+        return seen.work_ns * 1.0
     if rule == LEAST_WORK_COMING:
         to_come = to_come_at(plan, index)
-        return waits_ns + to_come.images * to_come.way_ns
-    key = key_of(plan, sheet, width)
-    return (waits_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
+        return seen.work_ns + to_come.images * to_come.way_ns
+    key = key_of(plan, sheet, width_for(plan, sheet, WidthRule(plan, plan.delay_at), index))
+    return (seen.work_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
 
 
 @kernel
@@ -439,14 +432,23 @@ def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
 def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -> int:
     """The expected latency of one of `SlackFit`'s options."""
     batch = min(ints(plan)[plan.groups_at + option % groups], sheet.candidates)
-    width = option // groups
-    return batch_ns(plan, server, key_of(plan, sheet, width), batch) + load_ns(plan, sheet, server, width)
+    return batch_ns(plan, server, key_of(plan, sheet, option // groups), batch)
+
+
+@kernel
+def limit_widths(plan: Plan, sheet: Sheet) -> None:
+    """What lies within each server's working set (`HoldingRouter.sets`)."""
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
+        seen_at(sheet, index).holds &= ints(plan)[plan.masks_at + index * plan.segments + sheet.segment]
 
 
 @kernel
 def choose(plan: Plan, sheet: Sheet) -> None:
     """Decide about the sheet; the choice stands in the plan."""
     rule = plan.width_rule.rule
+    if plan.masks_at:
+        limit_widths(plan, sheet)
     if rule == LOOKAHEAD:
         look_ahead(plan, sheet)
         return

@@ -15,6 +15,8 @@ from policies.vocabulary import Choice, ClusterView, ServerView
 Placement = Callable[[ClusterView, np.random.Generator], int]
 WidthRule = Callable[[ClusterView, int, np.random.Generator], float]
 GroupRule = Callable[[ClusterView, np.random.Generator], int]
+WorkingSet = tuple[tuple[bool, ...], ...]
+"""(segments, widths) which widths a server may serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class RouterContext:
         power_limits_w: (N,) each server's device power limit.
         deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
         block_ns: what a block costs the router's host, decided and returned, beyond its images.
-        held_shares: (N,) how much of all instances' memory each server has; empty where all have all of it.
+        working_sets: (N, S, W) which widths each server may serve, so that it holds all that it needs together
+            (`policies.rules.working_sets`); empty where no server is limited.
         routers: that the servers are divided among, this one of them.
     """
 
@@ -38,7 +41,7 @@ class RouterContext:
     power_limits_w: tuple[float, ...]
     deadline_s: float | None = None
     block_ns: int = 0
-    held_shares: tuple[float, ...] = ()
+    working_sets: tuple[WorkingSet, ...] = ()
     routers: int = 1
 
 

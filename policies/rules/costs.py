@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.interfaces import CostModel, RouterConfig
-from policies.rules.context import RouterContext
+from policies.rules.context import RouterContext, WorkingSet
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 
 MIN_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
@@ -35,18 +35,6 @@ def transfer_ns(costs: CostModel, view: ClusterView, server: int) -> int:
         return 0
     moved_s = costs.transfer_s(head.location, server, head.segment, head.previous_width, view.candidates)
     return round(moved_s * NS_PER_S)
-
-
-def load_ns(costs: CostModel, view: ClusterView, server: int, widths: Sequence[float], width: float) -> int:
-    """Expected time of the load that a block at this width would wait for at a server.
-
-    0 where an instance of just this width is loaded, or being loaded: a wider one serves it only while it is free, else
-    one is loaded all the same.
-    """
-    seen, place = view.servers[server], widths.index(width)
-    if seen.loaded[place] or seen.loading[place]:
-        return 0
-    return round(costs.load_s(server, view.head.segment, width) * NS_PER_S)
 
 
 def outstanding_ns(costs: CostModel, view: ClusterView, server: int) -> int:
@@ -119,32 +107,47 @@ def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> l
     """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
 
     Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
-    neighbor; and that servers can hold. The cost is that of one image through all segments, averaged over the servers.
-    `allowed`: the widths of one of several models.
+    neighbor; and that lie within some server's working set. The cost is that of one image through all segments,
+    averaged over the servers. `allowed`: the widths of one of several models.
     """
-    known = held_top1(context, allowed)
-    cost_s = tuple_costs_s(context, known)
+    sets, known = set(context.working_sets), held_top1(context, allowed)
+    if sets:
+        every = context.config.widths
+        known = {widths: top1 for widths, top1 in known.items() if any(within(widths, each, every) for each in sets)}
+    return _front(known, tuple_costs_s(context, known))
+
+
+def within(widths: Sequence[float], held: WorkingSet, every: Sequence[float]) -> bool:
+    """Whether a working set serves a width tuple; `every`: the width set."""
+    return all(mask[every.index(width)] for width, mask in zip(widths, held, strict=True))
+
+
+def _front(top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]) -> list[tuple[float, ...]]:
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")
-    for widths in sorted(known, key=lambda widths: (cost_s[widths], -known[widths], widths)):
-        if known[widths] > best:
-            best = known[widths]
+    for widths in sorted(top1, key=lambda widths: (cost[widths], -top1[widths], widths)):
+        if top1[widths] > best:
+            best = top1[widths]
             efficient.append(widths)
     return efficient[::-1]
 
 
 def corner_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
-    """Of the efficient tuples those that are best at some price of device time, the most accurate first.
-
-    They are the corners of the front's convex hull: from each to the next the accuracy lost for the time won grows.
-    """
+    """Of the efficient tuples those that are best at some price of device time, the most accurate first."""
     efficient = efficient_tuples(context, allowed)
-    points = {
-        widths: (cost_s, context.prior.top1[widths]) for widths, cost_s in tuple_costs_s(context, efficient).items()
-    }
+    return corners(context.prior.top1, tuple_costs_s(context, efficient))
+
+
+def corners(
+    top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]
+) -> list[tuple[float, ...]]:
+    """Of the tuples of `cost` the corners of the front's convex hull, the most accurate first.
+
+    From each to the next the accuracy lost for the time won grows.
+    """
     hull: list[tuple[float, ...]] = []
-    for widths in reversed(efficient):
-        while len(hull) > 1 and not _is_corner(*(points[each] for each in (*hull[-2:], widths))):
+    for widths in reversed(_front({widths: top1[widths] for widths in cost}, cost)):
+        while len(hull) > 1 and not _is_corner(*((cost[each], top1[each]) for each in (*hull[-2:], widths))):
             hull.pop()
         hull.append(widths)
     return hull[::-1]

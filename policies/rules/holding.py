@@ -1,17 +1,20 @@
-"""A router whose lines are held back by a rule: the core does that, and the router itself decides as it would."""
+"""A router whose lines the core holds back by a rule, and whose widths stay within the servers' working sets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import and_
 from typing import Annotated
 
 import numpy as np
+from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from kit.errors import InputError
 from kit.strict import StrictModel
 from policies.goal_control import GoalControl, Steered
 from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.rules.context import RouterContext, WorkingSet
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
 
 LONGEST_S = 3600.0
@@ -53,10 +56,15 @@ class HoldSpec(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class HoldingRouter(Steered):
-    """A router, and what its core holds."""
+    """A router, what its core holds, and the widths that it may choose from.
+
+    Attributes:
+        sets: (servers, segments, widths) each server's working set; empty where none is limited.
+    """
 
     router: RoutingPolicy
-    hold: HoldRule
+    hold: HoldRule | None = None
+    sets: tuple[WorkingSet, ...] = ()
 
     @property
     def control(self) -> GoalControl | None:
@@ -65,9 +73,15 @@ class HoldingRouter(Steered):
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """What the router decides."""
-        return self.router.choose(view, rng)
+        return self.router.choose(self._limited(view) if self.sets else view, rng)
+
+    def _limited(self, view: ClusterView) -> ClusterView:
+        servers = zip(view.servers, (each[view.head.segment - 1] for each in self.sets), strict=True)
+        narrowed = (replace(seen, widths=tuple(map(and_, seen.widths, mask))) for seen, mask in servers)
+        return replace(view, servers=tuple(narrowed))
 
 
-def holding(router: RoutingPolicy, hold: HoldSpec | None) -> RoutingPolicy:
-    """A router with what is to be held; itself without."""
-    return router if hold is None else HoldingRouter(router, hold.rule())
+def holding(router: RoutingPolicy, hold: HoldRule | None, context: RouterContext) -> RoutingPolicy:
+    """Wrap a router with what is to be held and a cluster's working sets; return itself where there is neither."""
+    sets = context.working_sets
+    return HoldingRouter(router, hold, sets) if hold is not None or sets else router

@@ -178,8 +178,13 @@ class InfaasRule(PlacedRule):
             return cls(target_s=target_s, down=down, up=up, floor=kept, hold_s=target_s * exp(values[4]), leap=leap)
 
         starts = [np.where(np.arange(6) == 3, least / POINT, start), start]
-        spread_, accurate = np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), np.array([0.5, 0.0, 0.0, 1.0, 0.0, 0.0])
-        return Space("InfaasSpace", start, spread_, accurate, rule, starts)
+        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), rule, starts)
+
+    def dialled(self, by: float, context: RouterContext) -> InfaasRule:
+        """See `RuleSpec`; the cheapest variant's accuracy rises by a point while `by` rises by 1."""
+        accuracies, factor = [context.prior(widths) for widths in efficient_tuples(context)], exp(0.5 * by)
+        floor = min(max(self.floor + by * POINT, min(accuracies)), max(accuracies))
+        return self.model_copy(update={"up": factor * self.up, "down": factor * self.down, "floor": floor})
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""

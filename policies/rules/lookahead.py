@@ -22,7 +22,6 @@ from policies.rules.controlled import ControlSpec
 from policies.rules.costs import (
     batch_ns,
     default_target_s,
-    load_ns,
     outstanding_ns,
     path_ns,
     transfer_ns,
@@ -50,7 +49,6 @@ class Lookahead(Steered):
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
         blocks: lots of what comes next, for each server that is up.
-        counts_loads: whether a block's end counts the load that it would have to wait for.
         control: keeps goals: the worth rises and falls with it.
         rate_img_s, arrived, seen_ns: the rate seen, how many had arrived at the last decision, and when that was.
     """
@@ -63,7 +61,6 @@ class Lookahead(Steered):
     horizon_s: float
     weight: float
     blocks: int
-    counts_loads: bool = False
     control: GoalControl | None = None
     rate_img_s: float = 0.0
     arrived: int = 0
@@ -111,8 +108,6 @@ class Lookahead(Steered):
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
         busy_ns = list(work_ns)
         busy_ns[server] += transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, taken)
-        if self.counts_loads:
-            busy_ns[server] += load_ns(self.costs, view, server, self.widths, key.width)
         total_ns, images = taken * (busy_ns[server] * 1.0), taken * 1.0
         for lot in lots:
             ends_ns = {
@@ -142,7 +137,6 @@ class LookaheadRule(RuleSpec):
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
         blocks: in how many lots they are looked at, for each server that is up.
-        counts_loads: whether a block ends later for a load that it would have to wait for.
         control: that it keeps goals, for which its worth moves; left alone where it is not given.
     """
 
@@ -152,7 +146,6 @@ class LookaheadRule(RuleSpec):
     horizon_s: Annotated[float, Field(gt=0, le=60)] = 0.01
     weight: From0 = 1.0
     blocks: Annotated[int, Field(ge=1, le=8)] = 1
-    counts_loads: bool = False
     control: ControlSpec | None = None
 
     @classmethod
@@ -163,7 +156,12 @@ class LookaheadRule(RuleSpec):
             return cls(worth_s=exp(values[0]), horizon_s=min(60.0, exp(values[1])), weight=exp(values[2]))
 
         first = np.array([log(_default_worth_s(context)), log(0.01), 0.0])
-        return Space("LookaheadSpace", first, np.array([1.5, 1.0, 1.0]), np.array([1.0, 0.0, 0.0]), rule)
+        return Space("LookaheadSpace", first, np.array([1.5, 1.0, 1.0]), rule)
+
+    def dialled(self, by: float, context: RouterContext) -> LookaheadRule:
+        """See `RuleSpec`."""
+        worth_s = self.worth_s or _default_worth_s(context)
+        return self.model_copy(update={"worth_s": worth_s * exp(by), "control": None})
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Lookahead:
         """See `RuleSpec`."""
@@ -187,7 +185,6 @@ class LookaheadRule(RuleSpec):
             horizon_s=self.horizon_s,
             weight=self.weight,
             blocks=self.blocks,
-            counts_loads=self.counts_loads,
             control=None if self.control is None else self.control.make(config, source, key, MAX_STRETCH),
         )
 

@@ -168,7 +168,11 @@ class MilpRule(RuleSpec):
             return cls(headroom=exp(values[0]), period_s=period_s, clear_s=max(MIN_TUNED_S, exp(values[2])))
 
         first = np.array([log(1.2), log(0.1), log(0.5)])
-        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0]), np.array([-1.0, 0.0, 0.0]), rule)
+        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0]), rule)
+
+    def dialled(self, by: float, context: RouterContext) -> MilpRule:
+        """See `RuleSpec`."""
+        return self.model_copy(update={"headroom": self.headroom * exp(-by)})
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""

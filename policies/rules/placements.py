@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from policies.interfaces import CostModel
 from policies.rules.context import Placement, RouterContext, WidthRule, drawn, is_up, looked_at
 from policies.rules.costs import (
     batch_ns,
-    load_ns,
     middle_way_ns,
     middle_widths,
     outstanding_ns,
@@ -148,48 +146,14 @@ def _shortest_by_speed(view: ClusterView, servers: Sequence[int], speeds_img_s: 
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
-    """What a placement adds to its expected times for a load that a block would wait for, at the width it would get."""
-
-    costs: CostModel
-    widths: tuple[float, ...]
-    width: WidthRule
-
-    def ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
-        """The load that is needed there; 0 for none."""
-        return load_ns(self.costs, view, server, self.widths, self.width(view, server, rng))
-
-
-class _Costed(Protocol):
-    """A placement by expected times; `loads` where loads are among them."""
-
-    @property
-    def costs(self) -> CostModel:
-        """Expected times."""
-        ...
-
-    @property
-    def loads(self) -> Loads | None:
-        """None where loads count for nothing."""
-        ...
-
-
-def _waits_ns(placement: _Costed, view: ClusterView, server: int, rng: np.random.Generator) -> int:
-    """For how long a block waits there: for the work that is outstanding, and for a load."""
-    work_ns = outstanding_ns(placement.costs, view, server)
-    return work_ns if placement.loads is None else work_ns + placement.loads.ns(view, server, rng)
-
-
-@dataclass(frozen=True, slots=True)
 class LeastWork:
     """The least expected time to run what is outstanding: queues in seconds, so a slow device's count for more."""
 
     costs: CostModel
-    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return min(candidate_servers(view), key=lambda server: _waits_ns(self, view, server, rng))
+        return min(candidate_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +171,21 @@ class Packed:
     costs: CostModel
     order: tuple[int, ...]
     full_ns: tuple[int, ...]
-    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
         for server in self.order:
-            if view.servers[server].valid and _waits_ns(self, view, server, rng) < self.full_ns[server]:
+            if view.servers[server].valid and outstanding_ns(self.costs, view, server) < self.full_ns[server]:
                 return server
-        return min(valid_servers(view), key=lambda server: _waits_ns(self, view, server, rng))
+        return min(valid_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
 
 
-def _packed(context: RouterContext, loads: Loads | None) -> Packed:
+def _packed(context: RouterContext) -> Packed:
     config, costs = context.config, context.costs
     servers, ways = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
     order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for way in ways for key in way))
     full_ns = (config.groups[-1] * middle_way_ns(context, server) // config.segments for server in servers)
-    return Packed(costs, tuple(order), tuple(full_ns), loads)
+    return Packed(costs, tuple(order), tuple(full_ns))
 
 
 @dataclass(slots=True)
@@ -249,7 +212,6 @@ class LeastWorkComing:
     stays: bool
     coming: list[float]
     seen_ns: list[int]
-    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
@@ -266,7 +228,7 @@ class LeastWorkComing:
         return chosen
 
     def _work_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        return _waits_ns(self, view, server, rng) + self.coming[server] * self.way_ns[server]
+        return outstanding_ns(self.costs, view, server) + self.coming[server] * self.way_ns[server]
 
     def _note(self, view: ClusterView, chosen: int) -> None:
         """Whose place was elsewhere leaves nothing there."""
@@ -277,12 +239,12 @@ class LeastWorkComing:
         self.coming[chosen] += images * to_come
 
 
-def _least_work_coming(context: RouterContext, loads: Loads | None, stays: bool) -> LeastWorkComing:
+def _least_work_coming(context: RouterContext, stays: bool) -> LeastWorkComing:
     config, costs = context.config, context.costs
     way_ns = tuple(middle_way_ns(context, server) for server in range(config.servers))
     forget_ns, most = REMEMBERED * slowest_path_ns(context), config.groups[-1]
     coming, seen_ns = [0.0] * config.servers, [0] * config.servers
-    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, seen_ns, loads)
+    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, seen_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +253,6 @@ class ShortestDelay:
 
     costs: CostModel
     width: WidthRule
-    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
@@ -300,7 +261,7 @@ class ShortestDelay:
     def _delay_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
         key = WorkKey(view.head.segment, self.width(view, server, rng), view.head.previous_width)
         own_ns = transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, view.candidates)
-        return _waits_ns(self, view, server, rng) + own_ns
+        return outstanding_ns(self.costs, view, server) + own_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,29 +277,25 @@ class Sticky:
         return location if stays else self.elsewhere(view, rng)
 
 
-_PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule, Loads | None], Placement]] = {
-    "random": lambda context, width, loads: RandomPlacement(),
-    "weighted-random": lambda context, width, loads: WeightedRandom(speeds_img_s(context)),
-    "round-robin": lambda context, width, loads: RoundRobin(),
-    "jsq": lambda context, width, loads: ShortestQueue(),
-    "jsq-speed": lambda context, width, loads: ShortestQueueBySpeed(speeds_img_s(context)),
-    "power-of-two": lambda context, width, loads: PowerOfTwo(),
-    "power-of-two-speed": lambda context, width, loads: PowerOfTwoBySpeed(speeds_img_s(context)),
-    "jiq": lambda context, width, loads: IdleQueue(),
-    "least-work": lambda context, width, loads: LeastWork(context.costs, loads),
-    "least-work-coming": lambda context, width, loads: _least_work_coming(context, loads, stays=False),
-    "shortest-delay": lambda context, width, loads: ShortestDelay(context.costs, width, loads),
-    "sticky": lambda context, width, loads: Sticky(LeastWork(context.costs, loads)),
-    "packed": lambda context, width, loads: Sticky(_packed(context, loads)),
-    "sticky-coming": lambda context, width, loads: _least_work_coming(context, loads, stays=True),
+_PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule], Placement]] = {
+    "random": lambda context, width: RandomPlacement(),
+    "weighted-random": lambda context, width: WeightedRandom(speeds_img_s(context)),
+    "round-robin": lambda context, width: RoundRobin(),
+    "jsq": lambda context, width: ShortestQueue(),
+    "jsq-speed": lambda context, width: ShortestQueueBySpeed(speeds_img_s(context)),
+    "power-of-two": lambda context, width: PowerOfTwo(),
+    "power-of-two-speed": lambda context, width: PowerOfTwoBySpeed(speeds_img_s(context)),
+    "jiq": lambda context, width: IdleQueue(),
+    "least-work": lambda context, width: LeastWork(context.costs),
+    "least-work-coming": lambda context, width: _least_work_coming(context, stays=False),
+    "shortest-delay": lambda context, width: ShortestDelay(context.costs, width),
+    "sticky": lambda context, width: Sticky(LeastWork(context.costs)),
+    "packed": lambda context, width: Sticky(_packed(context)),
+    "sticky-coming": lambda context, width: _least_work_coming(context, stays=True),
 }
 PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
 
 
-def make_placement(name: str, context: RouterContext, width: WidthRule, *, counts_loads: bool = False) -> Placement:
-    """A fresh placement by its name; `width` is what the blocks that it places will run at.
-
-    `counts_loads`: where it compares expected times, a load that a block would have to wait for is among them.
-    """
-    loads = Loads(context.costs, context.config.widths, width) if counts_loads else None
-    return _PLACEMENTS[name](context, width, loads)
+def make_placement(name: str, context: RouterContext, width: WidthRule) -> Placement:
+    """A fresh placement by its name; `width` is what the blocks that it places will run at."""
+    return _PLACEMENTS[name](context, width)

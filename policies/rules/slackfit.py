@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.interfaces import CostModel
 from policies.rules.context import Placement, RouterContext
-from policies.rules.costs import batch_ns, default_target_s, full_widths, load_ns, outstanding_ns, transfer_ns
+from policies.rules.costs import batch_ns, default_target_s, full_widths, outstanding_ns, transfer_ns
 from policies.rules.placements import make_placement
 from policies.rules.specs import Above0, PlacedRule, Space
 from policies.rules.widths import FixedWidths
@@ -32,7 +32,6 @@ class SlackFit:
 
     Attributes:
         share_ns: a segment's share of the end-to-end latency target.
-        counts_loads: whether a choice's expected latency has the load in it that it would have to wait for.
     """
 
     placement: Placement
@@ -40,7 +39,6 @@ class SlackFit:
     widths: tuple[float, ...]
     groups: tuple[int, ...]
     share_ns: int
-    counts_loads: bool = False
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block."""
@@ -63,17 +61,10 @@ class SlackFit:
         held = zip(self.widths, view.servers[server].widths, strict=True)
         keys = [WorkKey(view.head.segment, width, view.head.previous_width) for width, holds in held if holds]
         return [
-            (
-                batch_ns(self.costs, server, key, min(group, view.candidates)) + self._load_ns(view, server, key.width),
-                group,
-                key.width,
-            )
+            (batch_ns(self.costs, server, key, min(group, view.candidates)), group, key.width)
             for key in keys
             for group in groups
         ]
-
-    def _load_ns(self, view: ClusterView, server: int, width: float) -> int:
-        return load_ns(self.costs, view, server, self.widths, width) if self.counts_loads else 0
 
     def _slack_ns(self, view: ClusterView, server: int) -> int:
         waited_ns = view.now_ns - view.head_entered_ns
@@ -96,14 +87,18 @@ class SlackFitRule(PlacedRule):
     def space(cls, context: RouterContext, floor: float) -> Space:
         """The target's logarithm."""
         first = np.array([log(default_target_s(context))])
-        return Space("SlackFitSpace", first, np.array([1.5]), np.ones(1), lambda x: cls(target_s=exp(x[0])))
+        return Space("SlackFitSpace", first, np.array([1.5]), lambda x: cls(target_s=exp(x[0])))
+
+    def dialled(self, by: float, context: RouterContext) -> SlackFitRule:
+        """See `RuleSpec`."""
+        return self.model_copy(update={"target_s": exp(by) * (self.target_s or default_target_s(context))})
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> SlackFit:
         """See `RuleSpec`."""
         config = context.config
         expected = FixedWidths(config.widths, full_widths(config))
-        placement = make_placement(self.placement, context, expected, counts_loads=self.counts_loads)
+        placement = make_placement(self.placement, context, expected)
         target_s = default_target_s(context) if self.target_s is None else self.target_s
         share_ns = round(target_s * NS_PER_S / config.segments)
         groups = self.groups(config, source, key)
-        return SlackFit(placement, context.costs, config.widths, groups, share_ns, self.counts_loads)
+        return SlackFit(placement, context.costs, config.widths, groups, share_ns)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import numpy as np
@@ -90,6 +91,10 @@ class RouterSpec(Protocol):
         """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
         ...
 
+    def dialled(self, by: float, context: RouterContext) -> RouterSpec | None:
+        """The same kind, more accurate and slower for `by` above 0, without goals of its own; None without a dial."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -98,28 +103,19 @@ class Space:
     Attributes:
         stream: names the search's random stream.
         start, spread: (K,) where the search begins, and how far it looks.
-        accurate: (K,) a step along which accuracy rises, for latency.
         spec: makes the router's parameters of such numbers.
         starts: (K,) each, where it may begin: with the first, unless that blows up and another does not.
-        reach: how many such steps accuracy matching may take.
     """
 
     stream: str
     start: Reals
     spread: Reals
-    accurate: Reals
     spec: Callable[[Reals], RuleSpec]
     starts: Sequence[Reals] = ()
-    reach: float = 6.0
-
-    def shifted(self, values: Reals, by: float) -> Reals:
-        """More accurate for `by` above 0."""
-        moved: Reals = values + by * self.accurate
-        return moved
 
 
 class RuleSpec(StrictModel, ABC):
-    """A rule and its parameters; `make` gives a fresh router of it.
+    """A rule and its parameters; `make` gives a fresh router of it, which stays within the servers' working sets.
 
     Attributes:
         group: the most that a block may take, or `largest`.
@@ -136,7 +132,8 @@ class RuleSpec(StrictModel, ABC):
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
-        return holding(self.chooser(context, source, key), self.hold)
+        hold = None if self.hold is None else self.hold.rule()
+        return holding(self.chooser(context, source, key), hold, context)
 
     @abstractmethod
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
@@ -145,6 +142,13 @@ class RuleSpec(StrictModel, ABC):
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space | None:
         """What tuning searches over, to keep a mean accuracy of `floor`; None where there is little to choose from."""
+        return None
+
+    def dialled(self, by: float, context: RouterContext) -> RuleSpec | None:
+        """The same rule, more accurate and slower for `by` above 0, and without goals of its own; None without a dial.
+
+        A dial is the logarithm of the load, the price or the time at which the rule goes to narrower widths.
+        """
         return None
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
@@ -185,18 +189,13 @@ class RuleSpec(StrictModel, ABC):
 
 
 class PlacedRule(RuleSpec):
-    """A rule for widths on a placement, which is given by name.
-
-    Attributes:
-        counts_loads: whether a load that a block would have to wait for is among the expected times that it compares.
-    """
+    """A rule for widths on a placement, which is given by name."""
 
     placement: PlacementName = "sticky"
-    counts_loads: bool = False
 
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
         group = LargestGroup(self.groups(context.config, source, key))
-        placement = make_placement(self.placement, context, width, counts_loads=self.counts_loads)
+        placement = make_placement(self.placement, context, width)
         return ComposedRouter(placement, width, group)
 
 
@@ -242,6 +241,10 @@ class FixedRule(PlacedRule):
             raise InputError(source, f"{key}.tuples" if key else "tuples", f"names {', '.join(self.tuples)}, but {has}")
         for name, widths in zip(config.classes, config.class_widths, strict=True):
             _check_tuple(self.tuples[name], config, source, key, widths)
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """See `RuleSpec`; its tuple is its own, whether or not a server holds all of it together."""
+        return super().make(replace(context, working_sets=()), source, key)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
@@ -295,8 +298,12 @@ class LadderRule(PlacedRule):
             )
 
         starts = [np.array([first, 0.25, 0.1]) for first in (2.5, 1.5, 0.5, 3.5)]
-        spread_, accurate = np.array([0.8, 0.2, 0.2]), np.array([1.0, 0.0, 0.0])
-        return Space("LadderSpace", starts[0], spread_, accurate, rule, starts)
+        return Space("LadderSpace", starts[0], np.array([0.8, 0.2, 0.2]), rule, starts)
+
+    def dialled(self, by: float, context: RouterContext) -> LadderRule:
+        """See `RuleSpec`."""
+        thresholds = tuple(exp(by) * load for load in self.thresholds)
+        return self.model_copy(update={"thresholds": thresholds, "control": None})
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Also its rungs."""
@@ -331,3 +338,6 @@ class PaperRandom:
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """A fresh router for a cluster."""
         return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))
+
+    def dialled(self, by: float, context: RouterContext) -> None:
+        """It has none."""

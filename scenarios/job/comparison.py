@@ -12,10 +12,11 @@ from kit.errors import InputError, nearest
 from kit.parallel import Jobs
 from scenarios.files.router_names import display_name, learned_among
 from scenarios.job.job import ScenarioJob
-from scenarios.metrics.comparison import Bounds, ComparisonDocument, compare_results
+from scenarios.metrics.comparison import Bounds, ComparisonDocument, EqualAccuracy, compare_results
 from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.slo import Slo
 from scenarios.runs.engines import able_to_run
+from scenarios.runs.equal import EqualRuns
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.show.profile import spoilt
@@ -38,6 +39,7 @@ def compare(
     jobs: Jobs = 1,
     bounds: Callable[[ComparisonDocument], Bounds] | None = None,
     within: Within = nullcontext,
+    equal: EqualAccuracy | None = None,
 ) -> ComparisonDocument:
     """Every router with every seed, in simulation.
 
@@ -45,6 +47,7 @@ def compare(
         jobs: where runs are made.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
         within: is entered where something is to be run.
+        equal: as which dials were set in the world (`equalled`).
 
     Raises:
         InputError: the baseline is not compared.
@@ -58,12 +61,36 @@ def compare(
     compared = partial(
         compare_results, results, baseline, learned=learned_among(section.routers, job.folder.path),
         spoilt=[server.name for server in job.scenario.cluster.owners if spoilt(world.profile_of(server.name))],
+        equal=equal,
     )  # fmt: skip
     document = compared()
     if bounds is not None:
         document = compared(bounds=bounds(document))
     write_json(job.folder / "comparison.json", document)
     return document
+
+
+def equalled(job: ScenarioJob, world: World) -> tuple[World, EqualAccuracy]:
+    """The world in which every router that has a dial has the scenario's floor on the comparison's own runs.
+
+    Raises:
+        InputError: the scenario names no floor, or no dial of a router has it.
+    """
+    given, floor = job.scenario.compare, Slo.of(job.scenario).floor
+    if floor is None:
+        remedy = "name the accuracy that all are to have, such as --set slo.floor=0.75"
+        raise InputError(job.scenario.name, "slo.floor", f"missing; {remedy}")
+    runs, dials = EqualRuns(world, given.seeds, job.folder.path), dict[str, float | None]()
+    with Progress("equal accuracy", len(given.routers), unit="router", quiet=job.quiet) as progress:
+        for router in given.routers:
+            found = runs.at_floor(router, floor)
+            if found.by is not None and not found.is_kept:
+                problem = f"no dial of {router} has {100 * floor:g} % on these runs; compare without it, or lower it"
+                raise InputError(job.scenario.name, "slo.floor", problem)
+            dials[display_name(router)] = found.by
+            progress.update(1)
+    turned = {name: by for name, by in dials.items() if by is not None}
+    return world.with_dials(turned), EqualAccuracy(floor=floor, dials=dials)
 
 
 def engine_to_go_on(job: ScenarioJob, world: World, quicker: Simulator) -> Simulator:
@@ -89,7 +116,7 @@ def _fingerprint(job: ScenarioJob, world: World, engine: Simulator) -> str:
     return job.fingerprint(
         *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
         promised.floor, job.scenario.slo.model_dump(mode="json"),
-        *world.decision_parts([display_name(router) for router in given.routers]),
+        *world.decision_parts([display_name(router) for router in given.routers]), dict(world.dials),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from copy import copy
@@ -17,22 +17,15 @@ from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
 from kit.memo import Memo
 from kit.parallel import Elsewhere, Jobs, each
-from policies.interfaces import limit_ns_of
-from policies.plan_of import plan_of
 from policies.rules.specs import POINT, RouterSpec
-from policies.vocabulary import OwnLimit
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
+from scenarios.world.scoring import SampledRun, Scorer, mean_accuracy, unserved
 from scenarios.world.workloads import TraceSlice
 from scenarios.world.world import World
-from sim.cluster import RunSpec
-from sim.compiled.program import program_of
-from sim.compiled.run import RunRow
-from sim.compiled.run_plan import run_to_end
-from sim.compiled.scoring import RunScore, score_run, tuple_priors
+from sim.compiled.scoring import RunScore
 
 MAX_THREADS = 2
-KEPT_RUNS = 8  # of those that a process has measured on: drawing one takes as long as a short run
 BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
 NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
 UNSERVED_PRICE = 100.0  # in the logarithm of the latency: nothing is so quick that it could pay this
@@ -66,27 +59,6 @@ class Decisions:
 OnMeasured = Callable[[Decisions], None]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRun:
-    """A run by what it is drawn from: the same wherever that is done; see `World.run_spec`."""
-
-    seed: int
-    scale: float = 1.0
-    duration_s: float | None = None
-    trace_slice: TraceSlice | None = None
-
-    def spec(self, world: World) -> RunSpec:
-        """With everything that happens in it."""
-        return world.run_spec(
-            self.seed,
-            duration_s=self.duration_s,
-            scale=self.scale,
-            detail=False,
-            end="cut",
-            trace_slice=self.trace_slice,
-        )
-
-
 Try = tuple[RouterSpec, SampledRun]
 Workers = ThreadPoolExecutor | Elsewhere
 
@@ -99,41 +71,6 @@ def workers_of(jobs: Jobs = MAX_THREADS) -> Iterator[Workers]:
         return
     with ThreadPoolExecutor(min(core_count(), jobs)) as threads:
         yield threads
-
-
-class Scorer:
-    """Scores routers on runs of one world; the last runs are kept, for many routers are tried on each.
-
-    It travels as its world, and is the same there.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.world = world.with_series()
-        self._program, self._context = program_of(world.cluster), world.context
-        self._priors = tuple_priors(self._program)
-        self._specs: dict[SampledRun, RunSpec] = {}
-
-    def __reduce__(self) -> tuple[type[Scorer], tuple[World]]:
-        return Scorer, (self.world,)
-
-    def keep(self, runs: Iterable[SampledRun]) -> None:
-        """Draw these, and forget the others."""
-        self._specs = {run: self._specs.get(run) or run.spec(self.world) for run in dict.fromkeys(runs)}
-
-    def score(self, rule: RouterSpec, run: SampledRun) -> RunScore:
-        """A router on a run; one that is kept, if threads do that beside each other."""
-        if run not in self._specs:
-            self.keep([*self._specs, run][-KEPT_RUNS:])
-        spec, router = self._specs[run], rule.make(self._context)
-        planned = plan_of(router, self._context.config)
-        assert planned is not None, "every kind that is tuned has a compiled form"
-        row = RunRow(self._program, spec)
-        if planned.hold is not None:
-            row.set_hold_rule(planned.hold)
-        row.set_limit(OwnLimit(limit_ns_of(router)))
-        run_to_end(row, [planned], [stream(spec.seed, "router:tuned")])
-        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
-        return score_run(row, self._priors, round(warmup_s * 1e9))
 
 
 def _score(scorer: Scorer, tried: Try) -> RunScore:
@@ -246,11 +183,6 @@ class Evaluator:
         return [by_place[place] for place in range(len(tries))]
 
 
-def unserved(scores: Sequence[RunScore]) -> float:
-    """The share of the images that failed. What is under way when a run is cut off counts with the time it waited."""
-    return sum(score.failed for score in scores) / max(1, sum(score.images for score in scores))
-
-
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
     """What is made small: the mean latency and, with a weight, the 99th percentile, over runs; or energy in a limit.
 
@@ -289,9 +221,3 @@ def lacking(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
         if images:
             points.append((floor - right / images) / POINT)
     return max(points, default=0.0)
-
-
-def mean_accuracy(scores: Sequence[RunScore]) -> float:
-    """Over the images of all runs that were finished."""
-    images = sum(score.images - score.unfinished for score in scores)
-    return sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from policies.rules.specs import RuleSpec
-from scenarios.learn.evaluator import Evaluator, lacking, latency_cost, mean_accuracy, unserved
-from scenarios.learn.search import Reals
+from scenarios.learn.evaluator import Evaluator, lacking, latency_cost
+from scenarios.world.dials import CLOSE
+from scenarios.world.scoring import mean_accuracy, unserved
 from sim.compiled.scoring import RunScore
 
 OF_SEARCH: Final = "search"  # before its number
-CLOSE: Final = 0.02  # points: how near the floor accuracy matching comes, and the final evaluation asks for
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class Finalist:
     Attributes:
         name: where it comes from: `search 1`, `start`, or a tuple.
         origin: what of that was matched.
-        values: the numbers searched over.
         spec: what makes such routers.
         matched: on the runs that the floor was set on; None where there is nothing to set.
         history: of its search; of a start, the first's.
@@ -70,7 +69,6 @@ class Finalist:
 
     name: str
     origin: str
-    values: Reals
     spec: RuleSpec
     matched: RouterFigures | None = None
     history: tuple[tuple[int, float], ...] = ()

@@ -22,11 +22,12 @@ from kit import strict
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
 from kit.memo import Memo
-from policies.rules.compass import SPREAD, CompassRule, Numbers, places_of
+from policies.rules.compass import SPREAD, CompassRule, Numbers
 from policies.rules.specs import POINT, Reals
 from scenarios.learn.clusters import Clusters, drawn_world
-from scenarios.learn.evaluator import MAX_THREADS, SampledRun, Scorer
+from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.knobs import TAIL
+from scenarios.world.scoring import SampledRun, Scorer
 from sim.compiled.scoring import RunScore
 
 STEP: Final = 0.25  # of the price's logarithm, either way of a cluster's dial: every candidate runs at both
@@ -42,17 +43,6 @@ DROWNED: Final = 0.05  # of the images are left when a run ends
 RUNS: Final = 2  # of a cluster, in turn
 SIGMA: Final = 0.5  # of the first deviations (`policies.rules.compass.SPREAD`)
 
-PINNED: Final = (
-    "first_requests",
-    "first_arrivals",
-    "first_host",
-    "first_units",
-    "first_longer",
-    "first_batches",
-    "short_host",
-    "first_wait",
-)
-"""The first segment's hold, which stays: searched, too, it grew until routers with busy hosts lost by it."""
 
 Try = tuple[Scorer, CompassRule, SampledRun]
 Pair = tuple[RunScore, RunScore]
@@ -167,7 +157,7 @@ class ClusterTraining:
         """From the numbers that ship on."""
         given = self.given
         start = strict.validate(Numbers, given.start, f"{given.name}: start").to_vector()
-        self._spread = np.where(places_of(PINNED), 0.0, SPREAD)
+        self._spread = SPREAD
         scorers = [Scorer(drawn_world(given, str(number))) for number in range(given.clusters)]
         search = SepCMA(
             mean=np.zeros(len(start)),

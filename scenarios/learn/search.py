@@ -114,24 +114,3 @@ class FloorMultiplier:
         change, self._last = shortfall - self._last, shortfall
         self.value = max(0.0, proportional * shortfall + self._sum + derivative * max(0.0, change))
         return self.value
-
-
-def level(measure: dict[float, float], floor: float, low: float, high: float) -> float:
-    """The next point to try when looking for where a rising quantity reaches a floor: secant within a bracket.
-
-    Args:
-        measure: what was found so far, point -> quantity.
-        floor: what is wanted.
-        low, high: the bracket; the quantity is below the floor at `low` and above at `high`, if it rises.
-    """
-    below = max((x for x, y in measure.items() if y < floor), default=None)
-    above = min((x for x, y in measure.items() if y >= floor), default=None)
-    if below is None and above is None:
-        return (low + high) / 2
-    if below is None:
-        return (low + min(above or high, high)) / 2
-    if above is None:
-        return (max(below, low) + high) / 2
-    rise = measure[above] - measure[below]
-    share = min(0.9, max(0.1, (floor - measure[below]) / rise)) if rise > 0 else 0.5
-    return below + share * (above - below)

@@ -1,6 +1,6 @@
 """What tuning picks from lists, for every kind of router alike: its placement, what is held for it, its largest group.
 
-Where servers' memory is short, also whether it counts loads. One after the other is set to what does best with the
+One after the other is set to what does best with the
 others as they are, on runs that all see alike; after the first of them the better half goes on.
 """
 
@@ -80,12 +80,10 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
 def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The settings in the order in which they are looked at; those with one option, or left as they are, not."""
     context, is_placed = evaluator.context, isinstance(spec, PlacedRule)
-    counts_loads = "counts_loads" in type(spec).model_fields and min(context.held_shares, default=1.0) < 1.0
     options: dict[str, tuple[Any, ...]] = {
         "placement": PLACEMENT_NAMES if is_placed else (),
         "hold": holds_of(context),
         "group": (LARGEST, *(group for group in context.config.groups[:-1] if group >= FEWEST)),
-        "counts_loads": (False, True) if counts_loads else (),
     }
     for key, each in options.items():
         if len(each) > 1 and key not in evaluator.knobs.as_they_are:

@@ -8,7 +8,7 @@ searches A final evaluation on other runs picks one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -21,10 +21,9 @@ from kit.errors import InputError, WorkError, nearest
 from kit.memo import Memo
 from kit.parallel import Jobs
 from policies.registry import COMPASS, CONTROLLED, KINDS, TUNED
-from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import efficient_tuples
-from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, RuleSpec, Space
+from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
 from scenarios.learn.evaluator import (
     MAX_THREADS,
     Decisions,
@@ -32,13 +31,10 @@ from scenarios.learn.evaluator import (
     OnMeasured,
     lacking,
     latency_cost,
-    mean_accuracy,
     shortfall,
-    unserved,
     workers_of,
 )
 from scenarios.learn.final_evaluation import (
-    CLOSE,
     OF_SEARCH,
     Finalist,
     FinalScore,
@@ -47,9 +43,11 @@ from scenarios.learn.final_evaluation import (
     figures_of,
 )
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
+from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs
 from scenarios.learn.settings import EARLY, PRICE, Settings, best_settings, settled
 from scenarios.metrics.served import LIMIT
+from scenarios.world.dials import CLOSE, Dial, find_dial, judged
+from scenarios.world.scoring import SampledRun
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
@@ -87,11 +85,6 @@ class Tuned:
     final_scores: tuple[FinalScore, ...]
     spent: Decisions
     class_floors: tuple[float, ...] = ()
-
-    @property
-    def values(self) -> Reals:
-        """The numbers searched over."""
-        return self.winner.values
 
     @property
     def spec(self) -> RuleSpec:
@@ -182,9 +175,10 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
     first = best_settings(space.spec(space.start), evaluator, "settings, first", {})
     for number in range(evaluator.knobs.searches):
         settled_space, values, history = _search_with_settings(space, evaluator.seeded(number), first)
-        starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
+        found = [settled_space.spec(each) for each in values]
+        starts = [*zip(ORIGINS, found, strict=False), *_start(settled_space)]
         try:
-            finalists.append(_matched(f"{OF_SEARCH} {number + 1}", kind, settled_space, evaluator, starts, history))
+            finalists.append(_matched(f"{OF_SEARCH} {number + 1}", kind, evaluator, starts, history))
         except FloorError:
             if not finalists:
                 raise
@@ -195,15 +189,13 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
         and not any(finalist.origin == ORIGINS[-1] for finalist in finalists)
     ):
         with suppress(FloorError):
-            finalists.append(
-                _matched("start", kind, settled_space, evaluator, _start(settled_space), finalists[0].history)
-            )
+            finalists.append(_matched("start", kind, evaluator, _start(settled_space), finalists[0].history))
     return finalists
 
 
-def _start(space: Space) -> list[tuple[str, Reals]]:
-    """Where the search begins, to be matched; of one number every shift is the same line."""
-    return [(ORIGINS[-1], space.start)] if len(space.start) > 1 else []
+def _start(space: Space) -> list[tuple[str, RuleSpec]]:
+    """Where the search begins, to be matched; of one number every dial is the same line."""
+    return [(ORIGINS[-1], space.spec(space.start))] if len(space.start) > 1 else []
 
 
 def _search_with_settings(
@@ -279,33 +271,25 @@ def _generation(
 def _matched(
     name: str,
     kind: str,
-    space: Space,
     evaluator: Evaluator,
-    starts: Sequence[tuple[str, Reals]],
+    starts: Sequence[tuple[str, RuleSpec]],
     history: Sequence[tuple[int, float]] = (),
 ) -> Finalist:
-    """Shift the first that can keep the floor on full-length runs until it about does; raises `FloorError` if none."""
+    """Dial the first that can keep the floor on full-length runs until it about does; raises `FloorError` if none."""
     evaluator.part, knobs = "matching", evaluator.knobs
     runs = [evaluator.full(number) for number in range(knobs.matching_runs)]
-
-    most = 0.0
-
-    def measure(values: Reals) -> list[RunScore]:
-        nonlocal most
-        spec = space.spec(values)
-        scores = evaluator.measure([(spec, run) for run in runs])
-        most = max(most, mean_accuracy(scores))
-        return scores
-
     if _keeps_classes(kind, knobs):
-        origin, values = starts[0]
-        return Finalist(name, origin, values, space.spec(values), figures_of(measure(values)), tuple(history))
-    shifts = ((origin, find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
-    origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
-    if shift is None:
-        raise FloorError(_too_low(kind, evaluator, most))
-    values, scores = shift
-    return Finalist(name, origin, values, space.spec(values), figures_of(scores), tuple(history))
+        origin, spec = starts[0]
+        return Finalist(
+            name, origin, spec, figures_of(evaluator.measure([(spec, run) for run in runs])), tuple(history)
+        )
+    most = 0.0
+    for origin, spec in starts:
+        dial, matched = at_floor(spec, evaluator, runs)
+        if dial.is_kept:
+            return Finalist(name, origin, matched, figures_of(dial.judged.runs), tuple(history))
+        most = max(most, dial.judged.accuracy)
+    raise FloorError(_too_low(kind, evaluator, most))
 
 
 def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
@@ -313,52 +297,16 @@ def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
     return f"{problem}; the most was {most:.4f}. Lower the floor (tuning.floor), or name this router nowhere"
 
 
-_MAX_TRIES = 9
+def at_floor(spec: RuleSpec, evaluator: Evaluator, runs: Sequence[SampledRun]) -> tuple[Dial[list[RunScore]], RuleSpec]:
+    """Dial a rule until it about keeps the floor on these runs, or as near as it comes."""
 
+    def dialled(by: float) -> RuleSpec:
+        rule = spec.dialled(by, evaluator.context)
+        assert rule is not None, "every kind that is tuned by numbers has a dial"
+        return rule
 
-def find_shift(
-    space: Space, values: Reals, measure: Callable[[Reals], list[RunScore]], floor: float
-) -> tuple[Reals, list[RunScore]] | None:
-    """The least shift found at which the floor is kept: within two hundredths of a point, if the tries last."""
-    seen: dict[float, float] = {}
-    kept: dict[float, tuple[Reals, list[RunScore]]] = {}
-    width, shift = 0.25, 0.0
-    for _ in range(_MAX_TRIES):
-        shifted = space.shifted(values, shift)
-        scores = measure(shifted)
-        lacking = shortfall(scores, floor)
-        seen[shift] = -lacking
-        if lacking <= 0:
-            kept[shift] = (shifted, scores)
-            if lacking > -CLOSE:
-                break
-        below, above = (any(y < 0 for y in seen.values()), any(y >= 0 for y in seen.values()))
-        if below and above:
-            shift = level(seen, 0.5 * CLOSE, min(seen), max(seen))
-        else:
-            shift = min(max(seen) + width, space.reach) if below else max(min(seen) - width, -space.reach)
-            width *= 3
-        if shift in seen:
-            break
-    able = [shift for shift, (_, scores) in kept.items() if unserved(scores) <= LIMIT]  # they come first
-    return kept[min(able or kept)] if kept else None
-
-
-def match_level(world: World, knobs: TuningKnobs, make: Callable[[float], RouterSpec], first: float) -> float:
-    """The level of Compass' price, near the first, at which the floor is about kept; raises `FloorError` if none is."""
-    space = Space("level", np.array([first]), np.ones(1), np.array([-1.0]), lambda values: CompassRule())
-    with workers_of() as workers:
-        evaluator = Evaluator(world, knobs, workers)
-        runs = [evaluator.full(number) for number in range(knobs.matching_runs)]
-
-        def measure(values: Reals) -> list[RunScore]:
-            return evaluator.measure([(make(float(values[0])), run) for run in runs])
-
-        matched = find_shift(space, space.start, measure, knobs.floor)
-        if matched is None:
-            most = mean_accuracy(measure(space.start - space.reach))
-            raise FloorError(_too_low("ppo", evaluator, most))
-    return float(matched[0][0])
+    dial = find_dial(lambda by: judged(evaluator.measure([(dialled(by), run) for run in runs])), evaluator.knobs.floor)
+    return dial, dialled(dial.by)
 
 
 def able_tuples(evaluator: Evaluator, floor: float) -> list[tuple[float, ...]]:
@@ -377,7 +325,7 @@ def _tuples(evaluator: Evaluator) -> list[Finalist]:
         rule = FixedRule(tuples=dict(zip(classes, tuples, strict=True))) if classes else FixedRule(tuple=tuples[0])
         of_what = f"settings of {tuples if classes else tuples[0]}"
         rule = rule.model_copy(update=dict(best_settings(rule, evaluator, of_what, {})))
-        finalists.append(Finalist(f"tuple ({name})", "the quickest", np.array(tuples).ravel(), rule))
+        finalists.append(Finalist(f"tuple ({name})", "the quickest", rule))
     assert finalists, "the floor is not above the best tuple"
     return finalists
 

@@ -70,6 +70,13 @@ class Hypervolume(TypedDict):
     contributions: dict[str, float]
 
 
+class EqualAccuracy(TypedDict):
+    """The mean accuracy that all have, and each router's dial: None for one that has none."""
+
+    floor: float
+    dials: dict[str, float | None]
+
+
 class ComparisonDocument(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes; where
     requests have classes, `classes`, too.
@@ -80,6 +87,7 @@ class ComparisonDocument(TypedDict):
     Attributes:
         learned: the routers whose files say that they have learned.
         spoilt: the servers whose calibration others disturbed to its end.
+        equal: what each router's dial was set to, so that all have one accuracy; None where none was set.
     """
 
     schema: str
@@ -98,6 +106,7 @@ class ComparisonDocument(TypedDict):
     slo: SloDocument | None
     learned: list[str]
     spoilt: list[str]
+    equal: EqualAccuracy | None
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -111,6 +120,7 @@ def compare_results(
     references: Mapping[str, ParetoPoint] | None = None,
     learned: Sequence[str] = (),
     spoilt: Sequence[str] = (),
+    equal: EqualAccuracy | None = None,
 ) -> ComparisonDocument:
     """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
 
@@ -118,7 +128,7 @@ def compare_results(
         baseline: the router that changes and paired differences are to; `random` by default, where it is among them.
         bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
         references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
-        learned, spoilt: see `ComparisonDocument`.
+        learned, spoilt, equal: see `ComparisonDocument`.
 
     Raises:
         InputError: `baseline` is no router of the results.
@@ -151,6 +161,7 @@ def compare_results(
         slo=results[0]["slo"],
         learned=list(learned),
         spoilt=list(spoilt),
+        equal=equal,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from kit.documents import with_remedy
 from kit.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.names import make_router
+from policies.names import make_router, parse_router_name
 from policies.registry import COMPASS, CONTROLLED
 from policies.rules.context import RouterContext
 from policies.rules.lookahead import LookaheadRule
@@ -141,6 +141,12 @@ class RouterMaker:
         if self.code:
             _require_code(self.name, self.source, self.code)
         return make_router(self.name, context, self.source, self.key)
+
+    def dialled(self, by: float, context: RouterContext) -> RouterMaker | None:
+        """The same with its dial set (`RouterSpec.dialled`); None where it has none."""
+        spec = self.spec or parse_router_name(self.name, self.source, self.key)
+        dialled = spec.dialled(by, context)
+        return None if dialled is None else replace(self, spec=dialled)
 
 
 @cache  # once in a process, which has imported it then

@@ -17,13 +17,17 @@ from kit.errors import InputError
 from policies.division import Division
 from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import RoutingPolicy
+from policies.nests import nests_of
+from policies.registry import COMPASS
 from policies.reward import AccuracyPrior
+from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.costs import held_top1, path
+from policies.rules.working_sets import working_sets
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import check_fault_server
-from scenarios.files.router_names import code_of, made_by
+from scenarios.files.router_names import code_of, display_name, made_by
 from scenarios.files.spec import (
     ChaosFault,
     MomentFault,
@@ -35,6 +39,7 @@ from scenarios.files.spec import (
 )
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
+from scenarios.world.dials import levelled
 from scenarios.world.made_with import of_router, require_same
 from scenarios.world.routers import MADE_WITH, RouterMaker, maker_of
 from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
@@ -88,6 +93,7 @@ class World:
         capacity_img_s: the cluster's estimated capacity, in which `load` is given.
         decision_times_s: by router, as tables name it, what its own decisions take beyond what the cluster charges
             for each.
+        dials: by router, as tables name it, where its dial is set (`RouterSpec.dialled`); the others are as they are.
         series: what the workload's files hold, where they were read (`with_series`); runs read the others.
     """
 
@@ -99,10 +105,15 @@ class World:
     capacity_img_s: float
     decision_times_s: Mapping[str, float] = field(default_factory=dict)
     series: Series = field(default_factory=dict)
+    dials: Mapping[str, float] = field(default_factory=dict)
 
     def with_series(self) -> World:
         """Return the same world with what its workload's files hold: it can be simulated where those are not."""
         return self if self.series else replace(self, series=series_of(self.scenario.workload))
+
+    def with_dials(self, dials: Mapping[str, float]) -> World:
+        """Return the same world with these; see `dials`."""
+        return replace(self, dials=dict(dials))
 
     def with_decision_times(self, times_s: Mapping[str, float]) -> World:
         """Return the same world with these; see `decision_times_s`."""
@@ -325,19 +336,35 @@ class World:
         """The accuracy of each width tuple that servers can hold (`policies.rules.costs.held_top1`)."""
         return held_top1(self.context)
 
-    @property
+    @cached_property
     def context(self) -> RouterContext:
         """What a router may be built from."""
-        return RouterContext(
+        context = RouterContext(
             config=self.cluster.router,
             costs=self.costs,
             prior=self.accuracy.prior,
             power_limits_w=tuple(profile.power.cap_w for profile in self.profiles),
             deadline_s=self.scenario.deadline_s,
             block_ns=self.cluster.block_ns,
-            held_shares=tuple(server.knobs.held_share for server in self.cluster.servers),
             routers=self.scenario.routers.count,
         )
+        asked = [goals.floor for goals in self.scenario.slo.goals(self.scenario.tuning.floor)]
+        floor = max([*asked, *(each.floor or 0.0 for each in self.scenario.classes)])
+        knobs = [server.knobs for server in self.cluster.servers]
+        return replace(context, working_sets=working_sets(context, knobs, floor))
+
+    def working_set(self, server: int) -> tuple[tuple[float, ...], ...]:
+        """For each segment the widths of the instances that routers have a server hold: the widest of each nest.
+
+        Empty where its memory holds all of those.
+        """
+        widths, sets = self.cluster.router.widths, self.context.working_sets
+        ends = [nest[-1] for nest in nests_of(widths, self.cluster.servers[server].knobs.nests)]
+        if not sets or all(mask[widths.index(end)] for mask in sets[server] for end in ends):
+            return ()
+        nests = nests_of(widths, self.cluster.servers[server].knobs.nests)
+        held = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]
+        return tuple(tuple(max(of) for nest in nests if (of := set(nest) & set(each))) for each in held)
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:
         """A fresh router by name (`scenarios.files.router_names`).
@@ -360,7 +387,22 @@ class World:
             path = Path(maker.source)
             remedy = f"`slimsched train` makes it again, or take it as it is: --router {path}"
             require_same(path, made_by(path).get(MADE_WITH), self.made_with, remedy)
-        return maker
+        by = self.dials.get(display_name(name))
+        if by is None:
+            return replace(maker, spec=self.compass) if name == COMPASS else maker
+        dialled = maker.dialled(by, self.context)
+        assert dialled is not None, "a router without a dial has none to be set"
+        return dialled
+
+    def has_dial(self, name: str, made_in: Path | None = None) -> bool:
+        """Whether a router can be made more accurate (`RouterSpec.dialled`); arguments and errors are `router`'s."""
+        maker = maker_of(name, self.scenario, self.device_names, made_in, "router")
+        return maker.dialled(0.0, self.context) is not None
+
+    @cached_property
+    def compass(self) -> CompassRule:
+        """Compass by its name: the numbers that ship, started at this world's level (`dials.levelled`)."""
+        return levelled(self, CompassRule())
 
     @cached_property
     def made_with(self) -> Mapping[str, str]:

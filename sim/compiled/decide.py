@@ -9,7 +9,7 @@ from policies.compiled.rules import choose
 from sim.compiled.agenda import advance, decide
 from sim.compiled.codes import ASKED, NONE
 from sim.compiled.layout import Cluster, Parameters, Server
-from sim.compiled.observation import code_of, resident_widths
+from sim.compiled.observation import code_of
 from sim.compiled.rows import block_at, key_at, knobs_of, observed_at, place_of, request_at, server_at, tally_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
@@ -19,8 +19,8 @@ NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     """What a router may know, for the decision that is asked for."""
     request = request_at(c, p, c.slot)
-    segment, its_place = request.segment, place_of(p, request)
-    sheet.now_ns, sheet.segment, sheet.previous_width = c.now_ns, segment, request.previous_width
+    its_place = place_of(p, request)
+    sheet.now_ns, sheet.segment, sheet.previous_width = c.now_ns, request.segment, request.previous_width
     sheet.location = ANYWHERE if p.anywhere else request.location
     sheet.candidates, sheet.entered_ns = c.candidates, request.entered_ns
     sheet.fifo_length, sheet.completed, sheet.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
@@ -38,15 +38,12 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
         seen.code = code_of(c, p, index, its_place)
         seen.holds = ints(p)[knobs_of(p, server).codes_at + its_place]
         if server.owner != c.place:  # down, to whom it does not belong
-            seen.requests = seen.blocks = seen.work_ns = seen.resident = 0
+            seen.requests = seen.blocks = seen.work_ns = 0
             seen.utilization = seen.power_w = 0.0
             continue
         seen.requests, seen.blocks = server.requests, server.blocks
         seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         seen.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
-        if plan.load_ns_at:
-            loaded, loading = resident_widths(p, server, segment)
-            seen.resident = loaded | loading
 
 
 @kernel

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.study.candidates import ROUTERS
-from benchmarks.study.judge import RELAXED_CUT_PCT
-from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, paper_row
+from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT, paper_row
+from scenarios.files.shipped import SHIPPED
 from scenarios.learn.train import train_world
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
@@ -37,7 +36,7 @@ def test_the_papers_ppo_has_what_its_table_says(
     scenario: str, kind: str, latency_pct: float, energy_pct: float, origin: str, tmp_path: Path
 ) -> None:
     """Latency and energy against random routing, of the file that ships and of what is learned now."""
-    world, file = load_world(SCENARIOS / f"{scenario}.yaml"), SCENARIOS / ROUTERS / f"paper-{kind}.safetensors"
+    world, file = load_world(SCENARIOS / f"{scenario}.yaml"), SHIPPED / "routers" / f"paper-{kind}.safetensors"
     if origin == "learned":
         file = tmp_path / "learned.safetensors"
         train_world(world, tmp_path, seed=0).save(file)

@@ -1,0 +1,138 @@
+"""The published rows of the suite: Compass by its name, and every rule tuned for each case, at equal accuracy.
+
+    python -m benchmarks suite                        # tunes what has no file, runs, and writes docs/results.md
+    python -m benchmarks suite --only memory-tight    # one case; the others' rows stay as they are
+
+A rule is tuned as `slimsched train` does it, with the same budget for all, on seeds that the suite has not. It lies in
+`scenarios/data/routers/CASE/`; a kind that can't keep the floor there has a note in its place.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time  # noqa: TID251 - how long tuning took
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from benchmarks.grid import ROOT
+from benchmarks.study.pages import render
+from hw.telemetry import cpu_name
+from kit.documents import write_text
+from kit.errors import InputError, nearest
+from policies.registry import BASELINES, COMPASS
+from scenarios.files.made_routers import RULE_SUFFIX
+from scenarios.files.shipped import SHIPPED
+from scenarios.job import suite
+from scenarios.job.suite import PUBLISHED, SuiteCase, SuiteFile
+from scenarios.learn.expected import announced
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.tune import FloorError, tune_world
+from scenarios.learn.tuned_files import save_tuned, tuned_text
+from scenarios.metrics.suite import Case, SuiteScore, rows_of
+from scenarios.runs.equal import EqualRuns
+from scenarios.show.suite import counts_text, ratios, suite_table
+from scenarios.show.table import to_markdown
+
+ROUTERS: Final = SHIPPED / "routers"
+FAILED: Final = ".failed.txt"
+DECISIONS, SEARCHES = 2_000_000, 2  # for all kinds and cases alike
+PAGE: Final = ROOT / "docs" / "results.md"
+
+
+def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = True) -> str:
+    """Tune what has no file, run every case's routers, write the published rows and the page of them.
+
+    Args:
+        only: cases; all by default.
+        force: tune also what has a file.
+        tunes: without it only what has a file is run.
+
+    Raises:
+        InputError: there is no such case.
+    """
+    given = suite.read_suite()
+    names = suite.case_names(given)
+    for name in only:
+        if name not in names:
+            raise InputError("--only", "", f"{name!r} is no case; {nearest(name, names)}")
+    known = {case.name: case for case in suite.published()} if PUBLISHED.is_file() else {}
+    for name in [name for name in names if not only or name in only]:
+        case = suite.load_case(given, name)
+        for kind in BASELINES if tunes else ():
+            _tune(case, kind, force=force)
+        known[name] = _run(case)
+        _write([known[each] for each in names if each in known])  # an interrupted command keeps what it has
+    return make_page(given)
+
+
+def make_page(given: SuiteFile | None = None) -> str:
+    """Write docs/results.md of the published rows; returns what it begins with."""
+    given = given or suite.read_suite()
+    cases = suite.published()
+    names = list(dict.fromkeys(name for case in cases for name in case.routers))
+    score = SuiteScore(published=tuple(names), entrants=(COMPASS,), cases=cases)
+    rules = [name for name in names if name != COMPASS]
+    table = suite_table(score, COMPASS)
+    rivals = {
+        rule: {figure: counts_text(list(ratios(score, COMPASS, rule, rules, figure))) for figure in ("p99_s", "mean_s")}
+        for rule in rules
+    }
+    missing = {case.name: [rule for rule in rules if rule not in case.routers] for case in cases}
+    text = render(
+        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases, rivals=rivals,
+        missing={name: lacking for name, lacking in missing.items() if lacking}, processor=cpu_name(),
+    )  # fmt: skip
+    write_text(PAGE, text)
+    return "\n".join(table.notes)
+
+
+def file_of(case: str, kind: str) -> Path:
+    """Where the kind that was tuned for a case lies."""
+    return ROUTERS / case / f"{kind}{RULE_SUFFIX}"
+
+
+def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
+    path = file_of(case.name, kind)
+    failed = path.with_name(f"{kind}{FAILED}")
+    if (path.is_file() or failed.is_file()) and not force:
+        return
+    scenario = case.world.scenario
+    knobs = TuningKnobs(floor=case.floor, decisions=DECISIONS, searches=SEARCHES, seed=scenario.seed)
+
+    def say(text: str) -> None:
+        print(f"{case.name}: {text}", file=sys.stderr)
+
+    began_s = time.monotonic()
+    try:
+        with announced(case.world, kind, knobs, say=say, quiet=False) as tell:
+            tuned = tune_world(case.world, kind, knobs, on_progress=tell)
+    except FloorError as error:
+        path.unlink(missing_ok=True)
+        write_text(failed, f"{error}\n")
+        return
+    failed.unlink(missing_ok=True)
+    save_tuned(path, tuned, case.world, knobs, scenario.name, wall_s=time.monotonic() - began_s)
+    say(tuned_text(tuned))
+
+
+def _run(case: SuiteCase) -> Case:
+    runs, found = EqualRuns(case.world, case.seeds), Case(case.name, case.floor, suite.bound_s(case), {})
+    files = {kind: file_of(case.name, kind) for kind in BASELINES}
+    routers = {COMPASS: COMPASS, **{kind: f"{kind}={path}" for kind, path in files.items() if path.is_file()}}
+    for label, router in routers.items():
+        found = replace(found, routers={**found.routers, label: runs.at_floor(router, case.floor)})
+        its = found.routers[label]
+        print(f"{case.name}: {label} {1e3 * its.mean('mean_s'):.2f}, {1e3 * its.mean('p99_s'):.2f} ms", flush=True)
+    return found
+
+
+def _write(cases: Sequence[Case]) -> None:
+    rows = rows_of(cases)
+    with PUBLISHED.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})

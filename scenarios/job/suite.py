@@ -1,0 +1,124 @@
+"""The suite: scenarios and drawn clusters with fixed seeds, on which routers race at equal accuracy.
+
+What ships of it: `scenarios/data/suite.yaml` (which cases, which seeds, the floors of the drawn clusters) and
+`scenarios/data/suite.csv` (the figures of the published routers, by `python -m benchmarks suite`).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from kit import strict
+from kit.documents import read_text
+from kit.errors import InputError, nearest
+from kit.strict import StrictModel
+from scenarios.files.router_names import display_name
+from scenarios.files.shipped import SHIPPED, SHIPPED_SCENARIOS
+from scenarios.learn.clusters import Clusters, drawn_world
+from scenarios.metrics.suite import Case, SuiteScore, cases_of
+from scenarios.runs.bound import FluidModel
+from scenarios.runs.equal import EqualRuns
+from scenarios.terminal.progress import Progress
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+
+FILE: Final = SHIPPED / "suite.yaml"
+PUBLISHED: Final = SHIPPED / "suite.csv"
+
+
+class SuiteFile(StrictModel):
+    """Which cases there are. Whoever changes one makes another suite, with another name."""
+
+    schema_: Literal["slimsched.suite/1"] = Field(alias="schema")
+    name: str
+    seeds: tuple[int, ...]
+    scenarios: tuple[str, ...] = Field(description="by the names of those that ship; each has a floor (tuning.floor)")
+    clusters: Clusters = Field(description="what the others are drawn from")
+    drawn: Mapping[str, float] = Field(description="the drawn clusters: name and floor of each")
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteCase:
+    """A case that can be run; `scenario` names its tuned routers' folder."""
+
+    name: str
+    floor: float
+    world: World
+    seeds: tuple[int, ...]
+
+
+def read_suite() -> SuiteFile:
+    """The suite that ships."""
+    return strict.validate(SuiteFile, strict.mapping(read_text(FILE), str(FILE)), str(FILE))
+
+
+def case_names(suite: SuiteFile) -> tuple[str, ...]:
+    """Of all cases."""
+    return (*suite.scenarios, *(f"drawn-{name}" for name in suite.drawn))
+
+
+def load_case(suite: SuiteFile, name: str) -> SuiteCase:
+    """A case by its name."""
+    if name.startswith("drawn-"):
+        world = drawn_world(suite.clusters, name.removeprefix("drawn-"))
+        return SuiteCase(name, suite.drawn[name.removeprefix("drawn-")], world, suite.seeds)
+    world = load_world(SHIPPED_SCENARIOS / f"{name}.yaml")
+    floor = world.scenario.tuning.floor
+    assert floor is not None, "a scenario of the suite has a floor"
+    return SuiteCase(name, floor, world, suite.seeds)
+
+
+def published() -> tuple[Case, ...]:
+    """The cases with the routers whose figures ship."""
+    with PUBLISHED.open(newline="", encoding="utf-8") as file:
+        return cases_of([_typed(row) for row in csv.DictReader(file)])
+
+
+def _typed(row: Mapping[str, str]) -> dict[str, Any]:
+    words, found = ("case", "router"), dict[str, Any](row)
+    for key, text in row.items():
+        if key not in words:
+            found[key] = text == "True" if key == "is_kept" else float(text) if text else None
+    return {**found, "seed": int(row["seed"])}
+
+
+def race(routers: Sequence[str], only: Sequence[str] = (), *, quiet: bool = False) -> SuiteScore:
+    """Run routers on the suite at equal accuracy, beside those that are published.
+
+    Args:
+        routers: by name or file.
+        only: cases; all by default.
+
+    Raises:
+        InputError: no such case or router, or one that doesn't fit a case.
+    """
+    suite, known = read_suite(), {case.name: case for case in published()}
+    names = case_names(suite)
+    for name in only:
+        if name not in names:
+            raise InputError("--only", "", f"{name!r} is no case; {nearest(name, names)}")
+    wanted = [name for name in names if not only or name in only]
+    cases = []
+    with Progress("suite", len(wanted) * len(routers), unit="router and case", quiet=quiet) as progress:
+        for name in wanted:
+            case = load_case(suite, name)
+            its = known.get(name) or Case(name, case.floor, bound_s(case), {})
+            runs = EqualRuns(case.world, case.seeds)
+            for router in routers:
+                found = runs.at_floor(router, case.floor)
+                its = replace(its, routers={**its.routers, display_name(router): found})
+                progress.update(1)
+            cases.append(its)
+    entrants = tuple(map(display_name, routers))
+    others = dict.fromkeys(router for case in known.values() for router in case.routers if router not in entrants)
+    return SuiteScore(published=tuple(others), entrants=entrants, cases=tuple(cases))
+
+
+def bound_s(case: SuiteCase) -> float:
+    """The mean latency that no router can beat at the case's floor."""
+    return FluidModel(case.world).bound(case.floor, case.world.mean_rate_img_s).latency_mean_s

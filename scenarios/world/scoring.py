@@ -1,0 +1,134 @@
+"""Scores of routers on runs of a world, by the compiled engine: what tuning and dials are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kit.chance import stream
+from policies.interfaces import RoutingPolicy, limit_ns_of
+from policies.plan_of import plan_of
+from policies.rules.context import RouterContext
+from policies.vocabulary import OwnLimit
+from scenarios.files.spec import Scenario
+from scenarios.world.workloads import TraceSlice
+from sim.cluster import ClusterSpec, RunSpec
+from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
+from sim.compiled.run_plan import run_to_end
+from sim.compiled.scoring import RunScore, score_run, tuple_priors
+
+KEPT_RUNS: Final = 8  # of those that a process has measured on: drawing one takes as long as a short run
+
+
+class Simulated(Protocol):
+    """What is needed of a `World`, whose module imports this one."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """What is simulated."""
+        ...
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """As engines have it."""
+        ...
+
+    @property
+    def context(self) -> RouterContext:
+        """What a router is built from."""
+        ...
+
+    def run_spec(
+        self,
+        seed: int,
+        *,
+        duration_s: float | None = None,
+        scale: float = 1.0,
+        detail: bool = True,
+        end: str | None = None,
+        trace_slice: TraceSlice | None = None,
+    ) -> RunSpec:
+        """One run of the workload."""
+        ...
+
+    def with_series(self) -> Simulated:
+        """The same with what its files hold."""
+        ...
+
+
+class Maker(Protocol):
+    """What makes a router; `RouterSpec` and `RouterMaker` do."""
+
+    def make(self, context: RouterContext) -> RoutingPolicy:
+        """A fresh router for a cluster."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRun:
+    """A run by what it is drawn from: the same wherever that is done; see `World.run_spec`."""
+
+    seed: int
+    scale: float = 1.0
+    duration_s: float | None = None
+    trace_slice: TraceSlice | None = None
+    end: str = "cut"
+
+    def spec(self, world: Simulated) -> RunSpec:
+        """With everything that happens in it."""
+        return world.run_spec(
+            self.seed,
+            duration_s=self.duration_s,
+            scale=self.scale,
+            detail=False,
+            end=self.end,
+            trace_slice=self.trace_slice,
+        )
+
+
+class Scorer:
+    """Scores routers on runs of one world; the last runs are kept, for many routers are tried on each.
+
+    It travels as its world, and is the same there.
+    """
+
+    def __init__(self, world: Simulated) -> None:
+        self.world = world.with_series()
+        self._program, self._context = program_of(world.cluster), world.context
+        self._priors = tuple_priors(self._program)
+        self._specs: dict[SampledRun, RunSpec] = {}
+
+    def __reduce__(self) -> tuple[type[Scorer], tuple[Simulated]]:
+        return Scorer, (self.world,)
+
+    def keep(self, runs: Iterable[SampledRun]) -> None:
+        """Draw these, and forget the others."""
+        self._specs = {run: self._specs.get(run) or run.spec(self.world) for run in dict.fromkeys(runs)}
+
+    def score(self, rule: Maker, run: SampledRun) -> RunScore:
+        """A router on a run; one that is kept, if threads do that beside each other."""
+        if run not in self._specs:
+            self.keep([*self._specs, run][-KEPT_RUNS:])
+        spec, router = self._specs[run], rule.make(self._context)
+        planned = plan_of(router, self._context.config)
+        assert planned is not None, "every kind that is tuned has a compiled form"
+        row = RunRow(self._program, spec)
+        if planned.hold is not None:
+            row.set_hold_rule(planned.hold)
+        row.set_limit(OwnLimit(limit_ns_of(router)))
+        run_to_end(row, [planned], [stream(spec.seed, "router:tuned")])
+        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
+        return score_run(row, self._priors, round(warmup_s * 1e9))
+
+
+def unserved(scores: Sequence[RunScore]) -> float:
+    """The share of the images that failed. What is under way when a run is cut off counts with the time it waited."""
+    return sum(score.failed for score in scores) / max(1, sum(score.images for score in scores))
+
+
+def mean_accuracy(scores: Sequence[RunScore]) -> float:
+    """Over the images of all runs that were finished."""
+    images = sum(score.images - score.unfinished for score in scores)
+    return sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)
