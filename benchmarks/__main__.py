@@ -11,7 +11,9 @@ from typing import Annotated, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from benchmarks.grid import ROOT, kept_rows, make_rows
-from benchmarks.study import advised_slurm, live, pages, paper_table, scale, suite
+from benchmarks.marked import fill
+from benchmarks.study import advised_slurm, live, pages, paper_seeds, paper_table, rltune, scale, suite
+from hw.host.limits import core_count
 from kit.errors import InputError
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 
@@ -115,6 +117,50 @@ def _serving(
 
     with terminated_as_interrupted():  # servers end, too
         print(measure(only, Stand(scenario, folder, router, seconds), rivals, json))
+
+
+@app.command(name="paper")
+def _paper(*, seeds: int = 5, scenarios: Path = SCENARIOS, runs: Path = Path("runs"), docs: Path = DOCS) -> None:
+    """The paper's PPO by seeds of training, beside who stays put: docs/data/paper-seeds.csv, tables of its map.
+
+    Args:
+        seeds: trainings of each weights.
+        scenarios: the folder of the scenario files.
+        runs: where the trainings' run folders are; a finished one is not trained again.
+        docs: whose data and page are written.
+    """
+    frame = paper_seeds.make_frame(scenarios, runs, range(seeds))
+    pages.write_frames(docs / "data", {"paper-seeds": frame})
+    fill(docs / "paper-map.md", "paper", paper_seeds.text(frame))
+    print(paper_seeds.text(frame))
+
+
+@app.command(name="rltune")
+def _rltune(
+    scenario: Path,
+    *,
+    seeds: int = 5,
+    epochs: int = 20,
+    episodes: int = 32,
+    runs: Path = Path("runs/rltune"),
+    docs: Path = DOCS,
+    jobs: int | None = None,
+) -> None:
+    """RLTune by seeds of training, beside the order that it is given: docs/data/rltune.csv, docs/jobs-learning.md.
+
+    Args:
+        scenario: of training jobs.
+        seeds: trainings.
+        epochs: updates of a training.
+        episodes: windows before each.
+        runs: where the trained files are; a finished one is not trained again.
+        docs: whose data and page are written.
+        jobs: processes beside each other; one a core by default.
+    """
+    frame = rltune.make_frame(scenario, runs, seeds, epochs, episodes, jobs or core_count())
+    pages.write_frames(docs / "data", {"rltune": frame})
+    fill(docs / "jobs-learning.md", "rltune", rltune.text(frame))
+    print(rltune.text(frame))
 
 
 @app.command(name="paper-table")

@@ -12,12 +12,14 @@ import pytest
 from benchmarks.gpu import visit
 from benchmarks.gpu.checks import CHECKS
 from benchmarks.gpu.evidence import Finding, write
+from benchmarks.marked import filled
 from scenarios.runs.folder import STAGES
 from tests import worlds
 
 NULL = {"gpu": "Null GPU (nothing is computed)", "commit": "0123456789abcdef"}
 H200 = {"gpu": "NVIDIA H200", "commit": "0123456789abcdef"}
-PAGE = f"above\n{visit.BEGIN}\nstale\n{visit.END}\nbelow\n"
+BEGIN, END = "<!-- visit: begin -->", "<!-- visit: end -->"
+PAGE = f"above\n{BEGIN}\nstale\n{END}\nbelow\n"
 FAKE = [sys.executable, "-m", "tests.fake_gpu_checks"]
 
 
@@ -122,12 +124,12 @@ def test_keep_names_the_remedy_if_there_is_no_evidence(tmp_path: Path, capsys: p
 
 
 def test_only_what_is_between_the_markers_is_replaced() -> None:
-    assert visit.filled(PAGE, "| new |") == f"above\n{visit.BEGIN}\n\n| new |\n\n{visit.END}\nbelow\n"
-    assert visit.filled(visit.filled(PAGE, "| new |"), "| new |") == visit.filled(PAGE, "| new |")
+    assert filled(PAGE, "visit", "| new |") == f"above\n{BEGIN}\n\n| new |\n\n{END}\nbelow\n"
+    assert filled(filled(PAGE, "visit", "| new |"), "visit", "| new |") == filled(PAGE, "visit", "| new |")
 
 
 def test_a_page_without_markers_is_refused() -> None:
     """It would lose its text from the first missing marker on."""
-    for page in ("above", f"above\n{visit.BEGIN}\nbelow", f"{visit.END}\n{visit.BEGIN}"):
+    for page in ("above", f"above\n{BEGIN}\nbelow", f"{END}\n{BEGIN}"):
         with pytest.raises(ValueError, match="visit: begin"):
-            visit.filled(page, "| new |")
+            filled(page, "visit", "| new |")

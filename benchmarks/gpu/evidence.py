@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +11,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from benchmarks.marked import commit_here
 from kit.documents import write_json, write_text
 from kit.files import atomic_path
 from scenarios.show.table import Table, columns, to_markdown
@@ -42,12 +41,9 @@ class Finding:
 
 def stamps(place: str, commit: str = "") -> dict[str, str]:
     """Of what and where everything was seen; git is asked for a commit that is not given, and need not be there."""
-    with contextlib.suppress(OSError):
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = commit or head.stdout.strip()
     stamp = {
         "place": place,
-        "commit": commit or "unknown",
+        "commit": commit or commit_here() or "unknown",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),

@@ -25,8 +25,9 @@ from typing import Any, Final
 
 from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
 from benchmarks.gpu.running import in_a_process
+from benchmarks.marked import fill
 from calibrate.errors import PATH_ERROR, REPEATABILITY
-from kit.documents import write_json, write_text
+from kit.documents import write_json
 from policies.vocabulary import Provenance
 from scenarios.files.reading import read_profile
 from scenarios.metrics.fidelity import ValidationDocument, other_loads, validate_results
@@ -37,7 +38,6 @@ from scenarios.terminal.exits import terminated_as_interrupted
 SCHEMA: Final = "slimsched.gpu-visit/1"
 SECONDS: Final = {1: 540.0, 2: 300.0}
 PAGE: Final = ROOT / "docs" / "gpu-measurements.md"
-BEGIN, END = "<!-- visit: begin -->", "<!-- visit: end -->"
 SCENARIO: Final = "scenarios/gpu.yaml"
 BESIDE: Final = "compile"  # runs alongside the next steps
 _MARGIN_S: Final = 3.0
@@ -233,7 +233,7 @@ def keep(out: Path) -> int:
     kind = "rehearsal" if is_rehearsal else stamp.get("gpu", "gpu").split()[-1].lower()
     path = ROOT / "docs" / "data" / "gpu" / f"{kind}-{stamp.get('commit', 'unknown')[:8]}.json"
     write_json(path, document)
-    write_text(PAGE, filled(PAGE.read_text(), table_of(document)))
+    fill(PAGE, "visit", table_of(document))
     print(f"{path}; {PAGE}")
     return 0
 
@@ -259,12 +259,3 @@ def table_of(document: Mapping[str, Any]) -> str:
 def _briefly(numbers: Mapping[str, Any]) -> str:
     words = (f"{value:.4g}" if isinstance(value, float) else value for value in numbers.values())
     return "; ".join(f"{name} {word}" for name, word in zip(numbers, words, strict=True))
-
-
-def filled(page: str, table: str) -> str:
-    """The page with this between its markers; raises `ValueError` if it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE} needs a line {BEGIN} and one {END} behind it, for the table")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"

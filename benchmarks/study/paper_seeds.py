@@ -1,0 +1,139 @@
+"""The paper's PPO by several seeds of training: is it as quick as a router that stays put?
+
+    python -m benchmarks paper    # trains what runs/ lacks; docs/data/paper-seeds.csv and tables of docs/paper-map.md
+
+Random routing is overloaded in the paper's experiment, so every router that is not has Tables IV and V. Who stays put
+learns nothing: to be no slower, and no less accurate, is the check that can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+import slimsched
+from benchmarks.marked import commit_here
+from benchmarks.study.pages import number, rows_of, table_head, table_row, yes
+from benchmarks.study.paper import HEAVY, RELAXED, PaperRow
+from scenarios.files.made_routers import PPO
+from scenarios.runs.simulate import simulate_metrics
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+
+RUNS: Final = (300, 301)  # seeds that no training has, and no tuning
+RANDOM, NARROWEST, WIDEST = "random", "`sticky` at 0.25", "`sticky`, full width"
+REFERENCES: Final = {RANDOM: "random", NARROWEST: "fixed:0.25,0.25,0.25,0.25", WIDEST: "sticky"}
+CLOSE_PCT: Final = 5.0  # that the mean latency may be above that of who stays put
+POINTS: Final = 0.05  # of accuracy that count as equal
+FIGURES: Final = ("latency_ms", "latency_std_ms", "energy_j", "energy_std_j", "accuracy_pct")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the reward.
+
+    Attributes:
+        staying: the router that stays put at the accuracy that they ask for.
+        asked: what the paper has with them; None: it tells no figures.
+    """
+
+    scenario: str
+    staying: str
+    asked: PaperRow | None = None
+
+
+WEIGHTS: Final = {
+    "heavy": Weights("paper", NARROWEST, HEAVY),
+    "relaxed": Weights("paper-relaxed", WIDEST, RELAXED),
+    "latency": Weights("paper-latency", NARROWEST),
+}
+
+
+def make_frame(scenarios: Path, runs: Path, seeds: Sequence[int]) -> pd.DataFrame:
+    """Train what `runs` lacks, and return a row a reference and training: `FIGURES` on `RUNS`, changes against both."""
+    world = load_world(scenarios / f"{WEIGHTS['heavy'].scenario}.yaml")  # the others differ in the reward alone
+    rows = [{"router": label, **measure(world, router, router)} for label, router in REFERENCES.items()]
+    for kind, weights in WEIGHTS.items():
+        for seed in seeds:
+            path, out = scenarios / f"{weights.scenario}.yaml", runs / f"{weights.scenario}-{seed}"
+            file = slimsched.train(path, out=out, changes={"seed": seed}).routers[0].path
+            rows.append({"router": kind, "seed": seed, **measure(world, str(file), PPO)})
+    return with_changes(pd.DataFrame(rows))
+
+
+def measure(world: World, router: str, name: str) -> dict[str, float]:
+    """Simulate one router; returns means over `RUNS` of `FIGURES` (deviations are over a run's images)."""
+    found = []
+    for seed in RUNS:
+        result: Any = simulate_metrics(world, world.router(router), name, seed, engine="compiled")
+        latency, energy = result["latency_s"], result["energy_j"]
+        times_ms = [np.nan if each is None else 1000 * each for each in (latency["mean"], latency["std"])]
+        found.append([*times_ms, energy["mean"], energy["std"], 100 * result["expected_accuracy"]])
+    return dict(zip(FIGURES, np.mean(np.array(found, float), axis=0).tolist(), strict=True))
+
+
+def with_changes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with their changes against random routing, and against staying put as their weights ask for."""
+    by_router = frame[frame["seed"].isna()].set_index("router")
+    frame = frame.assign(
+        latency_against_random_pct=100 * (frame["latency_ms"] / by_router.loc[RANDOM, "latency_ms"] - 1),
+        energy_against_random_pct=100 * (frame["energy_j"] / by_router.loc[RANDOM, "energy_j"] - 1),
+    )
+    staying = frame["router"].map({kind: weights.staying for kind, weights in WEIGHTS.items()})
+    staying_ms, staying_pct = (staying.map(by_router[name]) for name in ("latency_ms", "accuracy_pct"))
+    return frame.assign(
+        latency_against_staying_pct=100 * (frame["latency_ms"] / staying_ms - 1),
+        points_against_staying=frame["accuracy_pct"] - staying_pct,
+    )
+
+
+def checks(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return what is asked of each weights' trainings, how many have it, and which miss it; a router without figures
+    misses."""
+    return [
+        {"asked": asked, "reached": int(is_met.sum()), "of": len(is_met), "missed": list(is_met.index[~is_met])}
+        for asked, is_met in _asked(frame)
+    ]
+
+
+def _asked(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series[bool]]]:
+    for kind, weights in WEIGHTS.items():
+        of = frame[frame["router"] == kind].set_index("seed")
+        if (row := weights.asked) is not None:
+            assert None not in (row.latency_change_pct, row.energy_change_pct), "the paper tells it"
+            words = f"latency {row.latency_change_pct:+g} %, energy {row.energy_change_pct:+g} % against random"
+            yield (
+                f"{kind}: Table {row.table} ({words}, {row.accuracy_pct:g} % accurate)",
+                (of["latency_against_random_pct"] <= row.latency_change_pct)
+                & (of["energy_against_random_pct"] <= row.energy_change_pct)
+                & (of["accuracy_pct"] >= row.accuracy_pct - POINTS),
+            )
+        yield (
+            f"{kind}: latency at most {CLOSE_PCT:+g} % against {weights.staying}, no less accurate",
+            (of["latency_against_staying_pct"] <= CLOSE_PCT) & (of["points_against_staying"] >= -POINTS),
+        )
+
+
+def text(frame: pd.DataFrame) -> str:
+    """Return the frame and its checks as Markdown, with the command and the commit."""
+    heads = ["router", "seed", "latency (std), ms", "energy (std), J", "accuracy %", "latency against random"]
+    lines = [table_head([*heads, "against staying put"])]
+    for row in rows_of(frame):
+        seed = "" if row["seed"] is None else f"{row['seed']:.0f}"
+        stems = (("latency", "ms"), ("energy", "j"))
+        spread = [f"{number(row[f'{stem}_{unit}'])} ({number(row[f'{stem}_std_{unit}'])})" for stem, unit in stems]
+        changes = [(row["latency_against_random_pct"], 2), (row["latency_against_staying_pct"], 1)]
+        told = ["" if change is None else f"{number(change, digits, signed=True)} %" for change, digits in changes]
+        lines.append(table_row([row["router"], seed, *spread, number(row["accuracy_pct"], 2), *told]))
+    lines += ["", table_head(["asked", "trainings that have it", "all", "seeds that miss it"])]
+    for each in checks(frame):
+        missed = ", ".join(f"{seed:.0f}" for seed in each["missed"])
+        reached = f"{each['reached']} of {each['of']}"
+        lines.append(table_row([each["asked"], reached, yes(each["reached"] == each["of"]), missed]))
+    where = f"`python -m benchmarks paper` at commit {commit_here()[:8]}; means of the runs {RUNS[0]} and {RUNS[1]}:"
+    return "\n".join([where, "", *lines])
