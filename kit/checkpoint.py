@@ -93,8 +93,3 @@ def _checksum(tensors: Tensors, metadata: Mapping[str, str]) -> str:
         digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())
         digest.update(np.ascontiguousarray(tensor).tobytes())
     return digest.hexdigest()[:16]
-
-
-def kind_in(metadata: Mapping[str, str]) -> str:
-    """What a router's header says it is: `ppo-paper` where it says nothing."""
-    return metadata.get("kind", "ppo-paper")

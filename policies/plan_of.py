@@ -53,7 +53,7 @@ from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.rules import compass, controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.compass import PricedRungs
-from policies.rules.context import ComposedRouter
+from policies.rules.context import ComposedRouter, WorkingSet
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
 
@@ -95,7 +95,7 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     if kind is HoldingRouter:
         holder = cast(HoldingRouter, policy)
         planned = plan_of(holder.router, config)
-        return None if planned is None else _within(holder.masks, replace(planned, hold=holder.hold))
+        return None if planned is None else _within(holder.sets, replace(planned, hold=holder.hold))
     writer = _Writer(config)
     try:
         if kind is ComposedRouter:
@@ -113,11 +113,11 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     return None
 
 
-def _within(masks: Sequence[Sequence[tuple[bool, ...]]], planned: CompiledRouter) -> CompiledRouter:
+def _within(sets: Sequence[WorkingSet], planned: CompiledRouter) -> CompiledRouter:
     """With what lies within each server's working set."""
-    if not masks:
+    if not sets:
         return planned
-    row = np.concatenate([planned.row, np.array([bits(mask) for each in masks for mask in each], np.int64)])
+    row = np.concatenate([planned.row, np.array([bits(mask) for each in sets for mask in each], np.int64)])
     Plan(row).masks_at = len(planned.row)
     return replace(planned, row=row)
 

@@ -294,13 +294,26 @@ def _answer(
         documents.append(document)
     heads = [head for name in profiles for head in (f"{name} ms at 1 / most", f"{name} images/s")]
     chance = [f"{best.member.label} over {next_best.member.label}" for best, next_best in _within_chance(found, beaten)]
+    held = _held_together(written.scenario, spec)
     notes = [
+        *(
+            f"{server} holds {', '.join(labels)}: all together take more than its memory"
+            for server, labels in held.items()
+        ),
         *(f"the lead of {lead} may be chance: more images tell" for lead in chance),
         f"top-1 of {images} test images, and where its 95 % interval begins and ends",
         "ms of a batch of one image, and of the largest; images/s at the best batch, with nothing else to do",
         f"network: {written.folder / MODEL}",
         f"next: slimsched run {written.scenario}",
     ]
-    document = {"schema": "slimsched.family/1", "scenario": str(written.scenario), "members": documents}
+    document = {"schema": "slimsched.family/1", "scenario": str(written.scenario), "members": documents, "holds": held}
     names = ["network", "top-1 %", "from", "to", "MB", *heads, "use"]
     return CommandResult(document, to_text([Table(columns(*names), rows, notes=notes)]))
+
+
+def _held_together(scenario: Path, spec: ModelSpec) -> dict[str, list[str]]:
+    """By server the members that routers have it hold, where its memory does not hold all."""
+    world = begin(scenario, None, None).world()
+    sets = {server.name: world.working_set(number) for number, server in enumerate(world.cluster.servers)}
+    names = dict(zip(spec.widths, spec.labels, strict=True))
+    return {server: [names[width] for width in held[0]] for server, held in sets.items() if held}

@@ -27,7 +27,7 @@ from policies.rules.compass import REMEMBERED
 class Weights(Record):
     """`Numbers`, as far as a decision asks for them one by one."""
 
-    level = rise = backlog = age = stay = REAL
+    level = rise = stay = REAL
 
 
 class CompassMemory(Record):
@@ -56,21 +56,20 @@ class Coming(Record):
 
 _MEMORY = CompassMemory.size
 
-log_price: Callable[[Weights, float, int, float, float], float] = kernel_of(compass.log_price)
+log_price: Callable[[Weights, float, float], float] = kernel_of(compass.log_price)
 units_until_end: Callable[[Weights, float, float, float, float, bool], float] = kernel_of(compass.units_until_end)
 
 
 @kernel
 def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory) -> int:
     """`Compass._rung`."""
-    age, more = (sheet.now_ns - sheet.entered_ns) / its.unit_ns, reals(plan)[its.more_at + sheet.segment]
-    weight = 0.0
+    more, weight = reals(plan)[its.more_at + sheet.segment], 0.0
     if its.control_at:
         control = Control(plan, its.control_at, sheet.service_class)
         more -= shift_of(control, sheet)
         weight = weight_of(control, sheet)
     load = (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
-    price = exp(log_price(its.weights, load, sheet.candidates, age, more))
+    price = exp(log_price(its.weights, load, more))
     rung, priced = 0, Priced(plan, its.priced_at, sheet.service_class)
     for n in range(priced.count - 1):
         rung += price > reals(plan)[priced.thresholds_at + n] - weight * reals(plan)[priced.savings_at + n]

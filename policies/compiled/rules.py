@@ -437,7 +437,7 @@ def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -
 
 @kernel
 def limit_widths(plan: Plan, sheet: Sheet) -> None:
-    """What lies within each server's working set (`HoldingRouter.masks`)."""
+    """What lies within each server's working set (`HoldingRouter.sets`)."""
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
         seen_at(sheet, index).holds &= ints(plan)[plan.masks_at + index * plan.segments + sheet.segment]

@@ -24,11 +24,6 @@ class PPOKnobs:
         eps_min: the same from `eps_decay` decisions on.
         eps_decay: T_dec, decisions over which it falls linearly.
         checkpoint_every: updates between checkpoints.
-        candidate_hidden: of the network that scores candidates (`ppo`).
-        candidate_learning_rate: Adam's at the start; falls to 0 (`ppo`).
-        discount: in Compass' units of time: what comes so much later counts 1/e as much (`ppo`).
-        trace: lambda of GAE (`ppo`).
-        from_scratch: begin without Compass' costs (`ppo`).
     """
 
     decisions: int = 200_000
@@ -45,11 +40,6 @@ class PPOKnobs:
     eps_min: float = 0.02
     eps_decay: int = 100_000
     checkpoint_every: int = 10
-    candidate_hidden: int = 16
-    candidate_learning_rate: float = 0.01
-    discount: float = 50.0
-    trace: float = 0.97
-    from_scratch: bool = False
 
     def __post_init__(self) -> None:
         counts = ("decisions", "batch", "minibatch", "epochs", "eps_decay", "checkpoint_every")

@@ -4,8 +4,7 @@ Times count in units: what a full-width batch of `UNIT_BATCH` needs for its whol
 asks two questions.
 
 *Which width tuple?* The one that is worth its device time at the price of the moment: accuracy per device time. The
-price's logarithm is `level`, and more with the load, the backlog, the oldest candidate's age, and at early segments.
-The block runs at that tuple's width.
+price's logarithm is `level`, and more with the load and at early segments. The block runs at that tuple's width.
 
 *Which server?* That with the least expected time until the block ends: outstanding work, work still to come, transfer
 and the block's own batch, less a bonus for staying.
@@ -47,9 +46,7 @@ from policies.vocabulary import Choice, ClusterView, HoldRule, WorkKey
 
 UNIT_BATCH: Final = 8
 FEW: Final = 8.0  # requests: from here on the load matters by its logarithm
-MANY: Final = 32.0  # candidates
 MAX_LOG_PRICE: Final = 20.0  # either way
-MAX_AGE: Final = 4.0  # units
 LONG: Final = 9.4
 REMEMBERED: Final = 4.0  # units over which what is to come is forgotten
 
@@ -61,8 +58,6 @@ class Numbers(StrictModel):
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
         slope: what it has more at the first segment than at the last one: what is sent narrow early costs less.
-        backlog: what it has more while a full block of candidates waits, and in proportion.
-        age: what it has more for each unit that the oldest candidate has waited.
         stay: by how many units another server must be quicker than that where the activations are.
         hold_arrivals: new images wait until so many have come as arrive in so many units for each block that a server
             may have, so that devices have large batches;
@@ -73,9 +68,7 @@ class Numbers(StrictModel):
 
     level: float = -8.0
     rise: From0 = 2.2
-    slope: float = 1.0
-    backlog: float = 1.4
-    age: float = 0.9
+    slope: float = 0.5
     stay: float = 0.7
     hold_arrivals: From0 = 2.0
     hold_host: From0 = 1.7
@@ -96,17 +89,16 @@ class Numbers(StrictModel):
 
 
 SPREAD: Final = Numbers(  # how far a search looks
-    level=0.4, rise=0.4, slope=0.4, backlog=0.5, age=0.4, stay=0.3, hold_arrivals=0.6, hold_host=0.3, hold_units=0.1
+    level=0.4, rise=0.4, slope=0.4, stay=0.3, hold_arrivals=0.6, hold_host=0.3, hold_units=0.1
 ).to_vector()  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- what both engines compute
 
 
-def log_price(weights: Numbers, load: float, candidates: int, age: float, more: float) -> float:
+def log_price(weights: Numbers, load: float, more: float) -> float:
     """The price's logarithm; `more` is the segment's, and the dial's."""
     value = weights.level + weights.rise * log1p(load / FEW) + more
-    value += weights.backlog * min(1.0, candidates / MANY) + weights.age * min(MAX_AGE, age)
     return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
 
 
@@ -192,12 +184,11 @@ class Compass(Steered):
         """The width tuple that the price asks for."""
         inside = view.fifo_length + sum(server.outstanding_requests for server in view.servers)
         load = inside / max(1, sum(is_up(server) for server in view.servers))
-        age = (view.now_ns - view.head_entered_ns) / self.unit_ns
         more, weight = self.more[view.head.segment - 1], 0.0
         control = None if self.control is None else self.control.of(view)
         if control is not None:
             more, weight = more - control.step(view), control.weight(view)
-        price = exp(log_price(self.weights, load, view.candidates, age, more))
+        price = exp(log_price(self.weights, load, more))
         steps = zip(priced.thresholds, priced.savings, strict=True)
         rung = sum(price > threshold - weight * saving for threshold, saving in steps)
         if control is not None:

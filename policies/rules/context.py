@@ -15,6 +15,8 @@ from policies.vocabulary import Choice, ClusterView, ServerView
 Placement = Callable[[ClusterView, np.random.Generator], int]
 WidthRule = Callable[[ClusterView, int, np.random.Generator], float]
 GroupRule = Callable[[ClusterView, np.random.Generator], int]
+WorkingSet = tuple[tuple[bool, ...], ...]
+"""(segments, widths) which widths a server may serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class RouterContext:
         power_limits_w: (N,) each server's device power limit.
         deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
         block_ns: what a block costs the router's host, decided and returned, beyond its images.
-        working_sets: (N,) the widest instances, one a segment, that each server is to hold together
+        working_sets: (N, S, W) which widths each server may serve, so that it holds all that it needs together
             (`policies.rules.working_sets`); empty where no server is limited.
         routers: that the servers are divided among, this one of them.
     """
@@ -39,7 +41,7 @@ class RouterContext:
     power_limits_w: tuple[float, ...]
     deadline_s: float | None = None
     block_ns: int = 0
-    working_sets: tuple[tuple[float, ...], ...] = ()
+    working_sets: tuple[WorkingSet, ...] = ()
     routers: int = 1
 
 

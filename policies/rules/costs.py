@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.interfaces import CostModel, RouterConfig
-from policies.rules.context import RouterContext
+from policies.rules.context import RouterContext, WorkingSet
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 
 MIN_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
@@ -112,13 +112,14 @@ def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> l
     """
     sets, known = set(context.working_sets), held_top1(context, allowed)
     if sets:
-        known = {widths: top1 for widths, top1 in known.items() if any(within(widths, each) for each in sets)}
+        every = context.config.widths
+        known = {widths: top1 for widths, top1 in known.items() if any(within(widths, each, every) for each in sets)}
     return _front(known, tuple_costs_s(context, known))
 
 
-def within(widths: Sequence[float], limit: Sequence[float]) -> bool:
-    """Whether no segment is wider than the limit's."""
-    return all(width <= most for width, most in zip(widths, limit, strict=True))
+def within(widths: Sequence[float], held: WorkingSet, every: Sequence[float]) -> bool:
+    """Whether a working set serves a width tuple; `every`: the width set."""
+    return all(mask[every.index(width)] for width, mask in zip(widths, held, strict=True))
 
 
 def _front(top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]) -> list[tuple[float, ...]]:

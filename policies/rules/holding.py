@@ -14,7 +14,7 @@ from kit.errors import InputError
 from kit.strict import StrictModel
 from policies.goal_control import GoalControl, Steered
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.rules.context import RouterContext
+from policies.rules.context import RouterContext, WorkingSet
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
 
 LONGEST_S = 3600.0
@@ -59,12 +59,12 @@ class HoldingRouter(Steered):
     """A router, what its core holds, and the widths that it may choose from.
 
     Attributes:
-        masks: (servers, segments, widths) what lies within each server's working set; empty where none is limited.
+        sets: (servers, segments, widths) each server's working set; empty where none is limited.
     """
 
     router: RoutingPolicy
     hold: HoldRule | None = None
-    masks: tuple[tuple[tuple[bool, ...], ...], ...] = ()
+    sets: tuple[WorkingSet, ...] = ()
 
     @property
     def control(self) -> GoalControl | None:
@@ -73,16 +73,15 @@ class HoldingRouter(Steered):
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """What the router decides."""
-        return self.router.choose(self._limited(view) if self.masks else view, rng)
+        return self.router.choose(self._limited(view) if self.sets else view, rng)
 
     def _limited(self, view: ClusterView) -> ClusterView:
-        servers = zip(view.servers, (each[view.head.segment - 1] for each in self.masks), strict=True)
+        servers = zip(view.servers, (each[view.head.segment - 1] for each in self.sets), strict=True)
         narrowed = (replace(seen, widths=tuple(map(and_, seen.widths, mask))) for seen, mask in servers)
         return replace(view, servers=tuple(narrowed))
 
 
 def holding(router: RoutingPolicy, hold: HoldRule | None, context: RouterContext) -> RoutingPolicy:
     """Wrap a router with what is to be held and a cluster's working sets; return itself where there is neither."""
-    every = context.config.widths
-    masks = tuple(tuple(tuple(width <= most for width in every) for most in limit) for limit in context.working_sets)
-    return HoldingRouter(router, hold, masks) if hold is not None or masks else router
+    sets = context.working_sets
+    return HoldingRouter(router, hold, sets) if hold is not None or sets else router

@@ -1,26 +1,31 @@
-"""Which instances each server's memory holds together: its working set, one instance a segment.
+"""Which instances each server's memory holds together: its working set.
 
-A wide instance serves every narrower width, so a router whose widths lie within the working set of each server needs
-no load after the first ones. Where all full-width instances fit, that is no limit.
+An instance serves every narrower width of its nest, so a working set has one of each segment for a slimmable network,
+and some members of a family. A router that stays within each server's working set needs no load after the first ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from math import inf
 
 from policies.greedy import GreedyKnobs
-from policies.rules.context import RouterContext
-from policies.rules.costs import corners, full_widths, path_ns, within
+from policies.nests import nests_of
+from policies.rules.context import RouterContext, WorkingSet
+from policies.rules.costs import corners, path_ns, within
 
 Widths = tuple[float, ...]
+Limits = tuple[Widths | None, ...]
+"""For each nest the widest instances that are held, one a segment; None for none."""
 
 
-def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: float) -> tuple[Widths, ...]:
+def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: float) -> tuple[WorkingSet, ...]:
     """Choose each server's working set: that in which an accuracy of `floor` costs the least device time.
 
     Between two width tuples any mean accuracy costs what a mix of them does. Where no set reaches the floor, or it is
-    0, the most accurate set is taken. A server that holds no set at all is not limited, nor is one of several models.
+    0, the most accurate set is taken, and of those the one with the quickest tuple. A server that holds no set at all
+    is not limited, nor is one of several models.
 
     Args:
         context: its accuracy table and expected costs.
@@ -28,53 +33,81 @@ def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: 
         floor: of mean accuracy; 0 for none.
 
     Returns:
-        (N,) width tuples; empty where no server is limited.
+        (N, S, W) what each server holds; empty where none is limited.
     """
-    full = full_widths(context.config)
-    alike = context.costs.alike
-    known: dict[object, Widths] = {}
+    config, alike = context.config, context.costs.alike
+    everything: WorkingSet = ((True,) * len(config.widths),) * config.segments
+    known: dict[object, WorkingSet] = {}
     chosen = []
     for server, knobs in enumerate(servers):
-        if context.config.models or fits(knobs, full):
-            chosen.append(full)
-            continue
         device = server if alike is None else alike.devices[server]
-        kind = (device, knobs.vram_cap_bytes, knobs.context_bytes, *knobs.instance_bytes.values())
+        kind = (device, knobs.vram_cap_bytes, knobs.context_bytes, knobs.nests, *knobs.instance_bytes.values())
         if kind not in known:
-            known[kind] = _best_set(context, server, knobs, floor) or full
+            found = None if config.models else _best_set(context, server, knobs, floor)
+            known[kind] = everything if found is None else _masks(config.widths, knobs.nests, found)
         chosen.append(known[kind])
-    return () if all(each == full for each in chosen) else tuple(chosen)
+    return () if all(each == everything for each in chosen) else tuple(chosen)
 
 
-def fits(knobs: GreedyKnobs, widths: Widths) -> bool:
-    """Whether a server's memory holds these instances together, one a segment."""
-    needed = (knobs.instance_bytes.get(spec, inf) for spec in enumerate(widths, start=1))
-    return knobs.context_bytes + sum(needed) <= knobs.vram_cap_bytes
+def _masks(widths: Widths, nests: tuple[int, ...], limits: Limits) -> WorkingSet:
+    def is_held(segment: int, width: float) -> bool:
+        of = zip(nests_of(widths, nests), limits, strict=True)
+        return any(width in nest and limit is not None and width <= limit[segment] for nest, limit in of)
+
+    segments = len(next(limit for limit in limits if limit is not None))
+    return tuple(tuple(is_held(segment, width) for width in widths) for segment in range(segments))
 
 
-def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: float) -> Widths | None:
+def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: float) -> Limits | None:
     """None where no width tuple of the accuracy table fits."""
-    top1 = {widths: top1 for widths, top1 in context.prior.top1.items() if fits(knobs, widths)}
+    top1, nests = context.prior.top1, nests_of(context.config.widths, knobs.nests)
     cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in top1}
-    largest = [widths for widths in top1 if not any(widths != other and within(widths, other) for other in top1)]
 
-    def dearness(limit: Widths) -> tuple[float, float]:
-        inside = {widths: cost_ns[widths] for widths in top1 if within(widths, limit)}
-        return _cost_at(floor, corners(top1, inside), top1, cost_ns), -top1[limit]
+    def dearness(limits: Limits) -> tuple[float, float, float]:
+        held = _masks(context.config.widths, knobs.nests, limits)
+        inside = {widths: cost_ns[widths] for widths in top1 if within(widths, held, context.config.widths)}
+        if not (front := corners(top1, inside)):
+            return inf, inf, inf
+        return _cost_at(floor, front, top1, cost_ns), -top1[front[0]], cost_ns[front[-1]]
 
-    return min(largest, key=dearness, default=None)
+    return min(_largest_sets(nests, context.config.segments, knobs), key=dearness, default=None)
+
+
+def _largest_sets(nests: Sequence[Widths], segments: int, knobs: GreedyKnobs) -> Iterator[Limits]:
+    """Those that fit and hold something, to which nothing could be added."""
+    for limits in product(*((None, *product(nest, repeat=segments)) for nest in nests)):
+        if any(limits) and _fits(limits, knobs) and not any(_fits(more, knobs) for more in _wider(limits, nests)):
+            yield limits
+
+
+def _fits(limits: Limits, knobs: GreedyKnobs) -> bool:
+    specs = [spec for limit in limits if limit is not None for spec in enumerate(limit, start=1)]
+    needed = sum(knobs.instance_bytes.get(spec, inf) for spec in specs)
+    return knobs.context_bytes + needed <= knobs.vram_cap_bytes
+
+
+def _wider(limits: Limits, nests: Sequence[Widths]) -> Iterator[Limits]:
+    """By one step, in one place."""
+    segments = len(next(limit for limit in limits if limit is not None))
+    for place, (limit, nest) in enumerate(zip(limits, nests, strict=True)):
+        steps: list[Widths] = [(nest[0],) * segments] if limit is None else []
+        for segment, width in enumerate(limit or ()):
+            if width < nest[-1]:
+                step = nest[nest.index(width) + 1]
+                steps.append((*(limit or ())[:segment], step, *(limit or ())[segment + 1 :]))
+        yield from ((*limits[:place], step, *limits[place + 1 :]) for step in steps)
 
 
 def _cost_at(
     floor: float, front: Sequence[Widths], top1: Mapping[Widths, float], cost_ns: Mapping[Widths, float]
 ) -> float:
     """What a mean accuracy of `floor` costs, by a mix of two corners of a front, the most accurate first."""
-    best = front[0]
-    if top1[best] < floor or floor <= top1[front[-1]]:
+    if floor <= 0.0 or top1[front[0]] < floor:
         return inf
+    best = front[0]
     for worse in front[1:]:
         if top1[worse] < floor:
             share = (floor - top1[worse]) / (top1[best] - top1[worse])
             return share * cost_ns[best] + (1 - share) * cost_ns[worse]
         best = worse
-    return inf
+    return cost_ns[best]

@@ -7,26 +7,24 @@ from typing import Final
 
 from policies.registry import TUNED
 
-PPO: Final = "ppo"  # in a file of numbers: what it learned
-PPO_PAPER: Final = "ppo-paper"  # the same of the paper's
-BY_GRADIENTS: Final = (PPO, PPO_PAPER)  # in a scenario: the routers that its run trains
+PPO: Final = "ppo"  # the paper's router, which a scenario's run trains; in a file of numbers: what it learned
 TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run tunes
-MADE_KINDS: Final = (*BY_GRADIENTS, *TUNED)  # of all that a run can make
+MADE_KINDS: Final = (PPO, *TUNED)  # of all that a run can make
 ROUTER_SUFFIX: Final = ".safetensors"
 RULE_SUFFIX: Final = ".rule.yaml"
 KEEPING: Final = "-keeping"  # behind the name of a kind with `control`, as a plan tries it
 
 
 def made_kind(name: str) -> str | None:
-    """Of a router that a scenario's own run makes: one of `BY_GRADIENTS`, or the kind of a tuned rule; else None."""
-    if name in BY_GRADIENTS:
+    """Of a router that a scenario's own run makes: `ppo`, or the kind of a tuned rule; else None."""
+    if name == PPO:
         return name
     return name.removeprefix(TUNED_HERE) if name.startswith(TUNED_HERE) else None
 
 
 def made_name(kind: str) -> str:
     """What a scenario calls the router of that kind which its run makes."""
-    return kind if kind in BY_GRADIENTS else f"{TUNED_HERE}{kind}"
+    return kind if kind == PPO else f"{TUNED_HERE}{kind}"
 
 
 def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
@@ -36,9 +34,7 @@ def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
 
 def made_file(kind: str) -> str:
     """What a run folder calls the router of that kind which it made."""
-    if kind == PPO:
-        return f"router{ROUTER_SUFFIX}"
-    return f"{kind}{ROUTER_SUFFIX if kind in BY_GRADIENTS else RULE_SUFFIX}"
+    return f"{kind}{ROUTER_SUFFIX if kind == PPO else RULE_SUFFIX}"
 
 
 def planned_file(name: str) -> str:
@@ -48,9 +44,9 @@ def planned_file(name: str) -> str:
 
 def score_file(kind: str) -> str:
     """What a run folder calls that router's score."""
-    return "score.json" if kind == PPO else f"score-{kind}.json"
+    return f"score-{kind}.json"
 
 
 def training_file(kind: str) -> str:
     """What a run folder calls how it was trained, step by step."""
-    return "training.json" if kind == PPO else f"training-{kind}.json"
+    return f"training-{kind}.json"

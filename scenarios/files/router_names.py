@@ -25,9 +25,7 @@ from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.made_routers import (
-    BY_GRADIENTS,
     MADE_KINDS,
-    PPO,
     ROUTER_SUFFIX,
     RULE_SUFFIX,
     made_file,
@@ -118,7 +116,7 @@ def check_router(name: str, source: str, key: str = "") -> None:
     try:
         parse_router_name(name, source, key)
     except InputError as error:
-        problem = f"{error.problem}, or one that the run makes: `ppo`, `ppo-paper`, `tuned:KIND` for a rule"
+        problem = f"{error.problem}, or one that the run makes: `ppo`, `tuned:KIND` for a rule"
         if name.endswith((".yaml", ".yml")):
             problem = (
                 f"{name}: no router's file has this ending; a rule's, as `slimsched train` writes, has {RULE_SUFFIX}"
@@ -190,7 +188,7 @@ class TrainedSpec:
 
 
 def read_router(path: Path, *, deterministic: bool | None = None, devices: Sequence[str] = ()) -> RouterSpec:
-    """What a router's file holds: a rule, `ppo` (`policies.ppo.candidate_router`), or the paper's (see `TrainedSpec`).
+    """What a router's file holds: a rule, or `ppo` (see `TrainedSpec`).
 
     Raises:
         InputError: it is missing, damaged, or of another version.
@@ -200,14 +198,6 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     from kit import checkpoint  # rules must not wait for what reads files of weights
 
     tensors, metadata = checkpoint.read(path)
-    kind = checkpoint.kind_in(metadata)
-    if kind not in BY_GRADIENTS:
-        allowed = " and ".join(map(repr, BY_GRADIENTS))
-        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed are {allowed}")
-    if kind == PPO:
-        from policies.ppo.candidate_router import CandidateSpec
-
-        return CandidateSpec.of(tensors, metadata, str(path))
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(checkpoint.POLICY)}
     return TrainedSpec(path, weights, metadata, deterministic, devices)
 

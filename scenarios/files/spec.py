@@ -851,50 +851,41 @@ class RewardSection(StrictModel):
 
 
 class TrainingSection(StrictModel):
-    """How routers that learn by gradients are trained, in simulation: `ppo`, and the paper's, `ppo-paper`."""
+    """How `ppo`, the paper's router, is trained in simulation."""
 
     decisions: Count = Field(3_000_000, description="how many decisions to train for, over all environments")
     environments: Annotated[int, Field(ge=1, le=100_000)] = Field(64, description="simulated clusters stepped together")
     horizon_s: Seconds = Field(20.0, description="length of one training run of a cluster")
     load_range: tuple[Positive, Positive] = Field(
         (0.5, 1.0),
-        description="`ppo-paper`: each training run draws its rate from this, in times of the workload's own",
+        description="each training run draws its rate from this, in times of the workload's own",
     )
     batch: Annotated[int, Field(ge=2)] = Field(16_384, description="an update waits for so many rewarded decisions")
     minibatch: Count = Field(2048, description="decisions a gradient step")
     epochs: Count = Field(3, description="K: passes over a batch")
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
         (64, 64),
-        description="sizes of the shared layers of `ppo-paper`, and of the value's of `ppo`",
+        description="sizes of the shared layers",
         min_length=1,
         max_length=100,
     )
-    candidate_hidden: Annotated[int, Field(ge=1, le=1000)] = Field(
-        16, description="`ppo`: hidden numbers of the network that scores servers and widths"
-    )
-    candidate_learning_rate: Positive = Field(0.01, description="`ppo`: Adam's at the start; it falls to 0")
-    discount: Positive = Field(
-        50.0, description="`ppo`: what comes so much later, in [units](routers.md#compass) of time, counts 1/e as much"
-    )
-    trace: Share = Field(0.97, description="`ppo`: lambda of generalized advantage estimation")
-    from_scratch: bool = Field(False, description="`ppo`: begin without Compass' costs, with features alone")
     learning_rate: Positive = Field(1e-3, description="Adam's")
     clip: Positive = Field(0.2, description="the probability ratio is clipped to 1 +- this")
     value_weight: NonNegative = Field(0.5, description="c_v")
     entropy_weight: NonNegative = Field(0.01, description="c_H")
     max_grad_norm: Positive = Field(0.5, description="gradients are scaled down to this norm")
-    eps_max: Share = Field(0.3, description="`ppo-paper`: share of uniform exploration in the server head at the start")
-    eps_min: Share = Field(0.02, description="`ppo-paper`: the same from `eps_decay` decisions on")
-    eps_decay: Count = Field(1_500_000, description="`ppo-paper`: T_dec: decisions over which it falls linearly")
+    eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
+    eps_min: Share = Field(0.02, description="the same from `eps_decay` decisions on")
+    eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
     holds_s: tuple[Positive, ...] = Field(
         (),
-        description="`ppo-paper`: waits to choose from, ascending, up to `router.max_batching_delay_s`: a fourth head "
+        description="waits to choose from, ascending, up to `router.max_batching_delay_s`: a fourth head "
         "of the policy goes on, or holds the candidates until the next larger group is full, for so long at most; "
         "empty: the paper's three heads",
         max_length=100,
     )
     checkpoint_every: Count = Field(10, description="updates between checkpoints")
-    deterministic: bool = Field(True, description="`ppo-paper` takes the likeliest choice; false: it samples")
+    deterministic: bool = Field(True, description="it takes the likeliest choice; false: it samples")
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingSection:
@@ -1033,7 +1024,7 @@ class CompareSection(StrictModel):
     routers: Routers = Field(
         ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "compass"),
         description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
-        "`NAME=FILE` (NAME in tables), `module:Class`, or one that this run makes: `ppo`, `ppo-paper`, "
+        "`NAME=FILE` (NAME in tables), `module:Class`, or one that this run makes: `ppo`, "
         "`tuned:KIND` for a rule",
     )
     seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
@@ -1116,7 +1107,7 @@ class Scenario(StrictModel):
     )
     classes: Classes = Field((), description="classes of requests with promises of their own; empty: all are of one")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
-    training: TrainingSection = Field(default_factory=TrainingSection, description="of `ppo` and `ppo-paper`")
+    training: TrainingSection = Field(default_factory=TrainingSection, description="of `ppo`")
     tuning: TuningSection = Field(default_factory=TuningSection, description="of rules, by search")
     compare: CompareSection = Field(default_factory=CompareSection, description="the simulated comparison")
     validate_: ValidateSection = Field(

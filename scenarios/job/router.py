@@ -1,6 +1,6 @@
 """The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
 
-`ppo` and the paper's learn by gradients (`scenarios.learn.train`); rules (`tuned:KIND`) by direct search over whole
+`ppo` learns by gradients (`scenarios.learn.train`); rules (`tuned:KIND`) by direct search over whole
 runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
 """
 
@@ -14,14 +14,12 @@ from kit.checkpoint import read
 from kit.documents import read_json, write_json
 from kit.memo import Memo
 from kit.parallel import Jobs
-from policies.interfaces import RoutingPolicy
-from policies.ppo.candidate_router import CandidateSpec
 from policies.ppo.router import CHECKPOINT, PPORouter
-from scenarios.files.made_routers import BY_GRADIENTS, PPO, made_name, score_file, training_file
+from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import ScenarioJob
 from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
-from scenarios.learn.train import require_one_class, require_trainable, score_router, train_candidates, train_world
+from scenarios.learn.train import require_one_class, require_trainable, score_router, train_world
 from scenarios.learn.tune import knobs_of, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.result import Score
@@ -54,8 +52,7 @@ def make_routers(
     """
     world = world.undivided
     return {
-        kind: make_ppo(job, world, kind, says_scores) if kind in BY_GRADIENTS else make_tuned(job, world, kind, jobs)
-        for kind in kinds
+        kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind, jobs) for kind in kinds
     }
 
 
@@ -86,39 +83,31 @@ def make_tuned(job: ScenarioJob, world: World, kind: str, jobs: Jobs = MAX_THREA
     return document
 
 
-def make_ppo(job: ScenarioJob, world: World, kind: str = PPO, says_score: bool = False) -> Score:
-    """Train `ppo`, or the paper's, in simulation, and score it on both engines."""
-    given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
+def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
+    """Train `ppo` in simulation, and score it on both engines."""
+    given, target, path = job.scenario, job.folder / score_file(PPO), job.made(PPO)
     length = (given.duration_s, given.warmup_s)  # of what slices are taken from, and of the run that scores
-    parts = [given.training.model_dump(mode="json")]
-    parts += [given.tuning.model_dump(mode="json", include={"floor", "matching_runs", "control"})] * (kind == PPO)
-    fingerprint = job.fingerprint(*job.world_parts(is_training=True), *parts, length, given.seed, kind)
+    training = given.training.model_dump(mode="json")
+    fingerprint = job.fingerprint(*job.world_parts(is_training=True), training, length, given.seed, PPO)
 
     def work() -> Sequence[Path]:
         require_trainable(world)
         require_one_class(given)
-        router, scalars = train_router(job, world, kind, fingerprint)
-        score = score_router(world, lambda: _fresh(router, world), kind, given.seed)
+        router, scalars = train_router(job, world, fingerprint)
+        score = score_router(world, lambda: router, PPO, given.seed)
         router.save(path, made_by={MADE_WITH: dict(world.made_with)})
-        write_json(job.folder / training_file(kind), scalars)
+        write_json(job.folder / training_file(PPO), scalars)
         write_json(target, score)
         if says_score:
             job.say(f"train: {format_score(score)}")
-        return [path, job.folder / training_file(kind), target]
+        return [path, job.folder / training_file(PPO), target]
 
-    job.stage("train" if kind == PPO else f"train-{kind}", fingerprint, work)
+    job.stage(f"train-{PPO}", fingerprint, work)
     document: Score = job.folder.read_json(target.name)
     return document
 
 
-def _fresh(router: PPORouter | CandidateSpec, world: World) -> RoutingPolicy:
-    """The paper's remembers nothing."""
-    return router if isinstance(router, PPORouter) else router.make(world.context)
-
-
-def train_router(
-    job: ScenarioJob, world: World, kind: str, fingerprint: str
-) -> tuple[PPORouter | CandidateSpec, list[dict[str, float]]]:
+def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPORouter, list[dict[str, float]]]:
     """Train for a world; returns the router and the scalars of every update."""
     folder = job.folder / "training" / fingerprint[:12]
     checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
@@ -136,6 +125,5 @@ def train_router(
             write_json(history, scalars)
             progress.set(done)
 
-        train = train_candidates if kind == PPO else train_world
-        router = train(world, folder, seed=job.scenario.seed, on_progress=tell)
+        router = train_world(world, folder, seed=job.scenario.seed, on_progress=tell)
     return router, scalars

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
-from scenarios.files.made_routers import BY_GRADIENTS, made_kinds
+from scenarios.files.made_routers import PPO, made_kinds
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
@@ -101,7 +101,7 @@ def require_what_is_known(job: ScenarioJob) -> None:
         InputError: something does not fit this machine, or together.
     """
     network = job.network
-    if set(made_kinds(job.routers_that_run)) & set(BY_GRADIENTS):
+    if PPO in made_kinds(job.routers_that_run):
         require_one_class(job.scenario)
     job.router_parts(job.routers_that_run)  # one of the user's own that is not there, or refused, shows now
     if job.scenario.model.is_runnable:

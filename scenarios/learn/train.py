@@ -12,24 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
 from kit.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy
-from policies.plan_of import plan_of
-from policies.ppo.candidate_router import CandidateSpec
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.records import RunRecord
-from policies.rules.compass import CompassRule, Numbers, unit_of
-from policies.rules.controlled import ControlSpec
 from scenarios.files.spec import Scenario
-from scenarios.learn.search import FloorMultiplier
-from scenarios.learn.tune import knobs_of, match_level
-from scenarios.learn.tuned_files import world_of_now
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.workloads import TraceSlice
@@ -38,7 +30,6 @@ from sim.cluster import RunSpec
 
 if TYPE_CHECKING:
     from policies.ppo.trainer import TrainingLoop
-    from sim.compiled.candidate_rollout import CandidateRollouts
 
 OnProgress = Callable[[int, Mapping[str, float]], None]
 """Called after every update with the decisions so far and the scalars."""
@@ -83,7 +74,7 @@ def require_trainable(world: World) -> None:
 def require_one_class(scenario: Scenario) -> None:
     """Raises `InputError` where requests have classes: what learns by gradients is told of none."""
     if scenario.classes:
-        problem = "ppo and ppo-paper are trained without classes of requests; take compass, or tuned:compass"
+        problem = "ppo is trained without classes of requests; take compass, or tuned:compass"
         raise InputError(scenario.name, "classes", problem)
 
 
@@ -141,72 +132,6 @@ def _run(trainer: TrainingLoop, folder: Path, resume: bool, on_progress: OnProgr
                 on_progress(done, scalars)
 
         trainer.run(log, folder, resume)
-
-
-def train_candidates(
-    world: World,
-    folder: Path,
-    *,
-    seed: int,
-    decisions: int | None = None,
-    resume: bool = True,
-    on_progress: OnProgress | None = None,
-) -> CandidateSpec:
-    """Train `ppo` for a world: from Compass at the floor, and set on the floor again at the end.
-
-    Args, raises: as for `train_world`.
-
-    Raises:
-        FloorError: no price keeps the floor.
-    """
-    from policies.ppo.candidate_learner import CandidateLearner
-    from policies.ppo.candidate_trainer import CandidateTrainer
-    from sim.compiled.candidate_rollout import CandidateRollouts
-    from sim.compiled.program import program_of
-    from sim.compiled.scoring import tuple_priors
-
-    tuning, knobs = knobs_of(world), ppo_knobs_of(world, decisions)
-    threads = min(core_count(), MAX_THREADS)
-    control = ControlSpec() if tuning.control else None
-
-    def rule_of(level: float) -> CompassRule:
-        return CompassRule(numbers=Numbers(level=level), control=control)
-
-    def begin(first_episode: int, spec: CandidateSpec) -> CandidateRollouts:
-        planned = plan_of(spec.make(world.context), world.context.config)
-        assert planned is not None, "Compass has a compiled form"
-        return CandidateRollouts(
-            world.cluster,
-            partial(episode, world, load_range=_AS_IT_IS),
-            planned,
-            seed,
-            clusters=world.scenario.training.environments,
-            threads=threads,
-            first_episode=first_episode,
-        )
-
-    first = match_level(world, tuning, rule_of, Numbers().level)
-    multiplier = FloorMultiplier((0.1, 0.01, 0.0), start=1.0)
-    config = world.cluster.router
-    worth = worth_of(tuple_priors(program_of(world.cluster)), config.segments, len(config.widths))
-    learner = CandidateLearner(knobs, seed, unit_of(world.context), worth, multiplier, tuning.floor)
-    trainer = CandidateTrainer(begin, rule_of(first).model_copy(update={"control": None}), learner, seed)
-    _run(trainer, folder, resume, on_progress)
-    network = trainer.spec().tensors
-    last = match_level(world, tuning, lambda level: CandidateSpec(rule_of(level), network), first)
-    origin = {"decisions": trainer.progress.decisions, "seed": seed, "floor": tuning.floor, **world_of_now(world)}
-    return CandidateSpec(rule_of(last).model_copy(update={"made_by": origin}), network)
-
-
-def worth_of(prior: npt.NDArray[np.float64], segments: int, widths: int) -> npt.NDArray[np.float64]:
-    """(S, W) what a width adds to the accuracy at a segment: means over all tuples, which nearly add up to the table's.
-
-    Of the shipped table of the paper they explain 99.5 % of the variance.
-    """
-    table = prior.reshape((widths,) * segments)
-    others = [tuple(s for s in range(segments) if s != segment) for segment in range(segments)]
-    worth: npt.NDArray[np.float64] = np.array([table.mean(axis=axes) for axes in others]) - table.mean()
-    return worth
 
 
 def spec_of(world: World) -> PolicySpec:

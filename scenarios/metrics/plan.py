@@ -76,6 +76,8 @@ class PlannedServer:
         mean_batch: images.
         widths: for each segment, the share of its passes here that each width has; empty where it has none here.
         names: of a family's members, by width; empty where a width is called by its number.
+        working_set: for each segment the widths of the instances that routers have it hold; empty where memory holds
+            all full-width ones.
     """
 
     server: str
@@ -86,6 +88,7 @@ class PlannedServer:
     mean_batch: float
     widths: tuple[Mapping[float, float], ...]
     names: Mapping[float, str] = field(default_factory=dict)
+    working_set: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,7 @@ def _servers(trial: Trial, router: Candidate) -> tuple[PlannedServer, ...]:
             mean_batch=figures["mean_batch"],
             widths=_widths([batch for batch in record.batches if batch.server == number], segments),
             names=dict(zip(network.widths, network.labels, strict=False)),
+            working_set=world.working_set(number),
         )
         for number, figures in enumerate(result["servers"])
     )

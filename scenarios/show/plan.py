@@ -59,7 +59,9 @@ def servers_table(plan: Plan) -> Table:
     numbers = [Column("of the passes", "%"), Column("busy", "%"), Column("power", "W"), Column("mean batch")]
     widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
     head = [Column("server"), Column("device", is_text=True), *numbers, Column(widths, is_text=True)]
-    return Table(head, [_server(each) for each in plan.servers], f"{plan.choice}: what each server does")
+    if any(each.working_set for each in plan.servers):
+        head.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
+    return Table(head, [_server(each)[: len(head)] for each in plan.servers], f"{plan.choice}: what each server does")
 
 
 def _server(of: PlannedServer) -> list[str]:
@@ -70,7 +72,16 @@ def _server(of: PlannedServer) -> list[str]:
         means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
         widths = " ".join(number(mean, 2) for mean in means)
     numbers = [number(of.share, 1, 100), number(of.utilization, 1, 100), number(of.mean_power_w, 0)]
-    return [of.server, of.device, *numbers, number(of.mean_batch, 1), widths]
+    return [of.server, of.device, *numbers, number(of.mean_batch, 1), widths, working_set_text(of)]
+
+
+def working_set_text(of: PlannedServer) -> str:
+    """The widths that it holds, segment by segment, or a family's members; `all` where memory holds all."""
+    if not of.working_set:
+        return "all"
+    if of.names:
+        return ", ".join(of.names[width] for width in of.working_set[0])
+    return " ".join("+".join(f"{width:g}" for width in each) for each in of.working_set)
 
 
 def routers_table(plan: Plan) -> Table:

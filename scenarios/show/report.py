@@ -27,7 +27,7 @@ from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.made_routers import BY_GRADIENTS, made_name
+from scenarios.files.made_routers import PPO, made_name
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import ComparisonDocument
@@ -443,7 +443,7 @@ def _training(material: Material) -> Iterator[dict[str, Any]]:
     for kind, steps in material.training.items():
         curves, name = curves_of([steps]), made_name(kind)
         tells_reward = next(iter(curves)).startswith("reward")
-        learns = "rewards" if tells_reward else "by gradients" if kind in BY_GRADIENTS else "costs"
+        learns = "rewards" if tells_reward else "by gradients" if kind == PPO else "costs"
         yield {"router": name, "learns": learns, "svg": charts.to_svg(charts.training_curves({name: curves}))}
 
 

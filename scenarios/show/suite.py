@@ -59,7 +59,8 @@ def _change(its: Equal, other: Equal | None) -> str:
 
 
 def _notes(score: SuiteScore, entrant: str, rules: Sequence[str]) -> Iterator[str]:
-    for figure, called in (("p99_s", "p99"), ("mean_s", "mean latency")):
+    figures: dict[Figure, str] = {"p99_s": "p99", "mean_s": "mean latency"}
+    for figure, called in figures.items():
         for rival in (COMPASS, ""):
             if rival != entrant and (found := list(ratios(score, entrant, rival, rules, figure))):
                 yield f"{called} against {rival or 'the best published rule'}: {counts_text(found)}"

@@ -17,6 +17,7 @@ from kit.errors import InputError
 from policies.division import Division
 from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import RoutingPolicy
+from policies.nests import nests_of
 from policies.registry import COMPASS
 from policies.reward import AccuracyPrior
 from policies.rules.compass import CompassRule
@@ -351,6 +352,19 @@ class World:
         floor = max([*asked, *(each.floor or 0.0 for each in self.scenario.classes)])
         knobs = [server.knobs for server in self.cluster.servers]
         return replace(context, working_sets=working_sets(context, knobs, floor))
+
+    def working_set(self, server: int) -> tuple[tuple[float, ...], ...]:
+        """For each segment the widths of the instances that routers have a server hold: the widest of each nest.
+
+        Empty where its memory holds all of those.
+        """
+        widths, sets = self.cluster.router.widths, self.context.working_sets
+        ends = [nest[-1] for nest in nests_of(widths, self.cluster.servers[server].knobs.nests)]
+        if not sets or all(mask[widths.index(end)] for mask in sets[server] for end in ends):
+            return ()
+        nests = nests_of(widths, self.cluster.servers[server].knobs.nests)
+        held = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]
+        return tuple(tuple(max(of) for nest in nests if (of := set(nest) & set(each))) for each in held)
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:
         """A fresh router by name (`scenarios.files.router_names`).
