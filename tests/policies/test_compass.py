@@ -62,22 +62,13 @@ def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[f
 
 
 @pytest.mark.parametrize(
-    ("raised", "segment", "candidates", "fifo", "waited_ns", "widths"),
-    [
-        ("rise", 1, 1, 500, 0, (1.0, 0.25)),
-        ("backlog", 1, 64, 64, 0, (1.0, 0.25)),
-        ("age", 1, 1, 1, 10**9, (1.0, 0.25)),
-        ("slope", 1, 1, 1, 0, (1.0, 0.25)),
-        ("slope", 4, 1, 1, 0, (1.0, 1.0)),
-    ],
+    ("raised", "segment", "fifo", "widths"),
+    [("rise", 1, 500, (1.0, 0.25)), ("slope", 1, 1, (1.0, 0.25)), ("slope", 4, 1, (1.0, 1.0))],
 )
-def test_each_number_makes_what_it_says_dear(
-    raised: str, segment: int, candidates: int, fifo: int, waited_ns: int, widths: tuple[float, float]
-) -> None:
+def test_each_number_makes_what_it_says_dear(raised: str, segment: int, fifo: int, widths: tuple[float, float]) -> None:
     """Time has a price at which all is wide; with that number raised, it is too dear."""
     head = HeadKey(segment, 1.0, 0) if segment > 1 else None
-    seen = view(server(), candidates=candidates, fifo=fifo, waited_ns=waited_ns, head=head)
-    level = dict(level=-5.0, rise=0.0, slope=0.0, backlog=0.0, age=0.0)
+    seen, level = view(server(), fifo=fifo, head=head), dict(level=-5.0, rise=0.0, slope=0.0)
     for value, width in zip((0.0, 8.0), widths, strict=True):
         router = CompassRule(numbers=Numbers(**{**level, raised: value})).chooser(context(servers=1))
         assert router.choose(seen, np.random.default_rng(0)).width == width
