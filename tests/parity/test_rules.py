@@ -188,13 +188,13 @@ def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
 
 
 def compass(**changes: Any) -> MakeRouter:
-    """With no hold: records would differ by that alone."""
-    rule = CompassRule(numbers=Numbers(**changes))
+    """At a price at which widths differ, and with no hold: records would differ by that alone."""
+    rule = CompassRule(numbers=Numbers(level=-3.0, **changes))
     return lambda scenario, context: holding(rule.chooser(context), None, context)
 
 
 def controlled_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    return CompassRule(control=own_goals(scenario, context)).chooser(context)
+    return CompassRule(numbers=Numbers(level=-3.0), control=own_goals(scenario, context)).chooser(context)
 
 
 def weighing_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -281,7 +281,7 @@ ROUTERS: dict[str, MakeRouter] = {
     "lookahead": lookahead,
     "controlled lookahead": controlled_lookahead,
     "compass": compass(),
-    "compass that stays": compass(stay=5.0, level=-3.0),
+    "compass that stays": compass(stay=5.0),
     "controlled compass": controlled_compass,
     "compass that weighs joules": weighing_compass,
     "milp with a server to spare": spare,

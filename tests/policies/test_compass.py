@@ -68,7 +68,7 @@ def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[f
 def test_each_number_makes_what_it_says_dear(raised: str, segment: int, fifo: int, widths: tuple[float, float]) -> None:
     """Time has a price at which all is wide; with that number raised, it is too dear."""
     head = HeadKey(segment, 1.0, 0) if segment > 1 else None
-    seen, level = view(server(), fifo=fifo, head=head), dict(level=-5.0, rise=0.0, slope=0.0)
+    seen, level = view(server(), fifo=fifo, head=head), {"level": -5.0, "rise": 0.0, "slope": 0.0}
     for value, width in zip((0.0, 8.0), widths, strict=True):
         router = CompassRule(numbers=Numbers(**{**level, raised: value})).chooser(context(servers=1))
         assert router.choose(seen, np.random.default_rng(0)).width == width
