@@ -116,10 +116,6 @@ class CostModel(Protocol):
         """Time to bring the inputs of `images` requests that stand before `segment` to a server; 0 where they are."""
         ...
 
-    def load_s(self, server: int, segment: int, width: float) -> float:
-        """Time to load an instance whose weights are in the host's memory, as they are once it was loaded."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:

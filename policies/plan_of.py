@@ -91,12 +91,14 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     That is so for a class that is not known here, for a router that was made for other widths or servers, for expected
     costs that can't be told for some key, and for a table of transfers that would be too large (`MAX_TRANSFERS`).
     """
+    if type(policy) is HoldingRouter:
+        planned = _plan_of(policy.router, _Writer(config, policy.sets))
+        return None if planned is None else replace(planned, hold=policy.hold)
+    return _plan_of(policy, _Writer(config))
+
+
+def _plan_of(policy: RoutingPolicy, writer: _Writer) -> CompiledRouter | None:
     kind = type(policy)
-    if kind is HoldingRouter:
-        holder = cast(HoldingRouter, policy)
-        planned = plan_of(holder.router, config)
-        return None if planned is None else _within(holder.sets, replace(planned, hold=holder.hold))
-    writer = _Writer(config)
     try:
         if kind is ComposedRouter:
             return writer.composed(cast(ComposedRouter, policy))
@@ -111,15 +113,6 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     except _NotCompiled:
         pass
     return None
-
-
-def _within(sets: Sequence[WorkingSet], planned: CompiledRouter) -> CompiledRouter:
-    """With what lies within each server's working set."""
-    if not sets:
-        return planned
-    row = np.concatenate([planned.row, np.array([bits(mask) for each in sets for mask in each], np.int64)])
-    Plan(row).masks_at = len(planned.row)
-    return replace(planned, row=row)
 
 
 # Of a placement: its number, and how many numbers it draws at most.
@@ -140,13 +133,15 @@ _PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
 
 
 class _Writer:
-    """Writes one router's plan, part by part; raises `_NotCompiled`."""
+    """Writes one router's plan, part by part; raises `_NotCompiled`. `sets`: what each server may serve, if limited."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, sets: Sequence[WorkingSet] = ()) -> None:
         self._config = config
         self._plan = PlanRow(config, None)
         self._head = self._plan.head
         self._head.most_draws = 0
+        if sets:
+            self._head.masks_at = self._plan.add([bits(mask) for each in sets for mask in each])
         self._tables: list[Table] = []
         self._keep: list[Callable[[Ints], None]] = []
 

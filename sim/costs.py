@@ -65,10 +65,6 @@ class ProfileCosts:
         """How much of one image's transfer it is on the uplink of the server's rack; 0 where it comes over none."""
         return self._network.uplink_s(source, server, input_bytes(self._devices[server], segment, previous_width))
 
-    def load_s(self, server: int, segment: int, width: float) -> float:
-        """From host memory; the first load of a server's life comes from disk and takes longer."""
-        return self._devices[server].instances[segment, width].reload_ns / NS_PER_S
-
     def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:
         padded = self._padded(server, batch)
         return self._devices[server].dispatch_ns + self._table(server, key).latency_ns[padded]

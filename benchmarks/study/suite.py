@@ -39,6 +39,7 @@ from scenarios.show.table import to_markdown
 ROUTERS: Final = SHIPPED / "routers"
 FAILED: Final = ".failed.txt"
 DECISIONS, SEARCHES = 2_000_000, 2  # for all kinds and cases alike
+OF_DRAWN: Final = ("ladder",)  # kinds that are tuned for drawn clusters: the best rule in most scenarios
 PAGE: Final = ROOT / "docs" / "results.md"
 
 
@@ -61,7 +62,7 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
     known = {case.name: case for case in suite.published()} if PUBLISHED.is_file() else {}
     for name in [name for name in names if not only or name in only]:
         case = suite.load_case(given, name)
-        for kind in BASELINES if tunes else ():
+        for kind in kinds_of(name) if tunes else ():
             _tune(case, kind, force=force)
         known[name] = _run(case)
         _write([known[each] for each in names if each in known])  # an interrupted command keeps what it has
@@ -80,13 +81,18 @@ def make_page(given: SuiteFile | None = None) -> str:
         rule: {figure: counts_text(list(ratios(score, COMPASS, rule, rules, figure))) for figure in ("p99_s", "mean_s")}
         for rule in rules
     }
-    missing = {case.name: [rule for rule in rules if rule not in case.routers] for case in cases}
+    missing = {case.name: [rule for rule in kinds_of(case.name) if rule not in case.routers] for case in cases}
     text = render(
         "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases, rivals=rivals,
         missing={name: lacking for name, lacking in missing.items() if lacking}, processor=cpu_name(),
     )  # fmt: skip
     write_text(PAGE, text)
     return "\n".join(table.notes)
+
+
+def kinds_of(case: str) -> tuple[str, ...]:
+    """The rules that are tuned for a case."""
+    return OF_DRAWN if case.startswith("drawn-") else BASELINES
 
 
 def file_of(case: str, kind: str) -> Path:

@@ -62,7 +62,7 @@ def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
             loaded=(),
             loading=(),
         )
-        for holds, (code, _, requests, blocks, _, _, utilization, power_w) in zip(
+        for holds, (code, _, requests, blocks, _, utilization, power_w) in zip(
             config.holds, sheet[Sheet.size : seen.samples_at].view(SeenServer.dtype).tolist(), strict=True
         )
     )

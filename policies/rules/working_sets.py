@@ -63,14 +63,18 @@ def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: fl
     top1, nests = context.prior.top1, nests_of(context.config.widths, knobs.nests)
     cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in top1}
 
-    def dearness(limits: Limits) -> tuple[float, float, float]:
+    def front_of(limits: Limits) -> list[Widths]:
         held = _masks(context.config.widths, knobs.nests, limits)
         inside = {widths: cost_ns[widths] for widths in top1 if within(widths, held, context.config.widths)}
-        if not (front := corners(top1, inside)):
-            return inf, inf, inf
+        return corners(top1, inside)
+
+    def dearness(limits: Limits) -> tuple[float, float, float]:
+        front = fronts[limits]
         return _cost_at(floor, front, top1, cost_ns), -top1[front[0]], cost_ns[front[-1]]
 
-    return min(_largest_sets(nests, context.config.segments, knobs), key=dearness, default=None)
+    sets = _largest_sets(nests, context.config.segments, knobs)
+    fronts = {limits: front for limits in sets if (front := front_of(limits))}
+    return min(fronts, key=dearness, default=None)
 
 
 def _largest_sets(nests: Sequence[Widths], segments: int, knobs: GreedyKnobs) -> Iterator[Limits]:

@@ -40,7 +40,7 @@ LOOK_EVERY_S: Final = 0.01
 SHARED_MEMORY: Final = Path("/dev/shm")
 _BEGINS: Final = re.compile(r"^([a-z-]+): (?!skipped)", re.MULTILINE)
 OF_THE_NETWORK: Final = ("model.safetensors", "accuracy.json")
-OF_THE_PROFILES: Final = ("router.safetensors", "score.json", "training.json", "results.json", "comparison.json")
+OF_THE_PROFILES: Final = ("ppo.safetensors", "score-ppo.json", "training-ppo.json", "results.json", "comparison.json")
 
 
 @dataclass

@@ -39,9 +39,9 @@ MADE_ANEW: Final = (
     "results.json",
     "comparison.json",
     "validation.json",
-    "score.json",
+    "score-ppo.json",
     "accuracy.json",
-    "training.json",
+    "training-ppo.json",
 )
 _TIMES: Final = ("wall_s",)
 
@@ -171,7 +171,7 @@ def documents(folder: Path) -> dict[str, Any]:
     for name in MADE_ANEW:
         with contextlib.suppress(OSError, ValueError):
             found[name] = without_times(json.loads((folder / name).read_text()))
-    for path in (folder / "router.safetensors", folder / "model.safetensors", *(folder / "profiles").glob("*.yaml")):
+    for path in (folder / "ppo.safetensors", folder / "model.safetensors", *(folder / "profiles").glob("*.yaml")):
         with contextlib.suppress(OSError):
             found[str(path.relative_to(folder))] = path.read_bytes()
     for path in folder.glob("*/*/*.parquet"):

@@ -27,6 +27,7 @@ from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.compass import CompassRule, Numbers
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
+from policies.rules.working_sets import working_sets
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
 from scenarios.world.world import groups_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
@@ -105,8 +106,9 @@ class Scenario:
         deadline_ns = self.run.deadlines_ns[0]
         deadline_s = None if deadline_ns is None else deadline_ns / NS_PER_S
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
-        held_shares = tuple(server.knobs.held_share for server in cluster.servers)
-        return RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.block_ns, held_shares)
+        context = RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.block_ns)
+        knobs = [server.knobs for server in cluster.servers]
+        return replace(context, working_sets=working_sets(context, knobs, cluster.prior.mean_top1))
 
 
 @dataclass
@@ -598,8 +600,7 @@ def drawn_compass(draws: Draws) -> CompassRule:
         floor, weight = draws.pick((None, 0.35, 0.0)), draws.pick((None, 1e-3, 1e3, 1e6))
         control = ControlSpec(floor=floor, energy_weight=weight)
     level, rise = draws.pick((-1.0, -1.7, -0.5, -3.0)), draws.pick((0.7, 0.0, 0.3, 2.0))
-    stay, to_come = draws.pick(((0.0,) * 4, (1.0,) * 4)), draws.pick((1.0, 30.0))
-    numbers = Numbers(level=level, rise=rise, trust=draws.pick((0.0, 1.0)), stay=stay, to_come=to_come)
+    numbers = Numbers(level=level, rise=rise, slope=draws.pick((0.0, 1.0)), stay=draws.pick((0.0, 1.0)))
     return CompassRule(numbers=numbers, control=control)
 
 

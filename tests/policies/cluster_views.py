@@ -25,14 +25,10 @@ TABLE: dict[tuple[float, ...], float] = {
 
 @dataclass(frozen=True)
 class LinearCosts:
-    """A batch takes (1 ms + 1 ms x width x images) / speed; an image moves in `move_s`.
-
-    An instance at full width loads in `reload_s`.
-    """
+    """A batch takes (1 ms + 1 ms x width x images) / speed; an image moves in `move_s`."""
 
     speeds: tuple[float, ...] = (1.0,) * 6
     move_s: float = 0.0
-    reload_s: float = 0.0
 
     alike = None
 
@@ -48,9 +44,6 @@ class LinearCosts:
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         assert source >= ROUTER, "no cost model knows the way from nowhere"
         return 0.0 if source == server else self.move_s * images
-
-    def load_s(self, server: int, segment: int, width: float) -> float:
-        return self.reload_s * width
 
 
 def server(

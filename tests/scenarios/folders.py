@@ -112,7 +112,7 @@ def run_folder(
     for stage in ("compare", "validate"):
         note_environment(folder, stage, environment([device], {"seed": 0}))
     write_json(
-        folder / "training.json",
+        folder / "training-ppo.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
     )
     for name in profiles:

@@ -13,10 +13,10 @@ from policies.rules.compass import Numbers
 from scenarios.files.router_names import read_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault
 from scenarios.learn.clusters import drawn_world, read_clusters
-from scenarios.learn.evaluator import SampledRun, Scorer
 from scenarios.learn.over import Case, ClusterTraining, Generation, rule_of
 from scenarios.metrics.result import Simulator
 from scenarios.runs.simulate import run_simulation
+from scenarios.world.scoring import SampledRun, Scorer
 from sim.compiled.scoring import RunScore
 from slimsched.cli import main
 
@@ -49,8 +49,7 @@ def test_what_is_drawn_lies_where_the_file_says() -> None:
 def test_a_drawn_cluster_runs_alike_on_both_engines(number: int) -> None:
     """Compass, with its holds by what the host costs, too."""
     world = drawn_world(TINY, str(number))
-    its = Numbers(first_requests=1, first_host=0.7, later_host=0.5, trust=1.0)
-    rule = rule_of(its.to_vector(), 0.3)
+    rule = rule_of(Numbers(hold_host=0.7).to_vector(), 0.3)
     engines: tuple[Simulator, ...] = ("simpy", "compiled")
     short_s = 0.3 * world.scenario.duration_s
     (_, one), (_, other) = (
@@ -138,9 +137,3 @@ def test_clusters_that_all_drown_train_nobody() -> None:
     drowning = TINY.model_copy(update={"clusters": 1, "images": 300, "load": (40.0, 41.0), "busiest": 50.0})
     with pytest.raises(InputError, match="draw more of them, or others"):
         ClusterTraining(drowning, lambda _: None).run()
-
-
-def test_what_ships_is_the_default(tmp_path: Path) -> None:
-    """The numbers of the file, which says how they were made, are those that are used by name."""
-    shipped = read_rule(Path(__file__).parents[2] / "scenarios/data/routers/compass.rule.yaml")
-    assert shipped.numbers == Numbers()  # type: ignore[attr-defined]

@@ -99,3 +99,26 @@ def test_emulated_devices_are_compared_without_a_run(tmp_path: Path, capsys: pyt
     for told in ("compare: 1 of 1 run in", "compare: skipped, done before"):
         assert main([*command, "--out", str(tmp_path / "run")]) == 0
         assert told in capsys.readouterr().err
+
+
+def test_routers_compare_at_the_floor_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By their dials, which the document names; what has none is named, too, and a floor there must be."""
+    path = write_scenario(tmp_path, "rate_img_s: 200", "rate_img_s: 2000")
+    run = ["compare", str(path), "-r", "ladder", "-r", "jsq", "--out", str(tmp_path / "r"), "--equal-accuracy"]
+    assert main(run) == 2
+    assert "slo.floor: missing; name the accuracy that all are to have" in capsys.readouterr().err
+    assert main([*run, "--set", "slo.floor=0.99"]) == 2
+    capsys.readouterr()
+    assert main([*run, "--set", "slo.floor=0.8"]) == 0
+    assert main(["report", str(tmp_path / "r")]) == 0
+    assert "without a dial, and as they are: jsq" in " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "r" / "comparison.json").read_text())
+    assert found["equal"]["floor"] == 0.8
+    assert found["equal"]["dials"]["jsq"] is None
+    accuracy = {row["router"]: row["expected_accuracy"]["mean"] for row in found["routers"]}
+    assert accuracy["ladder"] == pytest.approx(0.8, abs=0.001)
+    assert accuracy["jsq"] == pytest.approx(0.9)
+    assert main(run[:-1]) == 0, "made anew without"
+    assert json.loads((tmp_path / "r" / "comparison.json").read_text())["equal"] is None

@@ -81,7 +81,7 @@ TEXTS = {
     "run/accuracy.json": "7",
     "run/calibration/cpu.yaml": "7",
     "run/profiles/cpu.yaml": "7",
-    "run/router.safetensors": "7",
+    "run/ppo.safetensors": "7",
     "run/profiles/former.yaml": "7",
 }  # fmt: skip
 
@@ -174,7 +174,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
         ("run/calibration/cpu.yaml", {"serving"}),
         ("run/profiles/cpu.yaml", SIMULATED),
         ("run/profiles/former.yaml", set()),  # of a server that the scenario no longer has
-        ("run/router.safetensors", {"compare", "validate"}),
+        ("run/ppo.safetensors", {"compare", "validate"}),
     ],
 )  # fmt: skip
 def test_one_bit_of_a_file_makes_anew_what_reads_it(file: str, stages: set[str], folder: Path) -> None:

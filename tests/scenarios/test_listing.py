@@ -44,7 +44,7 @@ def test_each_name_is_one_that_commands_take(
         if name in ("fixed:...", "tuned:KIND"):
             continue
         check_router(name, "test")
-        assert name in ("ppo", "ppo-paper") or parse_router_name(name)
+        assert name == "ppo" or parse_router_name(name)
     assert names["runs"] == []
 
 

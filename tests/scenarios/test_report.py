@@ -267,7 +267,7 @@ def trained(path: Path, seed: int, rewards: list[float], **changes: object) -> s
     folder = flagged(path)
     write_text(folder / "scenario.yaml", json.dumps({"name": "toy", "seed": seed, **changes}))
     steps = [{"decisions": 100 * (at + 1), "reward/mean": reward} for at, reward in enumerate(rewards)]
-    write_json(folder / "training-ppo-paper.json", steps)
+    write_json(folder / "training-ppo.json", steps)
     return str(folder.path)
 
 
@@ -282,7 +282,7 @@ def test_learning_curves_of_several_seeds_are_one_picture(
     other = trained(tmp_path / "below" / "other", 1, [3.0, 3.0], model="../../toy")
     assert main(["report", one, other, "--plot", "x.svg"]) == 0
     panel = drawn[0].axes[0]
-    assert panel.get_xlabel() == "decisions of ppo-paper, 2 trainings"
+    assert panel.get_xlabel() == "decisions of ppo, 2 trainings"
     lines = [[line.get_xdata().tolist(), line.get_ydata().tolist()] for line in panel.lines]  # type: ignore[union-attr]
     assert lines == [[[100, 200, 300], [1, 1, 1]], [[100, 200], [3, 3]], [[100, 200], [2, 2]]]
     (band,) = panel.collections

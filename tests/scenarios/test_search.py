@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from kit.chance import stream
-from scenarios.learn.search import CrossEntropy, FloorMultiplier, SearchKnobs, level
+from scenarios.learn.search import CrossEntropy, FloorMultiplier, SearchKnobs
 
 
 def searched(spread: np.ndarray, cost, generations: int = 60) -> CrossEntropy:  # type: ignore[no-untyped-def]
@@ -57,18 +55,6 @@ def test_the_multiplier_settles_where_the_floor_is_kept() -> None:
     for _ in range(200):
         price.update(-1.0)
     assert price.value == 0.0, "far above the floor it costs nothing"
-
-
-def test_levelling_finds_where_a_curve_reaches_the_floor() -> None:
-    def rising(x: float) -> float:
-        return 1 - math.exp(-x)
-
-    seen = {0.0: rising(0.0), 5.0: rising(5.0)}
-    for _ in range(20):
-        x = level(seen, 0.8, 0.0, 5.0)
-        seen[x] = rising(x)
-    nearest = min(seen, key=lambda x: abs(seen[x] - 0.8))
-    assert nearest == pytest.approx(np.log(5), abs=1e-3)
 
 
 def test_it_has_settled_once_it_looks_no_further_than_a_seventh() -> None:

@@ -182,7 +182,7 @@ def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
     learned = PPORouter(spec, tensors_of(network_of(spec)))
     other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
     models = ModelOrders(job, other, journal)
-    endless: Any = _OperatorOrders(job, models, "ppo-paper", world.cluster.router, journal).policy("ppo-paper")
+    endless: Any = _OperatorOrders(job, models, "ppo", world.cluster.router, journal).policy("ppo")
     assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
 
 

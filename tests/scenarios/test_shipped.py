@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.study.candidates import ROUTERS, read_case, scenario_files, tuned_file
+from benchmarks.study import suite
 from benchmarks.study.paper import is_replica
-from benchmarks.study.tuned_files import why_tune
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
@@ -26,13 +25,11 @@ from scenarios.files.router_names import made_by
 from scenarios.files.shipped import FOLDERS, scenario_file
 from scenarios.files.spec import RatesWorkload
 from scenarios.job.network import training_knobs, training_text
-from scenarios.learn.tune import knobs_of
-from scenarios.learn.tuned_files import train_command
+from scenarios.job.suite import load_case, read_suite
 from scenarios.runs.bound import overload_of
 from scenarios.world.materials import load_world
 
 ROOT = Path(__file__).parents[2]
-KINDS = (*BASELINES, COMPASS)
 MODELS = ROOT / "scenarios" / "data" / "models"
 NETWORKS = ("slimresnet-tiny", "slimresnet-pairs")
 each_network = pytest.mark.parametrize("name", NETWORKS)
@@ -99,7 +96,8 @@ def test_a_scenario_names_a_shipped_network_by_its_name(name: str, tmp_path: Pat
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 BELOW = [path for folder in FOLDERS for path in sorted((ROOT / "scenarios" / folder).glob("*.yaml"))]
 LIVE = "paper-live"  # on emulated devices: nothing is reported of them
-REPORTED = [p for p in scenario_files(ROOT / "scenarios") if not p.stem.startswith(LIVE)]
+COMPARED = ("main-*.yaml", "memory-*.yaml", "mixed-links.yaml", "night.yaml", "paper*.yaml")
+REPORTED = sorted(p for each in COMPARED for p in (ROOT / "scenarios").glob(each) if not p.stem.startswith(LIVE))
 
 
 @pytest.mark.parametrize("name", ["quickstart", "paper-live-x1", "live/bursts"])
@@ -173,34 +171,18 @@ def share_of_bits(name: str, data: Dataset, count: int) -> float:
     return float(np.mean(found.correct == _table(name).correct[:count]))
 
 
-def not_of_now(scenario: Path) -> dict[str, str]:
-    """By kind why it is to be tuned again for a scenario."""
-    world, folder = load_world(scenario), scenario.parent / ROUTERS / scenario.stem
-    knobs = knobs_of(world)
-    reasons = {kind: why_tune(tuned_file(folder, kind), train_command(str(scenario), kind, knobs), world)
-               for kind in KINDS}  # fmt: skip
-    return {kind: why for kind, why in reasons.items() if why}
+SUITE = read_suite()
 
 
-MAIN = sorted(path.stem for path in scenario_files(ROOT / "scenarios") if not is_replica(path.stem))
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
-    """Those that run keep its floor; of each other kind the page says why there is none, or that it is stale."""
-    case = read_case(ROOT / "scenarios" / f"{name}.yaml")
-    files = [candidate.file for candidate in case.candidates if candidate.file is not None]
-    tuned = {file.name.split(".")[0]: made_by(file) for file in files}
-    why = {text.split(":")[0]: text for text in case.missing if text.split(":")[0] in KINDS}
-    assert sorted([*tuned, *why]) == sorted(KINDS)
-    for kind, told in tuned.items():
-        assert told["floor"] == case.scenario.tuning.floor
-        assert told["accuracy"] >= told["floor"]
-        assert f"scenarios/{name}.yaml --router {kind} --set tuning.floor={told['floor']:g} " in told["command"]
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_routers_of_a_main_scenario_are_of_now(name: str) -> None:
-    """Compass and each of its rivals have a file, or a note that there can be none, of what tuning would do now."""
-    why = not_of_now(ROOT / "scenarios" / f"{name}.yaml")
-    assert not why, f"{name}: `make routers` tunes them: {why}"
+@pytest.mark.parametrize("name", SUITE.scenarios)
+def test_rules_of_the_suites_scenarios_were_tuned_for_them(name: str) -> None:
+    """Each kind has a file, made by this scenario's command at its floor, or a note that it can't keep that."""
+    floor = load_case(SUITE, name).floor
+    for kind in BASELINES:
+        path = suite.file_of(name, kind)
+        assert path.is_file() != path.with_name(f"{kind}{suite.FAILED}").is_file(), kind
+        if path.is_file():
+            told = made_by(path)
+            assert told["floor"] == floor
+            assert told["accuracy"] >= floor
+            assert f"scenarios/{name}.yaml --router {kind} --set tuning.floor={floor:g} " in told["command"]

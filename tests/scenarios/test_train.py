@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.job.job import ScenarioJob
 from scenarios.job.router import make_ppo
-from scenarios.learn.train import score_router, train_candidates, train_world
+from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from scenarios.world.world import World
@@ -69,7 +68,7 @@ def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: p
     assert 0.5 < score["accuracy"] <= 1
     assert train(path) == 0
     again = capsys.readouterr()
-    assert "train: skipped" in again.err
+    assert "train-ppo: skipped" in again.err
     assert f"accuracy {100 * score['accuracy']:.2f} %" in again.out
     assert "both engines, bit for bit the same" in again.out
     assert main(["simulate", str(path), "--router", made["router"], "--json", "-", "--quiet"]) == 0
@@ -77,12 +76,12 @@ def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: p
 
 def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
     """The file has them; what was learned is scored alike on both engines; the new head is logged."""
-    router = "router: {max_batching_delay_s: 0.02}\ncompare: {routers: [random, ppo-paper]"
+    router = "router: {max_batching_delay_s: 0.02}\ncompare: {routers: [random, ppo]"
     changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "holds_s: [0.002, 0.01]")
     path = write(tmp_path, *changes)
     assert train(path, "--quiet") == 0
-    assert PPORouter.load(tmp_path / "run" / "ppo-paper.safetensors").spec.holds_s == (0.002, 0.01)
-    logs = [path.read_text() for path in (tmp_path / "run").rglob("scalars.json")]  # of ppo, too
+    assert PPORouter.load(tmp_path / "run" / "ppo.safetensors").spec.holds_s == (0.002, 0.01)
+    logs = [path.read_text() for path in (tmp_path / "run").rglob("scalars.json")]
     assert sum("entropy/hold" in log for log in logs) == 1
 
 
@@ -109,11 +108,11 @@ def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     made = json.loads(capsys.readouterr().out)["routers"]
     assert [each["score"]["router"] for each in made] == ["tuned:compass", "tuned:fixed", "ppo"]
     files = [Path(each["router"]) for each in made]
-    assert [file.name for file in files] == ["compass.rule.yaml", "fixed.rule.yaml", "router.safetensors"]
+    assert [file.name for file in files] == ["compass.rule.yaml", "fixed.rule.yaml", "ppo.safetensors"]
     before = [file.read_bytes() for file in files]
     assert train(path) == 0
     told = capsys.readouterr().err
-    assert all(f"{stage}: skipped" in told for stage in ("train", "train-compass", "train-fixed"))
+    assert all(f"{stage}: skipped" in told for stage in ("train-ppo", "train-compass", "train-fixed"))
     assert [file.read_bytes() for file in files] == before
     assert main(["compare", str(path), "--out", str(run), "--quiet", "--json", "-"]) == 0
     assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == [
@@ -137,8 +136,7 @@ def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     assert score["reward"] == pytest.approx(sum(b.reward.total for b in record.blocks) / len(record.blocks))
 
 
-@pytest.mark.parametrize("train_one", [train_world, train_candidates])
-def test_an_interrupted_training_goes_on(train_one: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
     """From its checkpoint, up to the decisions that it lacks."""
     world, told = world_of(tmp_path), []
     folder = tmp_path / "training"
@@ -149,8 +147,8 @@ def test_an_interrupted_training_goes_on(train_one: Callable[..., Any], tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_one(world, folder, seed=0, on_progress=stop)
-    train_one(world, folder, seed=0, on_progress=lambda done, _: told.append(done))
+        train_world(world, folder, seed=0, on_progress=stop)
+    train_world(world, folder, seed=0, on_progress=lambda done, _: told.append(done))
     assert told[1] < told[3] < told[1] + 2 * (told[1] - told[0])  # the third update was told, but not kept
     assert told[2] < told[-1]
 
@@ -161,7 +159,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert train(path, "--quiet") == 2
     problem = "routers are trained on the compiled engine, which can't do runs longer than"
     assert re.match(rf"slimsched: tiny: {problem} \d+ s; shorten training\.horizon_s, .*", capsys.readouterr().err)
-    assert not (tmp_path / "run" / "router.safetensors").exists()
+    assert not (tmp_path / "run" / "ppo.safetensors").exists()
 
 
 def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,16 +180,16 @@ def test_a_damaged_training_is_begun_anew(tmp_path: Path) -> None:
     """With a word; the router and its scalars are the same, bit for bit."""
     path, folder, said = write(tmp_path), tmp_path / "run", list[str]()
     as_run_does(path)
-    before = checkpoint.read(folder / "router.safetensors")[0], (folder / "training.json").read_bytes()
+    before = checkpoint.read(folder / "ppo.safetensors")[0], (folder / "training-ppo.json").read_bytes()
     [damaged] = folder.glob("training/*/checkpoint.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    (folder / "router.safetensors").unlink()
+    (folder / "ppo.safetensors").unlink()
     as_run_does(path, said)
     assert [
         line for line in said if "checkpoint.safetensors can't be read" in line and line.endswith("this begins anew")
     ]
-    tensors, _ = checkpoint.read(folder / "router.safetensors")
+    tensors, _ = checkpoint.read(folder / "ppo.safetensors")
     assert {each: value.tobytes() for each, value in tensors.items()} == {
         each: value.tobytes() for each, value in before[0].items()
     }
-    assert (folder / "training.json").read_bytes() == before[1]
+    assert (folder / "training-ppo.json").read_bytes() == before[1]

@@ -10,7 +10,6 @@ from math import log
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import yaml
 
@@ -22,7 +21,7 @@ from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec
 from policies.rules.specs import FixedRule, LadderRule
 from scenarios.files.router_names import made_by, read_router
-from scenarios.learn.evaluator import Decisions, Evaluator, Scorer, lacking, latency_cost
+from scenarios.learn.evaluator import Decisions, Evaluator, lacking, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
@@ -30,6 +29,7 @@ from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, knobs_of, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.world.materials import load_world
+from scenarios.world.scoring import Scorer
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 from slimsched.cli import main
@@ -155,8 +155,7 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
 def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:
     knobs = replace(KNOBS, floor=0.75)
     one, again = tune_world(world, "ladder", knobs), tune_world(world, "ladder", knobs)
-    assert one.values == pytest.approx(again.values, abs=0)
-    assert not np.allclose(one.values, tune_world(world, "ladder", replace(knobs, seed=1)).values)
+    assert one.spec == again.spec != tune_world(world, "ladder", replace(knobs, seed=1)).spec
 
 
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(
@@ -268,17 +267,16 @@ def test_a_floor_that_other_runs_miss_is_told(world: World) -> None:
 
 
 def test_the_lists_offer_what_compass_has(world: World) -> None:
-    """Holds at the first segment alone and by the router's host; loads count where memory is short."""
+    """Holds at the first segment alone and by the router's host."""
     config = replace(world.context.config, max_batching_delay_ns=20_000_000)
     evaluator = Evaluator(world, KNOBS, ThreadPoolExecutor(1))
-    evaluator.context = replace(world.context, config=config, block_ns=100_000, held_shares=(0.5, 1.0))
+    evaluator.context = replace(world.context, config=config, block_ns=100_000)
     options = dict(options_of(LadderRule(), evaluator))
     assert HoldSpec(requests=(8, 1, 1, 1), wait_s=(0.02, 0.0, 0.0, 0.0)) in options["hold"]
     assert HoldSpec(requests=(8,) * 4, wait_s=(0.005,) * 4) in options["hold"]
     by_host = [each for each in options["hold"] if each and each.arrivals_s]
     assert {each.arrivals_s[0] for each in by_host} == {n * 4 * 1e-4 for n in (1.0, 1.7, 2.7)}
     assert len({each and each.model_dump_json() for each in options["hold"]}) == len(options["hold"])
-    assert options["counts_loads"] == (False, True)
     assert {*dict(options_of(CompassRule(), evaluator))} == {"hold", "group"}
     evaluator.context = replace(world.context, config=replace(config, max_batching_delay_ns=0))
     assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "group"}
@@ -323,7 +321,6 @@ def test_an_interrupted_search_goes_on(
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:-9])
     runs.clear()
     again = tune_world(world, "ladder", knobs, memo=Memo(path, "ladder"))
-    assert np.array_equal(again.values, whole.values)
     assert (again.spec, again.spent, again.history) == (whole.spec, whole.spent, whole.history)
     first = len(runs)
     runs.clear()

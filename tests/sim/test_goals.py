@@ -235,7 +235,7 @@ def test_a_log_with_goals_replays_and_one_without_a_table_shows_no_accuracy() ->
 
 def test_both_engines_remember_alike_what_will_come_back() -> None:
     """Numbers with which that decides: new images go where fewest will come back."""
-    numbers = Numbers(to_come=30.0, stay=(0.0,) * 4)
+    numbers = Numbers(stay=0.0)
     run = worlds.run(cluster(), worlds.poisson_s(1500, 2), 2)
     records = []
     for engine in ENGINES:

@@ -60,9 +60,6 @@ class Costs:
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         return 1e-4 * images if source != server else 5e-5
 
-    def load_s(self, server: int, segment: int, width: float) -> float:
-        return 1e-2 * width * (server + 1)
-
 
 class MeasuredInPart(Costs):
     def image_s(self, server: int, key: WorkKey) -> float:
@@ -226,7 +223,7 @@ def test_servers_that_cost_the_same_share_the_rows_of_tables() -> None:
     costs, config = Costs(), replace(CONFIG, holds=CONFIG.holds[:1] * 5)
     costs.alike = Alike(devices=(7, 7, 3, 7, 3), links=(2, 2, 2, 5, 5), racks=(0, 0, 1, 1, 1))
     assert alike_of(config, costs) == Alike((0, 0, 1, 0, 1), (0, 0, 0, 1, 1), (0, 0, 1, 1, 1))
-    assert len(cost_table(config, costs, "batch")) == len(cost_table(config, costs, "load")) == 2
+    assert len(cost_table(config, costs, "batch")) == 2
     ways = alike_of(config, costs).ways()
     assert ways[0, 0, ELSEWHERE] == (ROUTER, 0)
     assert ways[1, 0, IN_RACK] == (0, 1)
