@@ -19,6 +19,7 @@ from policies.vocabulary import Choice, ClusterView
 from scenarios.files.router_names import read_router
 from scenarios.files.shipped import SHIPPED
 from scenarios.runs.equal import EqualRuns
+from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.dials import CLOSE, REACH, TRIES, Judged, find_dial, levelled
 from scenarios.world.materials import load_world
 from scenarios.world.scoring import SampledRun, Scorer, mean_accuracy
@@ -151,6 +152,18 @@ def test_routers_come_to_one_accuracy_on_the_very_runs(world: World, router: str
     assert 0.0 <= found.mean("accuracy") - FLOOR < CLOSE / 100
     assert [run.seed for run in found.runs] == [0, 1]
     assert found.counts
+
+
+@pytest.mark.parametrize("each_s", [0.0, 3e-4])
+def test_what_is_judged_is_what_is_compared(world: World, each_s: float) -> None:
+    """With what a router's own decisions take, too."""
+    timed = world.with_decision_times({"ladder": each_s})
+    found = EqualRuns(timed, (0,)).at_floor("ladder", FLOOR)
+    assert found.by is not None
+    there = timed.with_dials({"ladder": found.by})
+    result = simulate_metrics(there, there.router("ladder"), "ladder", 0, engine="compiled")
+    assert found.mean("accuracy") == pytest.approx(result["expected_accuracy"], abs=1e-9)
+    assert found.mean("mean_s") == pytest.approx(result["latency_s"]["mean"])
 
 
 @pytest.mark.parametrize("router", [f"{__name__}:Plain", "jsq", "fixed:1,1,1,1"])

@@ -54,7 +54,7 @@ def test_the_table_says_why_one_is_not_compared() -> None:
     assert "not compared, as it misses the floor or leaves images unserved: two" in text
     assert "p99 against compass: behind for certain in 0 of 1 cases, ahead in 1; median -66.7 %" in text
     assert "p99 against the best published rule: behind for certain in 0 of 1 cases, ahead in 1; median -50.0 %" in text
-    assert "50 % unserved" in to_text([suite_table(replace(SCORE, entrants=("milp",), cases=(ONE,)), "milp")], 200)
+    assert "50.00 % unserved" in to_text([suite_table(replace(SCORE, entrants=("milp",), cases=(ONE,)), "milp")], 200)
 
 
 def test_what_ships_is_a_suite() -> None:
