@@ -23,7 +23,7 @@ from scenarios.job.job import ScenarioJob
 from tests.scenarios.files import profile_text
 
 NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
-SIMULATED = {"train", "compare", "validate"}
+SIMULATED = {"train-ppo", "compare", "validate"}
 ALL = NETWORK_STAGES | SIMULATED
 
 OWN = """
@@ -151,7 +151,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     ("file", "stages"),
     [
         ("curves/report.csv", SIMULATED),
-        ("curves/tuning.csv", {"train"}),
+        ("curves/tuning.csv", {"train-ppo"}),
         ("compared.rule.yaml", {"compare"}),
         ("compared.safetensors", {"compare"}),
         ("own_router.py", {"compare"}),
@@ -216,8 +216,8 @@ def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: 
     ("old", "new", "stages"),
     [
         ("duration_s: 3", "duration_s: 4", SIMULATED),
-        ("name: own", "name: own\nseed: 1", {"model", "serving", "train"}),
-        ("name: own", "name: own\ntraining: {hidden: [32]}", {"train"}),
+        ("name: own", "name: own\nseed: 1", {"model", "serving", "train-ppo"}),
+        ("name: own", "name: own\ntraining: {hidden: [32]}", {"train-ppo"}),
         ("name: own", "name: own\ntraining: {deterministic: false}", SIMULATED),
         ("name: own", "name: own\nreward: {beta: 2}", SIMULATED),
         ("name: own", "name: own\ncalibration: {budget: 10s}", {"calibrate-cpu"}),
