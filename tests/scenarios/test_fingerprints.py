@@ -23,7 +23,7 @@ from scenarios.job.job import ScenarioJob
 from tests.scenarios.files import profile_text
 
 NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
-SIMULATED = {"train", "compare", "validate"}
+SIMULATED = {"train-ppo", "compare", "validate"}
 ALL = NETWORK_STAGES | SIMULATED
 
 OWN = """
@@ -109,7 +109,9 @@ class _Asked(Exception):  # noqa: N818 - no error
     """A stage was asked whether it is done."""
 
 
-def fingerprints(scenario: Scenario, folder: Path, *charged: tuple[str, float]) -> dict[str, str]:
+def fingerprints(
+    scenario: Scenario, folder: Path, *charged: tuple[str, float], dials: dict[str, float] | None = None
+) -> dict[str, str]:
     """By stage, as each asks whether it is done; `charged`: what routers' own decisions are."""
     found: dict[str, str] = {}
 
@@ -118,7 +120,7 @@ def fingerprints(scenario: Scenario, folder: Path, *charged: tuple[str, float]) 
             found[name] = fingerprint
             raise _Asked
 
-    world: Any = SimpleNamespace(decision_parts=lambda _: charged)
+    world: Any = SimpleNamespace(decision_parts=lambda _: charged, dials=dials or {})
     stages: list[Callable[[ScenarioJob], object]] = [
         network.make_model,
         network.make_accuracy,
@@ -149,7 +151,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     ("file", "stages"),
     [
         ("curves/report.csv", SIMULATED),
-        ("curves/tuning.csv", {"train"}),
+        ("curves/tuning.csv", {"train-ppo"}),
         ("compared.rule.yaml", {"compare"}),
         ("compared.safetensors", {"compare"}),
         ("own_router.py", {"compare"}),
@@ -214,8 +216,8 @@ def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: 
     ("old", "new", "stages"),
     [
         ("duration_s: 3", "duration_s: 4", SIMULATED),
-        ("name: own", "name: own\nseed: 1", {"model", "serving", "train"}),
-        ("name: own", "name: own\ntraining: {hidden: [32]}", {"train"}),
+        ("name: own", "name: own\nseed: 1", {"model", "serving", "train-ppo"}),
+        ("name: own", "name: own\ntraining: {hidden: [32]}", {"train-ppo"}),
         ("name: own", "name: own\ntraining: {deterministic: false}", SIMULATED),
         ("name: own", "name: own\nreward: {beta: 2}", SIMULATED),
         ("name: own", "name: own\ncalibration: {budget: 10s}", {"calibrate-cpu"}),
@@ -240,6 +242,12 @@ def test_what_is_charged_for_decisions_makes_simulations_anew(folder: Path) -> N
     scenario = load_scenario(folder / "own.yaml")
     found = [fingerprints(scenario, folder, ("jsq", each_s)) for each_s in (1e-4, 2e-4)]
     assert changed(*found) == {"compare", "validate"}
+
+
+def test_a_dial_makes_a_comparison_anew(folder: Path) -> None:
+    scenario = load_scenario(folder / "own.yaml")
+    found = [fingerprints(scenario, folder, dials={"jsq": by}) for by in (0.1, 0.2)]
+    assert changed(*found) == {"compare"}
 
 
 def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
