@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start more than a hundred processes: where this is set, each of them would compile all sources for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench sb3 clean
+.PHONY: install quickstart dist installed test parity fuzz lint docs profiles suite gpu bench sb3 clean
 
 $(BIN)/.usable: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -62,11 +62,8 @@ docs: install  ## the documentation site, in site/: open site/index.html; `mkdoc
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
 	for gpu in $$(cd scenarios/data/profiles && ls *.yaml); do $(BIN)/slimsched profile synth $${gpu%.yaml} --out scenarios/data/profiles/$$gpu; done
 
-results: install  ## docs/results.md and docs/data: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted; RAY=auto (or HOST:PORT) over a Ray cluster (docs/cluster.md)
-	$(BIN)/python -m benchmarks results $(if $(RAY),--ray=$(RAY))
-
-routers: install  ## tunes the routers that results need and that have no file, or one of other settings; goes on if interrupted; FORCE=1 all of them again (hours)
-	$(BIN)/python -m benchmarks tune --jobs $(JOBS) $(if $(FORCE),--force)
+suite: install  ## docs/results.md and scenarios/data/suite.csv: tunes the suite's rules that have no file, then runs all; goes on case by case if interrupted
+	$(BIN)/python -m benchmarks suite
 
 GPU_PYTHON ?= python3
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT, paper_row
-from scenarios.files.shipped import SHIPPED
 from scenarios.learn.train import train_world
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
@@ -23,28 +22,26 @@ def result_of(world: World, router: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("origin", ["shipped", pytest.param("learned", marks=pytest.mark.release)])
 @pytest.mark.parametrize(
-    ("scenario", "kind", "latency_pct", "energy_pct"),
+    ("scenario", "latency_pct", "energy_pct"),
     [
-        ("paper", "heavy", HEAVY.latency_change_pct, HEAVY.energy_change_pct),
-        ("paper-relaxed", "relaxed", RELAXED_CUT_PCT, RELAXED_CUT_PCT),
+        ("paper", HEAVY.latency_change_pct, HEAVY.energy_change_pct),
+        ("paper-relaxed", RELAXED_CUT_PCT, RELAXED_CUT_PCT),
     ],
 )
 def test_the_papers_ppo_has_what_its_table_says(
-    scenario: str, kind: str, latency_pct: float, energy_pct: float, origin: str, tmp_path: Path
+    scenario: str, latency_pct: float, energy_pct: float, tmp_path: Path
 ) -> None:
-    """Latency and energy against random routing, of the file that ships and of what is learned now."""
-    world, file = load_world(SCENARIOS / f"{scenario}.yaml"), SHIPPED / "routers" / f"paper-{kind}.safetensors"
-    if origin == "learned":
-        file = tmp_path / "learned.safetensors"
-        train_world(world, tmp_path, seed=0).save(file)
+    """Latency and energy against random routing, of what is learned now."""
+    world, file = load_world(SCENARIOS / f"{scenario}.yaml"), tmp_path / "learned.safetensors"
+    train_world(world, tmp_path, seed=0).save(file)
     random, result = result_of(world, "random"), result_of(world, str(file))
     changes = [100 * (result[of]["mean"] / random[of]["mean"] - 1) for of in ("latency_s", "energy_j")]
     assert changes[0] <= latency_pct
     assert changes[1] <= energy_pct
-    if kind == "relaxed":
+    if scenario == "paper-relaxed":
         assert 100 * result["expected_accuracy"] >= RELAXED.accuracy_pct
         assert result["latency_s"]["std"] < random["latency_s"]["std"]
         assert result["energy_j"]["std"] < random["energy_j"]["std"]

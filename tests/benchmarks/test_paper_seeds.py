@@ -58,6 +58,7 @@ def test_who_is_quick_for_want_of_accuracy_misses_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine compiling takes minutes
 def test_the_command_trains_and_fills_page_and_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for weights in WEIGHTS.values():
         keys = yaml.safe_load(Path(f"scenarios/{weights.scenario}.yaml").read_text())

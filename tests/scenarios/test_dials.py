@@ -16,8 +16,6 @@ from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import FixedRule, PaperRandom, RuleSpec
 from policies.vocabulary import Choice, ClusterView
-from scenarios.files.router_names import read_router
-from scenarios.files.shipped import SHIPPED
 from scenarios.runs.equal import EqualRuns
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.dials import CLOSE, REACH, TRIES, Judged, find_dial, levelled
@@ -112,7 +110,6 @@ def test_who_chooses_no_width_by_a_number_has_no_dial(world: World) -> None:
         FixedRule(),
         PaperRandom(),
         parse_router_name("jsq"),
-        read_router(SHIPPED / "routers/paper-heavy.safetensors"),
     ):
         assert spec.dialled(1.0, world.context) is None
 

@@ -32,7 +32,6 @@ from kit.memo import rows_in
 from kit.parallel import ONE_THREAD, each
 from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
-from scenarios.learn.evaluator import SampledRun, Scorer
 from scenarios.learn.tune import tune_world
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import Result, Simulator
@@ -40,6 +39,7 @@ from scenarios.runs import ray_pool as pools
 from scenarios.runs.ray_pool import RayPool, facts_here, ray_pool
 from scenarios.runs.simulate import simulate_all, simulate_metrics, simulate_world
 from scenarios.world.materials import load_world, make_world
+from scenarios.world.scoring import SampledRun, Scorer
 from slimsched.cli import main
 from tests.ray_nodes import RayNodes, ray_nodes
 from tests.scenarios.files import write_scenario
