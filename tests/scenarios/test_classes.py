@@ -20,6 +20,7 @@ from kit.chance import stream
 from kit.errors import InputError
 from policies.names import make_router
 from policies.router import RouterCore
+from policies.rules.compass import CompassRule
 from policies.rules.specs import FixedRule
 from policies.vocabulary import RequestArrived, RunBatch, SendBlock
 from scenarios.files.reading import load_scenario
@@ -140,7 +141,7 @@ def test_a_single_class_is_none() -> None:
     records = []
     for each in (plain, single):
         run = each.run_spec(3, detail=False)
-        policy = each.router("compass")
+        policy = CompassRule().make(each.context)  # by its name it starts at a level of the scenario's
         records.append(CompiledSimulation(each.cluster, run).run(policy, stream(3, "router:compass")))
     assert records[0] == records[1]
 
@@ -340,7 +341,7 @@ def test_a_fixed_rule_names_every_class() -> None:
 
 
 def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="are trained without classes"):
+    with pytest.raises(InputError, match="is trained without classes"):
         require_one_class(world().scenario)
     with pytest.raises(InputError, match="shows no classes"):
         make_env(SHIPPED)
@@ -348,7 +349,7 @@ def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "a plan knows no classes" in capsys.readouterr().err
     ppo = ("--set", "compare.routers=[jsq, ppo]", "--out", str(tmp_path / "run"))
     assert main(["run", str(SHIPPED), *ppo]) == 2
-    assert "are trained without classes" in capsys.readouterr().err
+    assert "is trained without classes" in capsys.readouterr().err
     assert not (tmp_path / "run" / "comparison.json").exists()
 
 
