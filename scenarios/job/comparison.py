@@ -90,6 +90,8 @@ def equalled(job: ScenarioJob, world: World) -> tuple[World, EqualAccuracy]:
             dials[display_name(router)] = found.by
             progress.update(1)
     turned = {name: by for name, by in dials.items() if by is not None}
+    told = [f"{name} {'has no dial' if by is None else f'{by:+.2f}'}" for name, by in dials.items()]
+    job.say(f"equal accuracy: dials at {100 * floor:g} %: {', '.join(told)}")
     return world.with_dials(turned), EqualAccuracy(floor=floor, dials=dials)
 
 

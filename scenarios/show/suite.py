@@ -13,6 +13,7 @@ from scenarios.show.table import Column, Table
 
 _MEAN = "mean / p99 latency, in ms"
 _NOT = "not compared"
+FAR = 0.0005  # so much above the case's accuracy is told: a dial of few steps comes no nearer
 
 
 def suite_table(score: SuiteScore, entrant: str) -> Table:
@@ -45,6 +46,8 @@ def _figures(case: Case, name: str, *, is_named: bool = False) -> str:
     text = f"{number(1e3 * equal.mean('mean_s'), None)} / {number(1e3 * equal.mean('p99_s'), None)}"
     if not equal.counts:
         text += f" ({_why_not(equal)})"
+    elif equal.mean("accuracy") > case.floor + FAR:
+        text += f" (at {number(100 * equal.mean('accuracy'), 2)} %)"
     return f"{text} ({name})" if is_named else text
 
 

@@ -108,12 +108,12 @@ def crossing(found: Mapping[float, float], wanted: float, low: float, high: floa
 def levelled(world: Simulated, rule: CompassRule) -> CompassRule:
     """Set the level that Compass starts from, so that it about keeps the operator's first floor without its control.
 
-    It is set on three simulated runs of the scenario's load. Left as it is where requests have classes, where no floor
-    is asked for or none can be kept, and where the compiled engine can't play the scenario.
+    It is set on three simulated runs of the scenario's load. Left as it is where no floor is asked for, as where each
+    class of requests has its own, where none can be kept, and where the compiled engine can't play the scenario.
     """
     scenario = world.scenario
     floor = scenario.slo.goals(scenario.tuning.floor)[0].floor
-    if floor <= 0.0 or scenario.classes:
+    if floor <= 0.0:
         return rule
     try:
         scorer = Scorer(world)

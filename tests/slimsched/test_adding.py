@@ -94,6 +94,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: _profile(written, widths, speed) for name, speed in (("cpu0", 1.0), ("cpu1", 0.5))}
 
     monkeypatch.setattr(adding._Written, "calibrated", calibrated)
+    monkeypatch.setattr(adding, "_held_together", lambda scenario, spec: {"cpu1": [spec.labels[0]]})
 
 
 def _profile(written: adding._Written, widths: Sequence[float], speed: float) -> Profile:
@@ -115,6 +116,7 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
     out = tmp_path / "zoo"
     assert _add(NAMES, "--weights", str(weights), "--images", "digits", "--out", str(out), "--json", "-") == 0
     document = json.loads(capsys.readouterr().out)
+    assert document["holds"] == {"cpu1": ['Pooled {"pool": 2, "idle": 0}']}
     by_label = {each["label"]: each for each in document["members"]}
     assert [each.get("dominated_by") is not None for each in document["members"]] == [False, False, True]
     assert all(low < each["top1"] < high for each in document["members"] for low, high in [each["top1_ci95"]])
