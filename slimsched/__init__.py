@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kit.results import Document
     from scenarios.metrics.limits import Bound, Capacity
     from scenarios.metrics.plan import Plan
+    from scenarios.metrics.suite import SuiteScore
     from scenarios.terminal.progress import Step, observed_by
     from slimsched.adding import add_models
     from slimsched.arguments import Scenario
@@ -69,6 +70,7 @@ __all__ = [
     "Scenario",
     "ServerResult",
     "Step",
+    "SuiteScore",
     "TrainedRouter",
     "Training",
     "Validation",

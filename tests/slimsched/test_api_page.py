@@ -47,7 +47,7 @@ def run(examples: list[str], folder: Path) -> str:
 def test_the_examples_run(tmp_path: Path) -> None:
     """One after another, in an empty folder; nothing but them is printed."""
     examples = [example for example in _examples() if not any(each in example for each in LONG)]
-    assert len(examples) == len(_examples()) - 3 == 9
+    assert len(examples) == len(_examples()) - 3 == 10
     lines = run(examples, tmp_path).splitlines()
     assert "paper 2.0 ['fast0', 'fast1', 'slow']" in lines
     assert len(lines) == sum(example.count("print(") for example in examples) + 2  # one of them is in a loop of three
