@@ -139,7 +139,6 @@ def quickstart(stand: Stand) -> str:
     scenario["validate"] = {
         "routers": [*routers], "loads": [0.3], "duration_s": "2s", "warmup_s": "0.3s", "repeats": 1, "go_on": True
     }  # fmt: skip
-    scenario.pop("training")
     folder = (stand.out / "quickstart").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "scenario-given.yaml"

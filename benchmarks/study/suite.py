@@ -31,7 +31,7 @@ from scenarios.learn.expected import announced
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
-from scenarios.metrics.suite import Case, SuiteScore, rows_of
+from scenarios.metrics.suite import Case, Figure, SuiteScore, rows_of
 from scenarios.runs.equal import EqualRuns
 from scenarios.show.suite import counts_text, ratios, suite_table
 from scenarios.show.table import to_markdown
@@ -77,13 +77,18 @@ def make_page(given: SuiteFile | None = None) -> str:
     score = SuiteScore(published=tuple(names), entrants=(COMPASS,), cases=cases)
     rules = [name for name in names if name != COMPASS]
     table = suite_table(score, COMPASS)
+    figures: tuple[Figure, Figure] = ("p99_s", "mean_s")
     rivals = {
-        rule: {figure: counts_text(list(ratios(score, COMPASS, rule, rules, figure))) for figure in ("p99_s", "mean_s")}
+        rule: {
+            figure: counts_text(found)
+            for figure in figures
+            if (found := [*ratios(score, COMPASS, rule, rules, figure)])
+        }
         for rule in rules
     }
     missing = {case.name: [rule for rule in kinds_of(case.name) if rule not in case.routers] for case in cases}
     text = render(
-        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases, rivals=rivals,
+        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases, rivals={rule: of for rule, of in rivals.items() if of},
         missing={name: lacking for name, lacking in missing.items() if lacking}, processor=cpu_name(),
     )  # fmt: skip
     write_text(PAGE, text)

@@ -66,7 +66,7 @@ class Numbers(StrictModel):
         hold_units: where a unit is more than `LONG` times what the host takes, that grows by the rest to this power.
     """
 
-    level: float = -8.0
+    level: float = -5.7
     rise: From0 = 2.2
     slope: float = 0.5
     stay: float = 0.7

@@ -39,7 +39,6 @@ from scenarios.files.spec import (
 )
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
-from scenarios.world.dials import levelled
 from scenarios.world.made_with import of_router, require_same
 from scenarios.world.routers import MADE_WITH, RouterMaker, maker_of
 from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
@@ -402,6 +401,8 @@ class World:
     @cached_property
     def compass(self) -> CompassRule:
         """Compass by its name: the numbers that ship, started at this world's level (`dials.levelled`)."""
+        from scenarios.world.dials import levelled  # who does not ask for it need not wait for numba
+
         return levelled(self, CompassRule())
 
     @cached_property

@@ -97,7 +97,7 @@ def test_a_scenario_refuses_a_router_of_other_devices(tmp_path: Path) -> None:
     mine = PolicySpec.of(world.cluster.router, limits_w, world.device_names)
     assert world.device_names == ("toy", "toy")
     for is_greedy in (False, True):
-        router = world.router(str(saved(tmp_path / "router.safetensors", mine, is_greedy)))
+        router = world.router(str(saved(tmp_path / "ppo.safetensors", mine, is_greedy)))
         assert isinstance(router, PPORouter)
         assert router.deterministic == is_greedy
     trained = world.router("ppo", tmp_path)
