@@ -88,7 +88,8 @@ def make_page(given: SuiteFile | None = None) -> str:
     }
     missing = {case.name: [rule for rule in kinds_of(case.name) if rule not in case.routers] for case in cases}
     text = render(
-        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases, rivals={rule: of for rule, of in rivals.items() if of},
+        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases,
+        rivals={rule: of for rule, of in rivals.items() if of},
         missing={name: lacking for name, lacking in missing.items() if lacking}, processor=cpu_name(),
     )  # fmt: skip
     write_text(PAGE, text)
