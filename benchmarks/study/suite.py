@@ -126,7 +126,8 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
         write_text(failed, f"{error}\n")
         return
     failed.unlink(missing_ok=True)
-    save_tuned(path, tuned, case.world, knobs, scenario.name, wall_s=time.monotonic() - began_s)
+    wall_s, command = time.monotonic() - began_s, f"python -m benchmarks suite {case.name}"
+    save_tuned(path, tuned, case.world, knobs, scenario.name, wall_s=wall_s, command=command)
     say(tuned_text(tuned))
 
 

@@ -33,16 +33,18 @@ def save_tuned(
     *,
     wall_s: float | None = None,
     is_of_a_run: bool = False,
+    command: str = "",
 ) -> None:
     """Write the router's file.
 
     Args:
         scenario: its file or name, for the command that the router's file names.
         wall_s: how long it took; without it the file is the same every time.
+        command: that makes the file again, where that is none of `slimsched train`.
         is_of_a_run: it lies in a run's folder under its kind's name: the file says all that it was made for.
     """
     spec = with_control(tuned.spec) if knobs.control and tuned.kind in CONTROLLED else tuned.spec
-    making = {"command": train_command(scenario, tuned.kind, knobs), **_making(tuned, world, knobs)}
+    making = {"command": command or train_command(scenario, tuned.kind, knobs), **_making(tuned, world, knobs)}
     making["wall_s"] = None if wall_s is None else round(wall_s, 1)
     if is_of_a_run:
         making[MADE_WITH] = dict(world.made_with)
