@@ -13,7 +13,7 @@ import msgspec
 
 from policies.vocabulary import HoldRule
 
-RATE_NS: Final = 100_000_000  # over which the rate of arrivals is averaged
+RATE_ARRIVALS: Final = 24  # over which the time between two arrivals is averaged: no cluster's speed is in it
 MAX_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
 
 Line = TypeVar("Line", bound=Hashable)
@@ -36,8 +36,10 @@ class Arrivals(Protocol):
 
 def note_arrival(arrivals: Arrivals, now_ns: int) -> None:
     """One more; both engines compute this, so it is a plain function."""
-    passed_ns = now_ns - arrivals.arrived_ns
-    arrivals.rate += (1.0 - arrivals.rate * passed_ns) / (RATE_NS + passed_ns)
+    if arrivals.arrived_ns > 0:  # else it is the first
+        passed_ns = float(now_ns - arrivals.arrived_ns)
+        gap_ns = 1.0 / arrivals.rate if arrivals.rate > 0.0 else passed_ns
+        arrivals.rate = 1.0 / max(1.0, gap_ns + (passed_ns - gap_ns) / RATE_ARRIVALS)
     arrivals.arrived_ns = now_ns
 
 

@@ -245,7 +245,7 @@ class _Writer:
     def _priced(self, priced: PricedRungs) -> Ints:
         self._require(len(priced.thresholds) == len(priced.savings) == len(priced.rungs) - 1)
         its = Priced.blank()
-        its.count, its.widths = len(priced.rungs), priced.widths
+        its.count = len(priced.rungs)
         its.rungs_at = self._plan.add([self._codes(rung) for rung in priced.rungs])
         its.thresholds_at = self._plan.add(np.array(priced.thresholds, np.float64))
         its.savings_at = self._plan.add(np.array(priced.savings, np.float64))

@@ -102,8 +102,9 @@ def simulate(
     chosen = ready_engine(world, engine, 1, seed)
     warn_of_routers(world, (named,), session.folder)
     tell_overload(world)
-    policy, name = world.router(named, session.folder), display_name(named)
+    name = display_name(named)
     with announcing_compilation((named,), chosen):
+        policy = world.router(named, session.folder)
         if out is None:
             return RunResult(simulate_metrics(world, policy, name, seed, engine=chosen))
         from scenarios.runs.folder import RunFolder

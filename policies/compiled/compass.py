@@ -44,7 +44,7 @@ class CompassMemory(Record):
 class Priced(Record):
     """`compass.PricedRungs`, and how many of its rungs there are."""
 
-    rungs_at = count = thresholds_at = savings_at = widths = INT
+    rungs_at = count = thresholds_at = savings_at = INT
 
 
 class Coming(Record):

@@ -47,7 +47,7 @@ from policies.vocabulary import Choice, ClusterView, HoldRule, WorkKey
 UNIT_BATCH: Final = 8
 FEW: Final = 8.0  # requests: from here on the load matters by its logarithm
 MAX_LOG_PRICE: Final = 20.0  # either way
-LONG: Final = 9.4
+UNITS_OF_HOST: Final = 9.4  # a unit over the host's time for an image: above it a hold for the host lasts longer
 REMEMBERED: Final = 4.0  # units over which what is to come is forgotten
 
 
@@ -63,7 +63,8 @@ class Numbers(StrictModel):
             may have, so that devices have large batches;
         hold_host: or as arrive while the router's host decides an image's whole way if it is alone in its blocks, so
             many times: at 1 the host would be just busy. The larger number counts.
-        hold_units: where a unit is more than `LONG` times what the host takes, that grows by the rest to this power.
+        hold_units: if a unit is more than `UNITS_OF_HOST` times what the host takes, that grows by the rest to this
+            power.
     """
 
     level: float = -5.7
@@ -129,13 +130,11 @@ class PricedRungs(NamedTuple):
         rungs: those that are worth their time, the most accurate first.
         thresholds: of each step to the next one, the price from which it pays.
         savings: by how much that falls for each point of accuracy that a joule is worth.
-        widths: how many the model has.
     """
 
     rungs: tuple[tuple[float, ...], ...]
     thresholds: tuple[float, ...]
     savings: tuple[float, ...]
-    widths: int
 
 
 @dataclass(slots=True)
@@ -286,7 +285,7 @@ def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence
     ways = np.diff([costs_s[rung] / costs_s[full] for rung in rungs])
     top1 = np.diff([context.prior(rung) for rung in rungs])
     energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
-    return PricedRungs(rungs, tuple((top1 / ways).tolist()), tuple((POINT * energies_j / ways).tolist()), len(widths))
+    return PricedRungs(rungs, tuple((top1 / ways).tolist()), tuple((POINT * energies_j / ways).tolist()))
 
 
 def unit_of(context: RouterContext) -> float:
@@ -304,6 +303,6 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
     block_ns = unit_ns * context.routers / config.servers / config.outstanding_blocks
     arrivals_ns = numbers.hold_arrivals * block_ns
     if host_ns:
-        longer = max(1.0, unit_ns / (LONG * host_ns)) ** numbers.hold_units
+        longer = max(1.0, unit_ns / (UNITS_OF_HOST * host_ns)) ** numbers.hold_units
         arrivals_ns = max(arrivals_ns, numbers.hold_host * host_ns * longer)
     return HoldRule((1,) * config.segments, (config.max_batching_delay_ns, *later), (round(arrivals_ns), *later))

@@ -20,7 +20,7 @@ from kit.errors import InputError, nearest
 from kit.files import lies_there
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
-from policies.registry import TUNED
+from policies.registry import COMPASS, TUNED
 from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
@@ -87,8 +87,8 @@ def code_of(name: str, source: str) -> str:
 
 
 def is_compiled(name: str) -> bool:
-    """Whether compiled code finds it, or decides by its learned numbers: what a run makes, and files of numbers."""
-    return made_kind(name) is not None or name.endswith(ROUTER_SUFFIX)
+    """Whether compiled code finds it, or its start, or decides by its numbers: all but rules and classes."""
+    return made_kind(name) is not None or name.endswith(ROUTER_SUFFIX) or name == COMPASS
 
 
 def require_distinct_names(routers: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ class SuiteFile(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class SuiteCase:
-    """A case that can be run; `scenario` names its tuned routers' folder."""
+    """A case that can be run."""
 
     name: str
     floor: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from kit.results import OwnDocument
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import PairedRatio, paired_ratio
 
-Figure = Literal["mean_s", "p99_s", "image_j"]
-COMPASS_NAME: Final = "compass"
+Figure = Literal["mean_s", "p99_s"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from scenarios.files.router_names import display_name
 from scenarios.metrics.suite import Equal, Run
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.dials import Judged, find_dial
-from scenarios.world.scoring import SampledRun, Scorer
+from scenarios.world.scoring import SampledRun, Scorer, unserved
 from scenarios.world.world import World
 
 MAX_THREADS: Final = 2
@@ -63,8 +63,7 @@ class EqualRuns:
         with ThreadPoolExecutor(min(core_count(), MAX_THREADS)) as threads:
             scores = list(threads.map(lambda run: self._scorer.score(maker, run), self._runs))
         for run, score in zip(self._runs, scores, strict=True):
-            unserved = score.failed / max(1, score.images)
-            yield Run(run.seed, score.accuracy, score.mean_s, score.p99_s, score.image_j, unserved)
+            yield Run(run.seed, score.accuracy, score.mean_s, score.p99_s, score.image_j, unserved([score]))
 
 
 def _simulated(world: World, router: str, seed: int, made_in: Path | None) -> Run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from kit.chance import derived_seed
+from policies.plan_of import plan_of
 from policies.rules.compass import CompassRule
 from policies.rules.specs import POINT
 from scenarios.metrics.served import LIMIT
@@ -108,16 +109,16 @@ def crossing(found: Mapping[float, float], wanted: float, low: float, high: floa
 def levelled(world: Simulated, rule: CompassRule) -> CompassRule:
     """Set the level that Compass starts from, so that it about keeps the operator's first floor without its control.
 
-    It is set on three simulated runs of the scenario's load. Left as it is where no floor is asked for, as where each
-    class of requests has its own, where none can be kept, and where the compiled engine can't play the scenario.
+    It is set on three simulated runs of the scenario's load. It stays as it is if the scenario has no floor for all
+    requests, if none can be kept, or if the compiled engine can't play the scenario.
     """
     scenario = world.scenario
     floor = scenario.slo.goals(scenario.tuning.floor)[0].floor
-    if floor <= 0.0:
+    if floor <= 0.0 or plan_of(rule.make(world.context), world.context.config) is None:
         return rule
     try:
         scorer = Scorer(world)
-        runs = [_start_of(world, number) for number in range(STARTS)]
+        runs = [_part(world, number) for number in range(STARTS)]
         scorer.keep(runs)
     except UnsupportedScenario:
         return rule
@@ -130,8 +131,10 @@ def levelled(world: Simulated, rule: CompassRule) -> CompassRule:
     return rule.model_copy(update={"numbers": rule.numbers.model_copy(update={"level": level})})
 
 
-def _start_of(world: Simulated, number: int) -> SampledRun:
-    scenario, part = world.scenario, TraceSlice(number, STARTS)
+def _part(world: Simulated, number: int) -> SampledRun:
+    scenario, rate_img_s = world.scenario, world.mean_rate_img_s
     seed = derived_seed(scenario.seed, f"level:{number}")
-    whole = len(world.run_spec(seed, detail=False).arrivals_ns)
-    return SampledRun(seed, duration_s=scenario.duration_s * min(1.0, IMAGES / max(1, whole)), trace_slice=part)
+    if rate_img_s is None:  # a trace's, which is known by its requests
+        rate_img_s = len(world.run_spec(seed, detail=False).arrivals_ns) / scenario.duration_s
+    duration_s = min(scenario.duration_s, IMAGES / rate_img_s)
+    return SampledRun(seed, duration_s=duration_s, trace_slice=TraceSlice(number, STARTS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -40,17 +40,14 @@ class Simulated(Protocol):
         """What a router is built from."""
         ...
 
-    def run_spec(
-        self,
-        seed: int,
-        *,
-        duration_s: float | None = None,
-        scale: float = 1.0,
-        detail: bool = True,
-        end: str | None = None,
-        trace_slice: TraceSlice | None = None,
-    ) -> RunSpec:
-        """One run of the workload."""
+    @property
+    def mean_rate_img_s(self) -> float | None:
+        """Images expected to arrive, a second; None for a trace."""
+        ...
+
+    @property
+    def run_spec(self) -> Callable[..., RunSpec]:
+        """Draws one run of the workload; called as `World.run_spec`."""
         ...
 
     def with_series(self) -> Simulated:

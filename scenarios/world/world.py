@@ -237,9 +237,8 @@ class World:
         """One run of the scenario's workload; `slowdowns`: see `RunSpec`.
 
         With a `trace_slice` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`,
-            and
-        a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and faults
-        late in the scenario are met as well.
+        and a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and
+        faults late in the scenario are met as well.
         """
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
@@ -358,10 +357,9 @@ class World:
         Empty where its memory holds all of those.
         """
         widths, sets = self.cluster.router.widths, self.context.working_sets
-        ends = [nest[-1] for nest in nests_of(widths, self.cluster.servers[server].knobs.nests)]
-        if not sets or all(mask[widths.index(end)] for mask in sets[server] for end in ends):
-            return ()
         nests = nests_of(widths, self.cluster.servers[server].knobs.nests)
+        if not sets or all(mask[widths.index(nest[-1])] for mask in sets[server] for nest in nests):
+            return ()
         held = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]
         return tuple(tuple(max(of) for nest in nests if (of := set(nest) & set(each))) for each in held)
 

@@ -20,7 +20,6 @@ import numpy as np
 from policies.division import Division
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs, Spec
-from policies.holds import RATE_NS
 from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
@@ -618,7 +617,7 @@ def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     )
     percent, has_rule = draws.pick((0, 20, 60)), draws.chance(60)
     if percent == 20:  # nothing is drawn for this, so that what follows stays what it was
-        rule = msgspec.structs.replace(rule, arrivals_ns=tuple(count * RATE_NS // 2 for count in rule.requests))
+        rule = msgspec.structs.replace(rule, arrivals_ns=tuple(count * limit_ns // 2 for count in rule.requests))
     return replace(
         scenario,
         cluster=replace(cluster, router=replace(cluster.router, max_batching_delay_ns=limit_ns)),

@@ -36,7 +36,7 @@ def test_a_price_asks_for_the_tuple_that_is_worth_most(
 ) -> None:
     """Of all in the table: accuracy less device time (a way at full width is 1) at the price, and joules at theirs."""
     its = replace(context(servers=2), prior=AccuracyPrior(table))
-    rungs, thresholds, savings, _ = priced_rungs(its, "router", "", its.config.widths)
+    rungs, thresholds, savings = priced_rungs(its, "router", "", its.config.widths)
     assert all(0 < one < other for one, other in pairwise(thresholds)), "none is superfluous"
     full = full_widths(its.config)
     costs_s = tuple_costs_s(its, (*table, full))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Any
 
 import pytest
 
-from policies.holds import MAX_HOLDS
+from policies.holds import MAX_HOLDS, RATE_ARRIVALS, Holds, note_arrival
 from policies.vocabulary import (
     ArrivalsEnded,
     Choice,
@@ -189,17 +190,16 @@ def test_a_rule_holds_lines_that_begin_without_a_decision() -> None:
 
 
 def test_a_rule_holds_until_as_many_wait_as_arrive_within_a_time() -> None:
-    """At the rate over the last tenth of a second or so: many while it is high, none once it has fallen; by segment."""
+    """At the rate over the last arrivals: many while it is high, none once it has fallen; by segment."""
     core, every_ns = holding(max_batching_delay_ns=10**9, outstanding_blocks=1000), 10**6
     core.handle(HoldRule((1, 1), (10**9, 10**9), (4 * every_ns, 0)), 0)
     sizes = []
-    for now in range(0, 402 * every_ns, every_ns):  # 402: the last one is held
+    for now in range(every_ns, 403 * every_ns, every_ns):  # 402: the last one is held
         arrive(core, now, now)
         if core.next_wake_ns == now:
             block = send(core, now, 0)
             sizes.append(len(block.block.requests))
-    assert (sizes[0], sizes[-1]) == (1, 3)
-    assert sizes == sorted(sizes)
+    assert sizes == [1] + [4] * 100, "of the first nothing is known yet"
     back(core, now, block)
     assert core.next_wake_ns == now, "before the second segment nobody waits"
     send(core, now, 0)
@@ -207,6 +207,21 @@ def test_a_rule_holds_until_as_many_wait_as_arrive_within_a_time() -> None:
     send(core, later, 0)  # who was held
     arrive(core, later, later)
     assert core.next_wake_ns == later, "about one a second: nobody else is waited for"
+
+
+def test_the_rate_follows_the_last_arrivals_at_any_speed() -> None:
+    """After a change 1/e of the old mean time between two is left when `RATE_ARRIVALS` have come."""
+    for every_ns in (100, 10**6, 10**9):
+        seen = Holds[int](1, 1)
+        for count in range(1, 100):
+            note_arrival(seen, count * every_ns)
+        assert seen.rate == pytest.approx(1 / every_ns)
+        for count in range(1, 1 + RATE_ARRIVALS):
+            note_arrival(seen, 99 * every_ns + 9 * count * every_ns)
+        assert 1 / seen.rate == pytest.approx((9 - 8 * exp(-1)) * every_ns, rel=0.02)
+    for _ in range(2000):
+        note_arrival(seen, seen.arrived_ns)
+    assert seen.rate == 1.0, "many at once"
 
 
 def test_a_line_begins_anew_with_those_who_come_while_all_that_were_in_it_are_decided_on() -> None:
