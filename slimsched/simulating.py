@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -148,7 +149,7 @@ def compare(
             says or the cluster that runs here (docs/cluster.md). What comes out is the same.
         bound: also compute the bound that no router can beat; takes some seconds.
         equal_accuracy: set every router's dial so that all have the scenario's floor on these very runs, to 0.02
-            points; a router without a dial is as it is. A class of your own has one if it has an attribute `dial`.
+            points; a router without a dial is as it is. A custom class has one if it has an attribute `dial`.
         out: the run folder, which keeps the results; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
 
@@ -171,7 +172,7 @@ def compare(
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.simulate import default_jobs
 
-    given, job = session.scenario.compare, session.job()
+    given, job, equal = session.scenario.compare, session.job(), None
     world = job.world()
     chosen = _engine_for(world, given, engine, jobs or 1, bound)
     warn_of_routers(world, given.routers, session.folder)
@@ -180,7 +181,6 @@ def compare(
         with announcing_compilation(given.routers):
             world = with_decision_times(job, world, given.routers)
         tell_overload(world)
-        equal = None
         if equal_accuracy:
             with announcing_compilation(given.routers, "compiled"):
                 world, equal = stage.equalled(job, world)
@@ -332,16 +332,18 @@ def bound(
 
 
 @verb
-def suite(routers: Routers = (), *, only: Names = ()) -> SuiteScore:
-    """Race routers at equal accuracy over the suite, beside the published ones.
+def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteScore:
+    """Race routers at equal accuracy over the suite, next to the published ones.
 
     The suite has a dozen scenarios and a dozen drawn clusters, with fixed seeds that no tuning saw. In each of them
     every router's dial is set so that it has the case's accuracy; one without a dial is as it is, and says so.
+    Interrupted, the same call goes on from what is finished.
 
     Args:
-        routers: by name, file (of a Gymnasium policy, too: docs/how-to-add.md) or `module:Class` of your own; may be
+        routers: by name, file (of a Gymnasium policy, too: docs/how-to-add.md) or a custom `module:Class`; may be
             given several times.
         only: cases by name; may be given several times. All by default.
+        out: the folder that keeps what is finished; `runs/suite` by default.
 
     Raises:
         InputError: no such router or case.
@@ -354,11 +356,14 @@ def suite(routers: Routers = (), *, only: Names = ()) -> SuiteScore:
     """
     from scenarios.files.router_names import check_router
     from scenarios.job.suite import race
+    from scenarios.runs.folder import RunFolder
+    from scenarios.terminal.places import writable_folder
 
     named = tuple(map(router_name, routers))
     if not named:
         raise InputError("--router", "", "missing; name a router, such as --router ladder")
     for name in named:
         check_router(name, "--router")
-    with announcing_compilation(named, "compiled"):
-        return race(named, only, quiet=observer().quiet)
+    folder = RunFolder(writable_folder(Path(out or "runs/suite")), observer().remark)
+    with folder.opened(), announcing_compilation(named, "compiled"):
+        return race(named, folder, only, quiet=observer().quiet)

@@ -38,11 +38,3 @@ RELAXED_CUT_PCT = -80.0  # of latency and energy against random routing, that th
 def is_replica(scenario: str) -> bool:
     """Whether a scenario claims to be the paper's, by its name."""
     return scenario.startswith("paper")
-
-
-def paper_row(router: str) -> PaperRow | None:
-    """The paper's router of this name: `random`, or PPO with the `heavy` or the `relaxed` weights, as `ppo-heavy`."""
-    if router == "random":
-        return RANDOM
-    words = router.replace("_", "-").split("-")
-    return HEAVY if "heavy" in words else RELAXED if "relaxed" in words else None

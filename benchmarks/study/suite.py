@@ -1,7 +1,7 @@
 """The published rows of the suite: Compass by its name, and every rule tuned for each case, at equal accuracy.
 
     python -m benchmarks suite                        # tunes what has no file, runs, and writes docs/results.md
-    python -m benchmarks suite --only memory-tight    # one case; the others' rows stay as they are
+    python -m benchmarks suite memory-tight           # one case; the others' rows stay as they are
 
 A rule is tuned as `slimsched train` does it, with the same budget for all, on seeds that the suite has not. It lies in
 `scenarios/data/routers/CASE/`; a kind that can't keep the floor there has a note in its place.
@@ -58,7 +58,7 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
     names = suite.case_names(given)
     for name in only:
         if name not in names:
-            raise InputError("--only", "", f"{name!r} is no case; {nearest(name, names)}")
+            raise InputError("suite", "", f"{name!r} is no case; {nearest(name, names)}")
     known = {case.name: case for case in suite.published()} if PUBLISHED.is_file() else {}
     for name in [name for name in names if not only or name in only]:
         case = suite.load_case(given, name)

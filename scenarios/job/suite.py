@@ -9,20 +9,23 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from hw.version import code_here
 from kit import strict
-from kit.documents import read_text
+from kit.documents import inputs_hash, read_text
 from kit.errors import InputError, nearest
 from kit.strict import StrictModel
-from scenarios.files.router_names import display_name
+from scenarios.files.router_names import code_of, display_name, router_file
 from scenarios.files.shipped import SHIPPED, SHIPPED_SCENARIOS
 from scenarios.learn.clusters import Clusters, drawn_world
-from scenarios.metrics.suite import Case, SuiteScore, cases_of
+from scenarios.metrics.suite import Case, SuiteScore, cases_of, rows_of
 from scenarios.runs.bound import FluidModel
 from scenarios.runs.equal import EqualRuns
+from scenarios.runs.folder import RunFolder
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -87,11 +90,12 @@ def _typed(row: Mapping[str, str]) -> dict[str, Any]:
     return {**found, "seed": int(row["seed"])}
 
 
-def race(routers: Sequence[str], only: Sequence[str] = (), *, quiet: bool = False) -> SuiteScore:
-    """Run routers on the suite at equal accuracy, beside those that are published.
+def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *, quiet: bool = False) -> SuiteScore:
+    """Run routers on the suite at equal accuracy, next to the published ones.
 
     Args:
         routers: by name or file.
+        folder: keeps what is finished: the next call goes on from it.
         only: cases; all by default.
 
     Raises:
@@ -103,20 +107,31 @@ def race(routers: Sequence[str], only: Sequence[str] = (), *, quiet: bool = Fals
         if name not in names:
             raise InputError("--only", "", f"{name!r} is no case; {nearest(name, names)}")
     wanted = [name for name in names if not only or name in only]
-    cases = []
+    memo, cases = folder.memo("suite", inputs_hash(FILE, code_here())), []
+    finished = {row["inputs"]: row["rows"] for row in memo.rows}
     with Progress("suite", len(wanted) * len(routers), unit="router and case", quiet=quiet) as progress:
         for name in wanted:
             case = load_case(suite, name)
             its = known.get(name) or Case(name, case.floor, bound_s(case), {})
             runs = EqualRuns(case.world, case.seeds)
             for router in routers:
-                found = runs.at_floor(router, case.floor)
-                its = replace(its, routers={**its.routers, display_name(router): found})
+                label, inputs = display_name(router), inputs_hash(name, *router_parts(router))
+                if inputs not in finished:
+                    rows = rows_of([replace(its, routers={label: runs.at_floor(router, case.floor)})])
+                    memo.add({"inputs": inputs, "rows": rows})
+                    finished[inputs] = rows
+                its = replace(its, routers={**its.routers, **cases_of(finished[inputs])[0].routers})
                 progress.update(1)
             cases.append(its)
     entrants = tuple(map(display_name, routers))
     others = dict.fromkeys(router for case in known.values() for router in case.routers if router not in entrants)
     return SuiteScore(published=tuple(others), entrants=entrants, cases=tuple(cases))
+
+
+def router_parts(router: str) -> tuple[str | Path, ...]:
+    """A router's name in tables, and what it decides by: its file, or a user's code."""
+    file = router_file(router)
+    return display_name(router), file or code_of(router, "--router")
 
 
 def bound_s(case: SuiteCase) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT, paper_row
+from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT
 from scenarios.learn.train import train_world
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
@@ -56,4 +56,3 @@ def test_the_papers_changes_follow_from_its_tables() -> None:
         assert row.energy_change_pct == pytest.approx(energy_pct, abs=0.2)
     watts = [row.energy_j / row.latency_s for row in (RANDOM, HEAVY, RELAXED)]
     assert watts == pytest.approx([219, 166, 178], abs=1)  # so its latencies are seconds
-    assert paper_row("jsq") is None

@@ -16,6 +16,7 @@ from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import FixedRule, PaperRandom, RuleSpec
 from policies.vocabulary import Choice, ClusterView
+from scenarios.files.router_names import is_compiled
 from scenarios.runs.equal import EqualRuns
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.dials import CLOSE, REACH, TRIES, Judged, find_dial, levelled
@@ -207,3 +208,14 @@ def test_a_floor_that_no_dial_keeps_leaves_it_as_it_is(world: World) -> None:
         ),
     )
     assert hopeless.compass == CompassRule()
+
+
+def test_a_cluster_that_has_no_compiled_router_leaves_it_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table of transfers would be too large, say; Python would take minutes."""
+    monkeypatch.setattr("policies.plan_of.MAX_TRANSFERS", 0)
+    world = world_of(tmp_path, tuning={"floor": FLOOR})
+    assert world.compass == CompassRule()
+    assert is_compiled("compass")
+    assert not is_compiled("ladder")

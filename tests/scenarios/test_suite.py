@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import yaml
 from scenarios.job import suite
 from scenarios.job.suite import SuiteFile, case_names, load_case, race, read_suite
 from scenarios.metrics.suite import Case, Equal, Run, SuiteScore, cases_of, rows_of
+from scenarios.runs.equal import EqualRuns
+from scenarios.runs.folder import RunFolder
 from scenarios.show.suite import suite_table
 from scenarios.show.table import to_text
 from slimsched.cli import main
@@ -84,9 +88,17 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuiteFile:
     return read_suite()
 
 
-def test_a_race_runs_the_entrants_beside_what_is_published(tiny: SuiteFile) -> None:
+@contextmanager
+def opened(path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(path)
+    with folder.opened():
+        yield folder
+
+
+def test_a_race_runs_the_entrants_beside_what_is_published(tiny: SuiteFile, tmp_path: Path) -> None:
     """At the floor of each case; what is published is not run again, and a case of which nothing is has its bound."""
-    found = race(["ladder", "jsq"], quiet=True)
+    with opened(tmp_path / "runs") as folder:
+        found = race(["ladder", "jsq"], folder, quiet=True)
     assert (found.published, found.entrants) == (("compass", "slackfit"), ("ladder", "jsq"))
     assert [case.name for case in found.cases] == [*case_names(tiny)] == ["drawn-a", "drawn-b"]
     first, second = found.cases
@@ -101,7 +113,41 @@ def test_a_race_runs_the_entrants_beside_what_is_published(tiny: SuiteFile) -> N
         assert case.routers["jsq"].by is None
 
 
-def test_the_command_prints_a_table_for_each_entrant(tiny: SuiteFile, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_race_goes_on_from_what_is_finished(
+    tiny: SuiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another router's file holds, or another suite, is not finished yet."""
+    rule, other = tmp_path / "my.rule.yaml", "schema: slimsched.rule/1\nkind: ladder\nplacement: jsq\n"
+    rule.write_text("schema: slimsched.rule/1\nkind: ladder\n")
+    played, run = list[str](), EqualRuns.at_floor
+
+    def at_floor(self: EqualRuns, router: str, floor: float) -> Equal:
+        if len(played) == 3:
+            raise KeyboardInterrupt
+        played.append(router)
+        return run(self, router, floor)
+
+    monkeypatch.setattr(EqualRuns, "at_floor", at_floor)
+    with opened(tmp_path / "runs") as folder, pytest.raises(KeyboardInterrupt):
+        race(["jsq", str(rule)], folder, quiet=True)
+    with opened(tmp_path / "runs") as folder:
+        assert len(played) == 3
+        played.append("")
+        found = race(["jsq", str(rule)], folder, quiet=True)
+        assert played[4:] == [str(rule)], "the last case's second router alone"
+        assert race(["jsq", str(rule)], folder, quiet=True) == found
+        rule.write_text(other)
+        race(["jsq", str(rule)], folder, quiet=True)
+        assert played[5:] == [str(rule)] * 2
+        suite.FILE.write_text(suite.FILE.read_text() + "# another\n")
+        race(["jsq"], folder, ["drawn-a"], quiet=True)
+    assert played[7:] == ["jsq"]
+
+
+def test_the_command_prints_a_table_for_each_entrant(
+    tiny: SuiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["suite", "-r", "ladder", "--only", "drawn-a", "--json", "-", "-q"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "slimsched.suite-score/1"
