@@ -8,9 +8,11 @@ import math
 import re
 import sys
 import time  # noqa: TID251 - latencies
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
@@ -20,6 +22,8 @@ from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, Request, RequestError, Served
 
 DEADLINE: Final = "deadline"
+NO_LABEL: Final = "no_label"
+HEARD_S: Final = 2.0  # the router says several times a second how it is
 _AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
 _TRACE: Final = "traceparent"
 _TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -81,8 +85,8 @@ class Admission:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are accepted."""
-        return self._bridge.is_ready
+        """Whether requests are accepted, by a router that was heard of late."""
+        return self._bridge.is_ready and self._bridge.heard_s < HEARD_S
 
     @property
     def served(self) -> Served:
@@ -102,9 +106,9 @@ class Admission:
         Raises:
             RequestError: it has none.
         """
-        given = authorization.removeprefix("Bearer ").encode("latin-1")
-        for token in self._tokens:
-            if hmac.compare_digest(given, token):
+        scheme, _, given = authorization.partition(" ")
+        for token in self._tokens if scheme.lower() == "bearer" else ():
+            if hmac.compare_digest(given.strip().encode("latin-1"), token):
                 return token
         if self._tokens:
             raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
@@ -172,7 +176,17 @@ class Admission:
             problem = f"full: {self._inside[token]} images of this token are inside, allowed are {most}"
             raise RequestError(problem, 429)
 
+    def fault(self, error: Exception) -> RequestError:
+        """Note a fault of this program; what its client is told."""
+        *_, last = traceback.extract_tb(error.__traceback__)
+        at = f"{Path(last.filename).name}:{last.lineno}"
+        self._journal.note("request_fault", error=f"{type(error).__name__}: {error}"[:200], at=at)
+        return RequestError("internal error; the server's log has a line", 500)
+
     def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
+        if reason == NO_LABEL:
+            self._metrics.refused.labels(NO_LABEL).inc(count)
+            return RequestError("the scores are no numbers: some value of the image is too large")
         self._metrics.failed.labels(reason).inc(count)
         self._journal.note("request_failed", reason=reason, images=count, **trace)
         if reason == DEADLINE:

@@ -62,6 +62,13 @@ async def starting(scope: Message, receive: Receive, send: Send) -> None:
     await _send(Response(200) if is_live else _error(503, "not_ready: it starts", _CLOSE), scope, send, {})
 
 
+def _looked_up(method: str, response: Response) -> Response:
+    """What is there to be read, unless something else is to be done with it."""
+    if method in ("GET", "HEAD") or response.status == HTTPStatus.NOT_FOUND:
+        return response
+    return _error(405, f"{method:.20}: allowed are GET and HEAD", ("allow", "GET, HEAD"), _CLOSE)
+
+
 async def _left(receive: Receive) -> None:
     """Until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
@@ -96,13 +103,16 @@ class App:
             response = await self._respond(scope["method"], scope["path"], headers, receive)
         except _GoneError:
             return
+        except Exception as error:  # a fault of ours ends one request
+            self._metrics.requests.labels("500").inc()
+            response = _error(500, str(self._admission.fault(error)), _CLOSE)
         await _send(response, scope, send, trace_of(headers))
 
     async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Response:
         if path == _LIVE:
-            return Response(200)
+            return _looked_up(method, Response(200))
         if path == "/v2/health/ready" or path in [f"{model}/ready" for model in self._models]:
-            return Response(200 if self._admission.is_ready else 503)
+            return _looked_up(method, Response(200 if self._admission.is_ready else 503))
         try:
             token = self._admission.token_in(headers.get("authorization", ""))
         except RequestError as error:
@@ -114,7 +124,7 @@ class App:
             response = await self._infer(headers, receive, token, version)
             self._metrics.requests.labels(str(response.status)).inc()
             return response
-        return self._look_up(path)
+        return _looked_up(method, self._look_up(path))
 
     def _look_up(self, path: str) -> Response:
         if path == "/metrics":
@@ -132,6 +142,8 @@ class App:
 
     async def _infer(self, headers: Mapping[str, str], receive: Receive, token: bytes, version: str) -> Response:
         try:
+            if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+                raise RequestError(f"content-encoding: found {encoding:.40}, allowed is none", 415)
             body = await self._body(headers, receive)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:

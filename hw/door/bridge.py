@@ -71,12 +71,18 @@ class Bridge:
         self._calls: dict[int, _Call] = {}  # by slot
         self._is_flush_due = False
         self._loop = asyncio.get_running_loop()
+        self._heard_s = self._loop.time()
         self._loop.add_reader(port.fileno(), self._hear)
 
     @property
     def inside(self) -> int:
         """Images that the router has not answered for."""
         return len(self._calls)
+
+    @property
+    def heard_s(self) -> float:
+        """How long ago the router said how it is."""
+        return self._loop.time() - self._heard_s
 
     @property
     def is_ready(self) -> bool:
@@ -144,7 +150,7 @@ class Bridge:
                 case Failed(slot, reason):
                     self._release(slot).fail(reason)
                 case Status():
-                    self.status = word
+                    self.status, self._heard_s = word, self._loop.time()
                 case Serving(version, top1):
                     self.served = self.served.by_model(version, top1)
                 case Drain():

@@ -82,17 +82,17 @@ def read_call(message: Any, size_bytes: int, served: Served) -> Request:
         problem = f"{size_bytes} bytes without raw_input_contents, allowed are {JSON_BYTES}; send the image there"
         raise RequestError(problem, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     head = Infer(
-        [Input(each.name, list(each.shape), each.datatype) for each in message.inputs],
+        [Input(each.name, list(each.shape), each.datatype, _parameters(each)) for each in message.inputs],
         message.id,
-        {name: _parameter(each) for name, each in message.parameters.items()} | {"binary_data_output": bool(raw)},
-        [Output(each.name) for each in message.outputs],
+        _parameters(message) | {"binary_data_output": bool(raw)},
+        [Output(each.name, _parameters(each)) for each in message.outputs],
     )
     return request_of(head, lambda datatype, values: _values(message, datatype, values), served)
 
 
-def _parameter(given: Any) -> Any:
-    kind = given.WhichOneof("parameter_choice")
-    return None if kind is None else getattr(given, kind)
+def _parameters(given: Any) -> dict[str, Any]:
+    chosen = {name: each.WhichOneof("parameter_choice") for name, each in given.parameters.items()}
+    return {name: kind and getattr(given.parameters[name], kind) for name, kind in chosen.items()}
 
 
 def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
@@ -161,15 +161,41 @@ class Calls:
         }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
-                _refusing(call), MESSAGES[f"{name}Request"].FromString, MESSAGES[f"{name}Response"].SerializeToString
+                self._refusing(call),
+                MESSAGES[f"{name}Request"].FromString,
+                MESSAGES[f"{name}Response"].SerializeToString,
             )
             for name, call in unary.items()
         }
         # One message comes, as to the others; read as a stream, it is taken when its sender's token is known.
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(
-            _refusing(self._infer, self._count), None, MESSAGES["ModelInferResponse"].SerializeToString
+            self._refusing(self._infer, self._count), None, MESSAGES["ModelInferResponse"].SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _refusing(self, call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: None) -> Call:
+        """With a status for what is refused; `count` is told of every one."""
+
+        async def answer(asked: Any, context: Context) -> Any:
+            code = grpc.StatusCode.INTERNAL
+            try:
+                reply = await call(asked, context)
+                code = grpc.StatusCode.OK
+                return reply
+            except RequestError as error:
+                code, refusal = _CODES[HTTPStatus(error.status)], error
+            except asyncio.CancelledError as error:  # the client left, or gRPC has ended it a moment before `Admission`
+                is_over = DEADLINE in error.args or context.time_remaining() == 0
+                code = grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED
+                raise
+            except Exception as error:  # a fault of ours ends one call
+                refusal = self._admission.fault(error)
+            finally:
+                count(code)
+            may_retry = refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            await context.abort(code, str(refusal), _SOON if may_retry else ())
+
+        return answer
 
     async def _live(self, _: Message, __: Context) -> Message:
         return MESSAGES["ServerLiveResponse"](live=True)
@@ -232,29 +258,6 @@ def _in_time(request: Request, context: Context) -> Request:
         return request
     left_ns = max(0, round(left_s * 1e9))
     return replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
-
-
-def _refusing(call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: None) -> Call:
-    """With a status for what is refused; `count` is told of every one."""
-
-    async def answer(asked: Any, context: Context) -> Any:
-        code = grpc.StatusCode.UNKNOWN  # what gRPC says of an exception
-        try:
-            reply = await call(asked, context)
-            code = grpc.StatusCode.OK
-            return reply
-        except RequestError as error:
-            code, refusal = _CODES[HTTPStatus(error.status)], error
-        except asyncio.CancelledError as error:  # the client left, or gRPC has ended it a moment before `Admission`
-            is_over = DEADLINE in error.args or context.time_remaining() == 0
-            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED
-            raise
-        finally:
-            count(code)
-        may_retry = refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-        await context.abort(code, str(refusal), _SOON if may_retry else ())
-
-    return answer
 
 
 async def start_grpc(calls: Calls, address: str, certificate: Path | None, limits: Limits) -> Any:

@@ -48,6 +48,7 @@ _ENDING_S: Final = 10.0  # in which answers are to be taken
 _LEAVING_S: Final = 1.0  # in which who waits gets what was said
 _BACKLOG: Final = 2048
 _DESCRIPTORS: Final = 64  # that are no connections
+_ALWAYS: Final = (b"/v2/health/live", b"/v2/health/ready", b"/metrics")  # answered when all else is full
 _DEATHS: Final = 5
 _DEATHS_S: Final = 60.0  # in which so many are too many
 
@@ -109,7 +110,8 @@ class _Connection(HttpToolsProtocol):
         """The head is whole."""
         self._timer.cancel()
         self._is_head = False
-        if len(self.connections) > cast(int, self.config.limit_concurrency):
+        is_asked = self.url.partition(b"?")[0] in _ALWAYS
+        if len(self.connections) > cast(int, self.config.limit_concurrency) and not is_asked:
             self.app = crowded
         super().on_headers_complete()
 
@@ -190,7 +192,7 @@ async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, ar
         server.should_exit = True
 
     bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), spec.served, finish)
-    metrics = Metrics(lambda: bridge.served, lambda: bridge.inside, lambda: bridge.status)
+    metrics = Metrics(lambda: bridge.served, lambda: bridge.inside, lambda: bridge.status, lambda: bridge.heard_s)
     page = LivePage(spec.served, bridge, metrics)
     journal = Sparing(Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json))
     admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, journal)

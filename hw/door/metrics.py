@@ -28,8 +28,9 @@ _BUCKETS_S: Final = tuple(round(base * 10.0**power, 4) for power in range(-3, 2)
 class _OfRouter(Collector):
     """What the router said last."""
 
-    def __init__(self, status: Callable[[], Status | None]) -> None:
+    def __init__(self, status: Callable[[], Status | None], heard_s: Callable[[], float]) -> None:
         self._status = status
+        self._heard_s = heard_s
 
     def collect(self) -> Iterable[Metric]:
         """See `Collector`."""
@@ -37,6 +38,9 @@ class _OfRouter(Collector):
         if status is None:
             return
         yield GaugeMetricFamily("slimsched_ready", "Whether images are accepted.", value=status.is_ready)
+        yield GaugeMetricFamily(
+            "slimsched_router_heard_seconds", "How long ago the router said this.", value=self._heard_s()
+        )
         yield GaugeMetricFamily("slimsched_images_queued", "Images inside that no server has.", value=status.queued)
         yield CounterMetricFamily(
             "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / NS_PER_S
@@ -78,11 +82,15 @@ class Metrics:
     Args:
         served: what is served now; each of its classes of requests is counted for itself.
         inside: how many images are in slots.
-        status: what the router said last.
+        status: what the router said last, and how long ago.
     """
 
     def __init__(
-        self, served: Callable[[], Served], inside: Callable[[], int], status: Callable[[], Status | None]
+        self,
+        served: Callable[[], Served],
+        inside: Callable[[], int],
+        status: Callable[[], Status | None],
+        heard_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
@@ -97,7 +105,7 @@ class Metrics:
         )  # fmt: skip
         held = Gauge("slimsched_images_inside", "Images that take a place inside.", registry=self._registry)
         held.set_function(inside)
-        self._registry.register(_OfRouter(status))
+        self._registry.register(_OfRouter(status, heard_s))
         self._served = served
         if served().class_names:
             self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")

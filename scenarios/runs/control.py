@@ -2,15 +2,15 @@
 
 The command at work holds the folder's lock; what its operator wishes meanwhile lies in files that need no lock. While
 servers are up, `.slimsched/operator/` has `servers.json`, which says who they are, an empty file `drain-N` for each
-server N that is to be drained, and a file `steer-TIME` for each change of goals or router. A file is there or not: two
-operators at once do no harm, and nobody reads half a wish.
+server N that is to be drained, and a file `steer-NUMBER-PROCESS` for each change of goals or router. A file is there or
+not: two operators at once do no harm, and nobody reads half a wish.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import time  # noqa: TID251 - wishes have an order
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ Server = tuple[str, str]
 
 _SERVERS: Final = "servers.json"
 _DRAIN = re.compile(r"drain-(\d+)")
+_STEER = re.compile(r"steer-(\d+)-\d+")
 
 
 class Steering(StrictModel):
@@ -51,7 +52,7 @@ def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steere
     door = folder / CONTROL
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
-        door.mkdir()
+        door.mkdir(mode=0o700)  # who may write here names code to run
         try:
             write_json(door / _SERVERS, {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered})
             yield Wishes(door)
@@ -65,7 +66,7 @@ class Wishes:
     def __init__(self, door: Path) -> None:
         self._door = door
         self._drained: frozenset[int] = frozenset()
-        self._steered = ""
+        self._steered = set[str]()
 
     def __call__(self) -> frozenset[int]:
         """Which servers are to be drained now; as far as the folder can't be read, those of before."""
@@ -77,8 +78,8 @@ class Wishes:
         """What is asked for since this was last called, one wish after the other."""
         with suppress(OSError):
             for path in sorted(self._door.glob("steer-*")):
-                if path.name > self._steered:
-                    self._steered = path.name
+                if path.name not in self._steered:
+                    self._steered.add(path.name)
                     yield validate(Steering, read_json(path), str(path))
 
 
@@ -132,7 +133,9 @@ def steer(folder: Path, wish: Steering) -> None:
     _, may_be_steered = _serving(folder)
     if not may_be_steered:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")
-    write_json(folder / CONTROL / f"steer-{time.time_ns()}", wish.model_dump(mode="json"))
+    earlier = [int(found[1]) for path in (folder / CONTROL).iterdir() if (found := _STEER.fullmatch(path.name))]
+    name = f"steer-{max(earlier, default=0) + 1:06}-{os.getpid()}"
+    write_json(folder / CONTROL / name, wish.model_dump(mode="json"))
 
 
 def _serving(folder: Path) -> tuple[list[Server], bool]:

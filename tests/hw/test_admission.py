@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from hw.door.admission import Admission, Limits
-from hw.door.bridge import Bridge
+from hw.door.app import App
+from hw.door.bridge import Bridge, FailedError
 from hw.door.journal import Journal, Sparing
 from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, Request, RequestClass, RequestError, Served
@@ -32,9 +34,10 @@ class Door:
         self.told: list[str] = []
         self.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None)
         bridge: Any = SimpleNamespace(
-            served=SERVED, is_ready=True, is_draining=False, inside=0, submit=submit, status=STATUS
+            served=SERVED, is_ready=True, is_draining=False, inside=0, submit=submit, status=STATUS, heard_s=0.1
         )
         bridge.is_late = MethodType(Bridge.is_late, bridge)
+        self.bridge = bridge
         journal, page = Sparing(Journal(self.told.append, as_json=True)), SimpleNamespace(note=lambda _: None)
         limits: Any = replace(Limits(), timeout_s=0.5)
         self.admission = Admission(bridge, self.metrics, page, limits, {}, 1e9, journal)  # type: ignore[arg-type]
@@ -81,6 +84,57 @@ def test_who_asks_for_a_version_that_is_gone_is_counted_as_failed() -> None:
     assert door.counted() == {"arrived": 1, "failed": 1}
     assert door.ask(2, version="B")[0].label == 1
     assert door.counted() == {"arrived": 2, "failed": 1, "answered": 1}
+
+
+def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
+    """A router that stands still for some seconds is not; requests wait for it all the same."""
+    door = Door(at_once)
+    assert door.admission.is_ready
+    door.bridge.heard_s = 2.5
+    assert not door.admission.is_ready
+    assert len(door.ask(0)) == 1
+
+
+def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
+    """An image of values that are finite and huge: 400, and no failure of ours."""
+
+    def failed(*_: Any) -> asyncio.Future[Any]:
+        found = never()
+        found.set_exception(FailedError("no_label"))
+        return found
+
+    door = Door(failed)
+    with pytest.raises(RequestError, match="the scores are no numbers") as error:
+        door.ask(0)
+    assert error.value.status == 400
+    assert door.counted() == {"arrived": 1, "refused": 1}
+    assert door.told == []
+
+
+def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
+    """In the protocol's form, and counted; the next request is served."""
+
+    def broken(*_: Any) -> asyncio.Future[Any]:
+        raise ZeroDivisionError("a fault")
+
+    door, sent = Door(broken), list[dict[str, Any]]()
+    app = App(door.admission, door.metrics, None, Limits())  # type: ignore[arg-type]
+    tensor = {"name": "image", "shape": [1, *SERVED.shape], "datatype": "FP32", "data": [0.0] * prod(SERVED.shape)}
+    body = json.dumps({"inputs": [tensor]}).encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": f"/v2/models/{SERVED.name}/infer", "headers": []}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"]) == {"error": "internal error; the server's log has a line"}
+    (line,) = door.told
+    assert re.search('"event":"request_fault","error":"ZeroDivisionError: a fault","at":"test_admission.py:', line)
+    assert 'requests_total{code="500"} 1.0' in door.metrics.text().decode()
 
 
 def test_a_request_is_late_by_its_own_class() -> None:

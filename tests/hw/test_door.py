@@ -93,6 +93,7 @@ def test_pixels_are_normalised_as_the_data_set(door: Door, model: SlimResNet) ->
 
 def test_it_says_what_it_is(door: Door) -> None:
     assert door.ask("GET", "/v2/health/live")[0] == door.ask("GET", "/v2/models/tiny/ready")[0] == 200
+    assert 0.0 <= door.metrics()["slimsched_router_heard_seconds",] < 2.0
     assert json.loads(door.ask("GET", "/v2")[2])["extensions"] == ["binary_tensor_data"]
     found = json.loads(door.ask("GET", "/v2/models/tiny")[2])
     assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
@@ -119,6 +120,12 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
     ),
     "a body that never ends": (HEAD + b"content-length: 9\r\n\r\n{", 408),
     "another method": (HEAD.replace(b"POST", b"PUT") + b"content-length: 0\r\n\r\n", 405),
+    "a compressed body": (HEAD + b"content-encoding: gzip\r\ncontent-length: 3\r\n\r\n\x1f\x8b\x08", 415),
+    "another method where there is only to be read": (b"DELETE /metrics HTTP/1.1\r\nhost: x\r\n\r\n", 401),
+    "another method for health": (b"OPTIONS /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+    "another method, with a token": (HEAD.replace(b"POST /v2/models/tiny/infer", b"PUT /metrics") + b"\r\n", 405),
+    "a token without a scheme": (HEAD.replace(b"Bearer ", b"") + b"content-length: 0\r\n\r\n", 401),
+    "a scheme in small letters": (HEAD.replace(b"Bearer", b"bearer") + b"content-length: 3\r\n\r\n{}}", 400),
     "an unknown token": (HEAD.replace(TOKEN, b"guessed") + b"content-length: 0\r\n\r\n", 401),
     "a head without an end": (HEAD + b"x: " + b"a" * (1 << 20), 0),
     "an odd path": (b"GET /%ff%00/\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
@@ -162,6 +169,8 @@ def test_who_comes_when_too_many_have_connections_hears_so(door: Door) -> None:
         status, headers, answer = door.infer(IMAGES[:1])
         assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
         assert answer == {"error": "full: too many connections are open"}
+        for path in ("/v2/health/live", "/v2/health/ready", "/metrics"):
+            assert door.ask("GET", path)[0] == 200
     door.until(lambda: door.infer(IMAGES[:1])[0] == 200)
 
 

@@ -94,6 +94,18 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "Input data was truncated": (body(), "20"),
     "outputs: found 'x', allowed are label, scores, widths": (body(outputs=[{"name": "x"}]), None),
     "parameters.timeout: found 0": (body(parameters={"timeout": 0}), None),
+    "parameters.timeout: found 1000000000000000000000000000": (
+        body(parameters={"timeout": 10**308}),
+        None,
+    ),
+    "image.parameters: found 'shared_memory_region', allowed are binary_data and": (
+        body(tensor(parameters={"shared_memory_region": "x"})),
+        None,
+    ),
+    "label.parameters: found 'classification'": (
+        body(outputs=[{"name": "label", "parameters": {"classification": 2}}]),
+        None,
+    ),
     "parameters.timeout: found True": (body(parameters={"timeout": True}), None),
     "got `array`": (b'{"inputs": ' + b"[" * 100_000, None),
     f"bytes of JSON, allowed are {JSON_BYTES}": (b" " * (JSON_BYTES + 1), None),

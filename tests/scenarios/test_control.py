@@ -79,6 +79,9 @@ def test_goals_and_routers_are_asked_for_in_their_order(
         code, out, _ = _asked(capsys, "steer", name, "--router", "jsq", "--json", "-")
         assert (code, json.loads(out)) == (0, {"router": "jsq"})
         assert list(wishes.steering()) == [Steering(floor=0.76, p99_limit_s=0.03), Steering(router="jsq")]
+        for path in (folder / CONTROL).glob("steer-*"):
+            assert path.name.startswith(("steer-000001-", "steer-000002-")), "no clock is asked, which may step back"
+        assert (folder / CONTROL).stat().st_mode & 0o077 == 0, "who writes here names code to run"
         write_rule(tmp_path / "mine.rule.yaml", LadderRule())
         monkeypatch.chdir(tmp_path)  # the run is elsewhere
         assert _asked(capsys, "steer", name, "--router", "a=mine.rule.yaml")[0] == 0
