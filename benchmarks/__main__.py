@@ -37,6 +37,17 @@ def _suite(*only: str, force: bool = False, tune: bool = True) -> None:
         print(suite.make_suite(only, force=force, tunes=tune))
 
 
+@app.command(name="ablation")
+def _ablation(*only: str) -> None:
+    """What each number of Compass brings on the suite: docs/data/ablation.csv, of which `suite` makes its page.
+
+    Args:
+        only: cases; nothing is written then.
+    """
+    with terminated_as_interrupted():
+        print(suite.ablate(only))
+
+
 @app.command(name="scale")
 def _scale(
     *,

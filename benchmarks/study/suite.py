@@ -17,13 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import pandas as pd
+
 from benchmarks.grid import ROOT
-from benchmarks.study.pages import render
+from benchmarks.study.pages import render, write_frames
 from hw.telemetry import cpu_name
 from kit.documents import write_text
 from kit.errors import InputError, nearest
 from policies.registry import BASELINES, COMPASS
+from policies.rules.compass import CompassRule, Numbers
 from scenarios.files.made_routers import RULE_SUFFIX
+from scenarios.files.router_names import write_rule
 from scenarios.files.shipped import SHIPPED
 from scenarios.job import suite
 from scenarios.job.suite import PUBLISHED, SuiteCase, SuiteFile
@@ -33,6 +37,7 @@ from scenarios.learn.tune import FloorError, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.suite import Case, Figure, SuiteScore, rows_of
 from scenarios.runs.equal import EqualRuns
+from scenarios.runs.folder import RunFolder
 from scenarios.show.suite import counts_text, ratios, suite_table
 from scenarios.show.table import to_markdown
 
@@ -41,6 +46,8 @@ FAILED: Final = ".failed.txt"
 DECISIONS, SEARCHES = 2_000_000, 2  # for all kinds and cases alike
 OF_DRAWN: Final = ("ladder",)  # kinds that are tuned for drawn clusters: the best rule in most scenarios
 PAGE: Final = ROOT / "docs" / "results.md"
+ABLATION: Final = ROOT / "docs" / "data" / "ablation.csv"
+FIGURES: Final[tuple[Figure, Figure]] = ("p99_s", "mean_s")
 
 
 def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = True) -> str:
@@ -77,11 +84,10 @@ def make_page(given: SuiteFile | None = None) -> str:
     score = SuiteScore(published=tuple(names), entrants=(COMPASS,), cases=cases)
     rules = [name for name in names if name != COMPASS]
     table = suite_table(score, COMPASS)
-    figures: tuple[Figure, Figure] = ("p99_s", "mean_s")
     rivals = {
         rule: {
             figure: counts_text(found)
-            for figure in figures
+            for figure in FIGURES
             if (found := [*ratios(score, COMPASS, rule, rules, figure)])
         }
         for rule in rules
@@ -91,9 +97,45 @@ def make_page(given: SuiteFile | None = None) -> str:
         "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases,
         rivals={rule: of for rule, of in rivals.items() if of},
         missing={name: lacking for name, lacking in missing.items() if lacking}, processor=cpu_name(),
+        ablation=pd.read_csv(ABLATION, keep_default_na=False), defaults=Numbers().model_dump(),
     )  # fmt: skip
     write_text(PAGE, text)
     return "\n".join(table.notes)
+
+
+def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") -> str:
+    """Run Compass on the suite with each of its numbers at 0, and keep what that changes; returns the rows.
+
+    Args:
+        only: cases; all by default.
+        folder: of the runs: the next call goes on from what is finished.
+    """
+    defaults = Numbers().model_dump()
+    names = [f"no-{name}" for name in defaults if name != "level"]  # which is the dial
+    run = RunFolder(folder)
+    with run.opened():
+        files = []
+        for name in names:
+            rule = CompassRule(numbers=Numbers.model_validate(defaults | {name.removeprefix("no-"): 0.0}))
+            write_rule(run / f"{name}{RULE_SUFFIX}", rule)
+            files.append(f"{name}={run / name}{RULE_SUFFIX}")
+        score = suite.race([COMPASS, *files], run, only)
+    rows = []
+    for name in names:
+        row = {"number": name.removeprefix("no-")}
+        for among in ("scenarios", "drawn"):
+            cases = tuple(case for case in score.cases if case.name.startswith("drawn-") == (among == "drawn"))
+            for figure in FIGURES:
+                found = [*ratios(replace(score, cases=cases), name, COMPASS, (), figure)]
+                lost = len(cases) - len(found)
+                text = [counts_text(found)] if found else []
+                text += [f"{lost} not compared, as it misses the floor or leaves images unserved"] if lost else []
+                row[f"{among}_{figure.removesuffix('_s')}"] = "; ".join(text)
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    if not only:
+        write_frames(ABLATION.parent, {ABLATION.stem: frame})
+    return str(frame.to_string(index=False))
 
 
 def kinds_of(case: str) -> tuple[str, ...]:
