@@ -24,7 +24,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "train": ("training.train", "Train routers in simulation."),
     "simulate": ("simulating.simulate", "Simulate one run with one router."),
     "compare": ("simulating.compare", "Compare routers in simulation, on the same arrivals."),
-    "suite": ("simulating.suite", "Race routers at equal accuracy over the suite, beside the published ones."),
+    "suite": ("simulating.suite", "Race routers at equal accuracy over the suite, next to the published ones."),
     "plan": ("planning.plan", "Tell what to run where, how much that carries, and what comes of more load or a loss."),
     "validate": ("running.validate", "Compare simulation with runs on real processes."),
     "serve": ("serving.serve", "Serve clients over HTTP."),

@@ -51,7 +51,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     lines = run(examples, tmp_path).splitlines()
     assert "paper 2.0 ['fast0', 'fast1', 'slow']" in lines
     assert len(lines) == sum(example.count("print(") for example in examples) + 2  # one of them is in a loop of three
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"short", "learning"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"short", "learning", "suite"}
 
 
 @pytest.mark.release
