@@ -53,7 +53,7 @@ def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
     command = ("-m", "slimsched", "model")
     rules = said_by(folder, *command, "check", network).splitlines()
-    assert len(rules) == 10
+    assert len(rules) == 11
     assert all(line.startswith("kept ") for line in rules)
     said_by(folder, *command, "train", scenario, "--out", str(run))
     top1 = load_accuracy(run / "accuracy.json").top1()
