@@ -13,7 +13,7 @@ import msgspec
 
 from policies.vocabulary import HoldRule
 
-RATE_ARRIVALS: Final = 24  # over which the time between two arrivals is averaged: no cluster's speed is in it
+RATE_ARRIVALS: Final = 24  # over which the time between two is averaged: independent of a cluster's speed
 MAX_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
 
 Line = TypeVar("Line", bound=Hashable)
@@ -36,7 +36,7 @@ class Arrivals(Protocol):
 
 def note_arrival(arrivals: Arrivals, now_ns: int) -> None:
     """One more; both engines compute this, so it is a plain function."""
-    if arrivals.arrived_ns > 0:  # else it is the first
+    if arrivals.arrived_ns > 0:  # otherwise it is the first
         passed_ns = float(now_ns - arrivals.arrived_ns)
         gap_ns = 1.0 / arrivals.rate if arrivals.rate > 0.0 else passed_ns
         arrivals.rate = 1.0 / max(1.0, gap_ns + (passed_ns - gap_ns) / RATE_ARRIVALS)

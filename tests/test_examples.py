@@ -92,7 +92,7 @@ def test_the_dashboard_asks_for_what_is_counted() -> None:
     board = json.loads((SERVING / "dashboard.json").read_text(encoding="utf-8"))
     told = Status(True, 1, 1, 1, 1.0, 0.5, 1, (ServerState("a", True, 1, 1),))
     served = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
-    metrics = Metrics(lambda: served, lambda: 0, lambda: told)
+    metrics = Metrics(lambda: served, lambda: 0, lambda: told, lambda: 0.0)
     metrics.requests.labels("200"), metrics.refused.labels("full"), metrics.failed.labels("deadline")
     counted = set(re.findall(r"^(slimsched_\w+)", metrics.text().decode(), re.MULTILINE))
     texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]

@@ -65,7 +65,7 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
     names = suite.case_names(given)
     for name in only:
         if name not in names:
-            raise InputError("suite", "", f"{name!r} is no case; {nearest(name, names)}")
+            raise InputError("suite", "", f"{name!r} is not a case; {nearest(name, names)}")
     known = {case.name: case for case in suite.published()} if PUBLISHED.is_file() else {}
     for name in [name for name in names if not only or name in only]:
         case = suite.load_case(given, name)
@@ -104,11 +104,11 @@ def make_page(given: SuiteFile | None = None) -> str:
 
 
 def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") -> str:
-    """Run Compass on the suite with each of its numbers at 0, and keep what that changes; returns the rows.
+    """Run Compass on the suite with each of its numbers at 0, and write what that changes; returns the rows.
 
     Args:
         only: cases; all by default.
-        folder: of the runs: the next call goes on from what is finished.
+        folder: of the runs; the next call resumes there.
     """
     defaults = Numbers().model_dump()
     names = [f"no-{name}" for name in defaults if name != "level"]  # which is the dial
@@ -129,7 +129,7 @@ def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") 
                 found = [*ratios(replace(score, cases=cases), name, COMPASS, (), figure)]
                 lost = len(cases) - len(found)
                 text = [counts_text(found)] if found else []
-                text += [f"{lost} not compared, as it misses the floor or leaves images unserved"] if lost else []
+                text += [f"{lost} not compared: floor missed, or images unserved"] if lost else []
                 row[f"{among}_{figure.removesuffix('_s')}"] = "; ".join(text)
         rows.append(row)
     frame = pd.DataFrame(rows)

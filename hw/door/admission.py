@@ -23,7 +23,7 @@ from hw.door.protocol import Answer, Request, RequestError, Served
 
 DEADLINE: Final = "deadline"
 NO_LABEL: Final = "no_label"
-HEARD_S: Final = 2.0  # the router says several times a second how it is
+HEARD_S: Final = 2.0  # the router reports several times a second
 _AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
 _TRACE: Final = "traceparent"
 _TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -85,7 +85,7 @@ class Admission:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are accepted, by a router that was heard of late."""
+        """Whether requests are accepted, and the router reported within `HEARD_S`."""
         return self._bridge.is_ready and self._bridge.heard_s < HEARD_S
 
     @property
@@ -177,18 +177,17 @@ class Admission:
             raise RequestError(problem, 429)
 
     def fault(self, error: Exception) -> RequestError:
-        """Note a fault of this program; what its client is told."""
+        """Log a fault of this program in one line; return what its client gets."""
         *_, last = traceback.extract_tb(error.__traceback__)
         at = f"{Path(last.filename).name}:{last.lineno}"
         self._journal.note("request_fault", error=f"{type(error).__name__}: {error}"[:200], at=at)
-        return RequestError("internal error; the server's log has a line", 500)
+        return RequestError("internal error; see the server's log", 500)
 
     def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
-        if reason == NO_LABEL:
-            self._metrics.refused.labels(NO_LABEL).inc(count)
-            return RequestError("the scores are no numbers: some value of the image is too large")
         self._metrics.failed.labels(reason).inc(count)
         self._journal.note("request_failed", reason=reason, images=count, **trace)
+        if reason == NO_LABEL:
+            return RequestError("scores: not finite; some value of the image is too large", 400)
         if reason == DEADLINE:
             return RequestError(f"no answer within {timeout_s:g} s", 504)
         if reason == ROUTER_GONE:

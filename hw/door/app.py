@@ -63,10 +63,10 @@ async def starting(scope: Message, receive: Receive, send: Send) -> None:
 
 
 def _looked_up(method: str, response: Response) -> Response:
-    """What is there to be read, unless something else is to be done with it."""
+    """Return a response to GET and HEAD, and 405 to other methods."""
     if method in ("GET", "HEAD") or response.status == HTTPStatus.NOT_FOUND:
         return response
-    return _error(405, f"{method:.20}: allowed are GET and HEAD", ("allow", "GET, HEAD"), _CLOSE)
+    return _error(405, f"{method:.20}: must be GET or HEAD", ("allow", "GET, HEAD"), _CLOSE)
 
 
 async def _left(receive: Receive) -> None:
@@ -143,7 +143,7 @@ class App:
     async def _infer(self, headers: Mapping[str, str], receive: Receive, token: bytes, version: str) -> Response:
         try:
             if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
-                raise RequestError(f"content-encoding: found {encoding:.40}, allowed is none", 415)
+                raise RequestError(f"content-encoding: found {encoding:.40}, expected none", 415)
             body = await self._body(headers, receive)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:

@@ -81,7 +81,7 @@ class Bridge:
 
     @property
     def heard_s(self) -> float:
-        """How long ago the router said how it is."""
+        """How long ago the router reported."""
         return self._loop.time() - self._heard_s
 
     @property

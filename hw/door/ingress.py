@@ -48,7 +48,11 @@ _ENDING_S: Final = 10.0  # in which answers are to be taken
 _LEAVING_S: Final = 1.0  # in which who waits gets what was said
 _BACKLOG: Final = 2048
 _DESCRIPTORS: Final = 64  # that are no connections
-_ALWAYS: Final = (b"/v2/health/live", b"/v2/health/ready", b"/metrics")  # answered when all else is full
+_ALWAYS: Final = (
+    b"/v2/health/live",
+    b"/v2/health/ready",
+    b"/metrics",
+)  # answered beyond `limits.connections`, too
 _DEATHS: Final = 5
 _DEATHS_S: Final = 60.0  # in which so many are too many
 

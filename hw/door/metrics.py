@@ -39,7 +39,7 @@ class _OfRouter(Collector):
             return
         yield GaugeMetricFamily("slimsched_ready", "Whether images are accepted.", value=status.is_ready)
         yield GaugeMetricFamily(
-            "slimsched_router_heard_seconds", "How long ago the router said this.", value=self._heard_s()
+            "slimsched_router_heard_seconds", "How long ago the router reported.", value=self._heard_s()
         )
         yield GaugeMetricFamily("slimsched_images_queued", "Images inside that no server has.", value=status.queued)
         yield CounterMetricFamily(
@@ -82,7 +82,7 @@ class Metrics:
     Args:
         served: what is served now; each of its classes of requests is counted for itself.
         inside: how many images are in slots.
-        status: what the router said last, and how long ago.
+        status: what the router reported last; `heard_s`: how long ago.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Metrics:
         served: Callable[[], Served],
         inside: Callable[[], int],
         status: Callable[[], Status | None],
-        heard_s: Callable[[], float] = lambda: 0.0,
+        heard_s: Callable[[], float],
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()

@@ -22,7 +22,7 @@ JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else 
 US_NS: Final = 1_000
 MOST_US: Final = 10**12  # of a timeout: eleven days
 _MOST_UINT8: Final = 255
-_TENSOR_PARAMETERS: Final = ("binary_data", "binary_data_size")  # what others ask for, the answer would not be
+_TENSOR_PARAMETERS: Final = ("binary_data", "binary_data_size")  # others would change the answer
 _DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 
 
@@ -196,8 +196,8 @@ def request_of(head: Infer, values: Values, served: Served) -> Request:
     tensors: list[Input | Output] = [*head.inputs, *head.outputs]
     for tensor in tensors:
         if odd := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
-            allowed = " and ".join(_TENSOR_PARAMETERS)
-            raise RequestError(f"{tensor.name:.40}.parameters: found {odd[0]!r:.40}, allowed are {allowed}")
+            expected = " or ".join(_TENSOR_PARAMETERS)
+            raise RequestError(f"{tensor.name:.40}.parameters: found {odd[0]!r:.40}, expected {expected}")
     images = _images(head.inputs[0], values, served)
     timeout_ns, service_class = _timeout_ns(head.parameters.get("timeout")), _service_class(head.parameters, served)
     return Request(head.id, images, _outputs(head, served), timeout_ns, service_class)
@@ -277,10 +277,8 @@ def _timeout_ns(timeout_us: Any) -> int | None:
     if timeout_us is None:
         return None
     if type(timeout_us) is not int or not 0 < timeout_us <= MOST_US:
-        problem = (
-            f"parameters.timeout: found {timeout_us!r:.40}, allowed are whole microseconds from 1 to {MOST_US:.0e}"
-        )
-        raise RequestError(problem)
+        expected = f"whole microseconds from 1 to {MOST_US}"
+        raise RequestError(f"parameters.timeout: found {timeout_us!r:.40}, expected {expected}")
     return timeout_us * US_NS
 
 

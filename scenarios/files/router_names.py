@@ -86,6 +86,11 @@ def code_of(name: str, source: str) -> str:
     return spec.code_hash(source, "routers") if isinstance(spec, OwnRouter) else ""
 
 
+def decided_by(name: str, source: str) -> Path | str:
+    """Return what a router decides by: its file, or the code of a user's class (`code_of`); empty for other routers."""
+    return router_file(name) or code_of(name, source)
+
+
 def is_compiled(name: str) -> bool:
     """Whether compiled code finds it, or its start, or decides by its numbers: all but rules and classes."""
     return made_kind(name) is not None or name.endswith(ROUTER_SUFFIX) or name == COMPASS

@@ -22,7 +22,7 @@ from kit.errors import InputError
 from kit.named_files import named_files, with_paths
 from scenarios.files.made_routers import made_file, made_kind, made_kinds
 from scenarios.files.reading import check_faults, relative_paths
-from scenarios.files.router_names import code_of, display_name, router_file
+from scenarios.files.router_names import decided_by, display_name
 from scenarios.files.spec import Scenario
 from scenarios.runs.folder import STAGES, RunFolder
 from scenarios.runs.provenance import PRODUCT, environment, environments, note_environment, version_of
@@ -196,8 +196,8 @@ class ScenarioJob:
         """
         parts: list[Any] = []
         for name in routers:
-            file = self.made(kind) if (kind := made_kind(name)) is not None else router_file(name)
-            parts += [display_name(name), file or code_of(name, self.scenario.name)]
+            kind = made_kind(name)
+            parts += [display_name(name), decided_by(name, self.scenario.name) if kind is None else self.made(kind)]
         return parts
 
     def scenario_parts(self, names: Sequence[str], *, is_training: bool = False) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from kit import strict
 from kit.documents import inputs_hash, read_text
 from kit.errors import InputError, nearest
 from kit.strict import StrictModel
-from scenarios.files.router_names import code_of, display_name, router_file
+from scenarios.files.router_names import decided_by, display_name
 from scenarios.files.shipped import SHIPPED, SHIPPED_SCENARIOS
 from scenarios.learn.clusters import Clusters, drawn_world
 from scenarios.metrics.suite import Case, SuiteScore, cases_of, rows_of
@@ -95,7 +94,7 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
 
     Args:
         routers: by name or file.
-        folder: keeps what is finished: the next call goes on from it.
+        folder: keeps finished cases, from which the next call resumes.
         only: cases; all by default.
 
     Raises:
@@ -115,7 +114,8 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
             its = known.get(name) or Case(name, case.floor, bound_s(case), {})
             runs = EqualRuns(case.world, case.seeds)
             for router in routers:
-                label, inputs = display_name(router), inputs_hash(name, *router_parts(router))
+                label = display_name(router)
+                inputs = inputs_hash(name, label, decided_by(router, "--router"))
                 if inputs not in finished:
                     rows = rows_of([replace(its, routers={label: runs.at_floor(router, case.floor)})])
                     memo.add({"inputs": inputs, "rows": rows})
@@ -126,12 +126,6 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
     entrants = tuple(map(display_name, routers))
     others = dict.fromkeys(router for case in known.values() for router in case.routers if router not in entrants)
     return SuiteScore(published=tuple(others), entrants=entrants, cases=tuple(cases))
-
-
-def router_parts(router: str) -> tuple[str | Path, ...]:
-    """A router's name in tables, and what it decides by: its file, or a user's code."""
-    file = router_file(router)
-    return display_name(router), file or code_of(router, "--router")
 
 
 def bound_s(case: SuiteCase) -> float:

@@ -2,14 +2,14 @@
 
 The command at work holds the folder's lock; what its operator wishes meanwhile lies in files that need no lock. While
 servers are up, `.slimsched/operator/` has `servers.json`, which says who they are, an empty file `drain-N` for each
-server N that is to be drained, and a file `steer-NUMBER-PROCESS` for each change of goals or router. A file is there or
+server N that is to be drained, and a file `steer-NUMBER-RANDOM` for each change of goals or router. A file is there or
 not: two operators at once do no harm, and nobody reads half a wish.
 """
 
 from __future__ import annotations
 
-import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +28,7 @@ Server = tuple[str, str]
 
 _SERVERS: Final = "servers.json"
 _DRAIN = re.compile(r"drain-(\d+)")
-_STEER = re.compile(r"steer-(\d+)-\d+")
+_STEER = re.compile(r"steer-(\d+)-\w+")
 
 
 class Steering(StrictModel):
@@ -52,7 +52,7 @@ def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steere
     door = folder / CONTROL
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
-        door.mkdir(mode=0o700)  # who may write here names code to run
+        door.mkdir(mode=0o700)  # a wish names code to run
         try:
             write_json(door / _SERVERS, {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered})
             yield Wishes(door)
@@ -134,7 +134,7 @@ def steer(folder: Path, wish: Steering) -> None:
     if not may_be_steered:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")
     earlier = [int(found[1]) for path in (folder / CONTROL).iterdir() if (found := _STEER.fullmatch(path.name))]
-    name = f"steer-{max(earlier, default=0) + 1:06}-{os.getpid()}"
+    name = f"steer-{max(earlier, default=0) + 1:06}-{secrets.token_hex(4)}"
     write_json(folder / CONTROL / name, wish.model_dump(mode="json"))
 
 

@@ -134,7 +134,7 @@ def levelled(world: Simulated, rule: CompassRule) -> CompassRule:
 def _part(world: Simulated, number: int) -> SampledRun:
     scenario, rate_img_s = world.scenario, world.mean_rate_img_s
     seed = derived_seed(scenario.seed, f"level:{number}")
-    if rate_img_s is None:  # a trace's, which is known by its requests
+    if rate_img_s is None:  # a trace's: count its requests
         rate_img_s = len(world.run_spec(seed, detail=False).arrivals_ns) / scenario.duration_s
     duration_s = min(scenario.duration_s, IMAGES / rate_img_s)
     return SampledRun(seed, duration_s=duration_s, trace_slice=TraceSlice(number, STARTS))

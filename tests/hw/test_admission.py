@@ -32,7 +32,7 @@ class Door:
 
     def __init__(self, submit: Callable[..., asyncio.Future[Any]]) -> None:
         self.told: list[str] = []
-        self.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None)
+        self.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None, lambda: 0.0)
         bridge: Any = SimpleNamespace(
             served=SERVED, is_ready=True, is_draining=False, inside=0, submit=submit, status=STATUS, heard_s=0.1
         )
@@ -96,7 +96,7 @@ def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
 
 
 def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
-    """An image of values that are finite and huge: 400, and no failure of ours."""
+    """An image of values that are finite and huge gets 400, and is counted by its own label."""
 
     def failed(*_: Any) -> asyncio.Future[Any]:
         found = never()
@@ -104,11 +104,11 @@ def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
         return found
 
     door = Door(failed)
-    with pytest.raises(RequestError, match="the scores are no numbers") as error:
+    with pytest.raises(RequestError, match="scores: not finite") as error:
         door.ask(0)
     assert error.value.status == 400
-    assert door.counted() == {"arrived": 1, "refused": 1}
-    assert door.told == []
+    assert door.counted() == {"arrived": 1, "failed": 1}
+    assert 'images_failed_total{reason="no_label"} 1.0' in door.metrics.text().decode()
 
 
 def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
@@ -131,7 +131,7 @@ def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
     scope = {"type": "http", "method": "POST", "path": f"/v2/models/{SERVED.name}/infer", "headers": []}
     asyncio.run(app(scope, receive, send))
     assert sent[0]["status"] == 500
-    assert json.loads(sent[1]["body"]) == {"error": "internal error; the server's log has a line"}
+    assert json.loads(sent[1]["body"]) == {"error": "internal error; see the server's log"}
     (line,) = door.told
     assert re.search('"event":"request_fault","error":"ZeroDivisionError: a fault","at":"test_admission.py:', line)
     assert 'requests_total{code="500"} 1.0' in door.metrics.text().decode()

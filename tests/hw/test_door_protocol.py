@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
         body(parameters={"timeout": 10**308}),
         None,
     ),
-    "image.parameters: found 'shared_memory_region', allowed are binary_data and": (
+    "image.parameters: found 'shared_memory_region', expected binary_data or": (
         body(tensor(parameters={"shared_memory_region": "x"})),
         None,
     ),

@@ -30,7 +30,7 @@ class Server:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.status = FIRST
-        self.metrics = Metrics(lambda: SERVED, lambda: 4, lambda: self.status)
+        self.metrics = Metrics(lambda: SERVED, lambda: 4, lambda: self.status, lambda: 0.0)
         self.watch = Watch(self, lambda: self.now_s)  # type: ignore[arg-type]
 
     def get(self, path: str) -> bytes:
@@ -82,7 +82,7 @@ def test_another_ingress_counts_anew_and_nothing_is_below_zero() -> None:
     server = Server()
     server.metrics.answered.inc(500)
     server.watch.look()
-    server.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None)
+    server.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None, lambda: 0.0)
     found = server.look_after(1.0)
     assert (found["is_ready"], found["answered_img_s"], found["accuracy"], found["servers"]) == (False, 0.0, None, [])
 
@@ -107,7 +107,7 @@ def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
 
     answers = asyncio.run(ask())
     assert sorted((each.version, each.expected) for each in answers) == [("1", 0.8), ("2", 0.9)]
-    metrics = Metrics(lambda: served, lambda: 0, lambda: None)
+    metrics = Metrics(lambda: served, lambda: 0, lambda: None, lambda: 0.0)
     metrics.note_class(0, answers, 0.1)
     assert b'slimsched_class_images_expected_right_total{class="gold"} 1.7' in metrics.text()
 

@@ -194,7 +194,7 @@ def test_a_rule_holds_until_as_many_wait_as_arrive_within_a_time() -> None:
     core, every_ns = holding(max_batching_delay_ns=10**9, outstanding_blocks=1000), 10**6
     core.handle(HoldRule((1, 1), (10**9, 10**9), (4 * every_ns, 0)), 0)
     sizes = []
-    for now in range(every_ns, 403 * every_ns, every_ns):  # 402: the last one is held
+    for now in range(every_ns, 403 * every_ns, every_ns):  # 402 arrivals, of which the last is held
         arrive(core, now, now)
         if core.next_wake_ns == now:
             block = send(core, now, 0)
