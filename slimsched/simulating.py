@@ -336,8 +336,8 @@ def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteS
     """Race routers at equal accuracy over the suite, next to the published ones.
 
     The suite has a dozen scenarios and a dozen drawn clusters, with fixed seeds that no tuning saw. In each of them
-    every router's dial is set so that it has the case's accuracy; one without a dial is as it is, and its row states that.
-    If it is interrupted, the same call resumes.
+    every router's dial is set so that it has the case's accuracy; one without a dial is as it is, and its row states
+    that. If it is interrupted, the same call resumes.
 
     Args:
         routers: by name, file (of a Gymnasium policy, too: docs/how-to-add.md) or a custom `module:Class`; may be
