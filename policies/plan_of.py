@@ -213,9 +213,9 @@ class _Writer:
 
     def compass(self, router: compass.Compass) -> CompiledRouter:
         """Server and width at once."""
-        servers, segments = self._config.servers, self._config.segments
+        servers = self._config.servers
         self._require(router.widths == self._config.widths and len(router.servers) == servers)
-        self._require(len(router.more) == segments)
+        self._require(router.segments == self._config.segments)
         self._require(len(router.priced) == self._config.class_count)
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer")
@@ -227,8 +227,7 @@ class _Writer:
         )
         for name in Weights.offsets:
             setattr(memory.weights, name, getattr(router.weights, name))
-        for name in ("ways", "more"):
-            setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
+        memory.ways_at = self._plan.add(np.array(router.ways, np.float64))
         if router.control is not None:
             memory.control_at = self._control(router.control)
         coming = np.array([astuple(each) for each in router.servers], Coming.dtype)

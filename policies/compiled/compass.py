@@ -33,12 +33,12 @@ class Weights(Record):
 class CompassMemory(Record):
     """What `Compass` is told; a `Coming` for each server follows.
 
-    Its tables: units by server; the price's logarithm by segment; a `Priced` for each class.
+    Its tables: units by server; a `Priced` for each class.
     """
 
     weights = Weights.blank()
     unit_ns = REAL
-    ways_at = more_at = priced_at = control_at = INT
+    ways_at = priced_at = control_at = INT
 
 
 class Priced(Record):
@@ -63,13 +63,13 @@ units_until_end: Callable[[Weights, float, float, float, float, bool], float] = 
 @kernel
 def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory) -> int:
     """`Compass._rung`."""
-    more, weight = reals(plan)[its.more_at + sheet.segment], 0.0
+    shift, weight = 0.0, 0.0
     if its.control_at:
         control = Control(plan, its.control_at, sheet.service_class)
-        more -= shift_of(control, sheet)
+        shift = shift_of(control, sheet)
         weight = weight_of(control, sheet)
     load = (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
-    price = exp(log_price(its.weights, load, more))
+    price = exp(log_price(its.weights, load, shift))
     rung, priced = 0, Priced(plan, its.priced_at, sheet.service_class)
     for n in range(priced.count - 1):
         rung += price > reals(plan)[priced.thresholds_at + n] - weight * reals(plan)[priced.savings_at + n]

@@ -4,7 +4,7 @@ Times count in units: what a full-width batch of `UNIT_BATCH` needs for its whol
 asks two questions.
 
 *Which width tuple?* The one that is worth its device time at the price of the moment: accuracy per device time. The
-price's logarithm is `level`, and more with the load and at early segments. The block runs at that tuple's width.
+price's logarithm is `level`, and more with the load. The block runs at that tuple's width.
 
 *Which server?* That with the least expected time until the block ends: outstanding work, work still to come, transfer
 and the block's own batch, less a bonus for staying.
@@ -57,7 +57,6 @@ class Numbers(StrictModel):
     Attributes:
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
-        slope: what it has more at the first segment than at the last one: what is sent narrow early costs less.
         stay: by how many units another server must be quicker than that where the activations are.
         hold_arrivals: new images wait until so many have come as arrive in so many units for each block that a server
             may have, so that devices have large batches;
@@ -69,7 +68,6 @@ class Numbers(StrictModel):
 
     level: float = -5.7
     rise: From0 = 2.2
-    slope: float = 0.5
     stay: float = 0.7
     hold_arrivals: From0 = 2.0
     hold_host: From0 = 1.7
@@ -90,16 +88,16 @@ class Numbers(StrictModel):
 
 
 SPREAD: Final = Numbers(  # how far a search looks
-    level=0.4, rise=0.4, slope=0.4, stay=0.3, hold_arrivals=0.6, hold_host=0.3, hold_units=0.1
-).to_vector()  # fmt: skip
+    level=0.4, rise=0.4, stay=0.3, hold_arrivals=0.6, hold_host=0.3, hold_units=0.1
+).to_vector()
 
 
 # ------------------------------------------------------------------------------------- what both engines compute
 
 
-def log_price(weights: Numbers, load: float, more: float) -> float:
-    """The price's logarithm; `more` is the segment's, and the dial's."""
-    value = weights.level + weights.rise * log1p(load / FEW) + more
+def log_price(weights: Numbers, load: float, shift: float) -> float:
+    """The price's logarithm; `shift` is the dial's."""
+    value = weights.level + weights.rise * log1p(load / FEW) - shift
     return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
 
 
@@ -146,7 +144,7 @@ class Compass(Steered):
         priced: for each class what its model's width tuples are worth.
         unit_ns: a unit of time.
         ways: (servers,) units that an image's whole way takes, at middle widths.
-        more: (segments,) of the price's logarithm.
+        segments: of the network.
         control: keeps goals: the price falls and rises with it, and joules are weighed.
     """
 
@@ -157,7 +155,7 @@ class Compass(Steered):
     priced: tuple[PricedRungs, ...]
     unit_ns: float
     ways: tuple[float, ...]
-    more: tuple[float, ...]
+    segments: int
     control: GoalControl | None = None
     servers: list[Coming] = field(default_factory=list)
 
@@ -183,11 +181,11 @@ class Compass(Steered):
         """The width tuple that the price asks for."""
         inside = view.fifo_length + sum(server.outstanding_requests for server in view.servers)
         load = inside / max(1, sum(is_up(server) for server in view.servers))
-        more, weight = self.more[view.head.segment - 1], 0.0
+        shift, weight = 0.0, 0.0
         control = None if self.control is None else self.control.of(view)
         if control is not None:
-            more, weight = more - control.step(view), control.weight(view)
-        price = exp(log_price(self.weights, load, more))
+            shift, weight = control.step(view), control.weight(view)
+        price = exp(log_price(self.weights, load, shift))
         steps = zip(priced.thresholds, priced.savings, strict=True)
         rung = sum(price > threshold - weight * saving for threshold, saving in steps)
         if control is not None:
@@ -207,8 +205,8 @@ class Compass(Steered):
 
     def _note(self, view: ClusterView, choice: Choice, taken: int) -> None:
         """What the block leaves to come, where it goes and where it was."""
-        segments, location = len(self.more), view.head.location
-        left, way = (segments - view.head.segment) / segments, 1 / segments
+        location = view.head.location
+        left, way = (self.segments - view.head.segment) / self.segments, 1 / self.segments
         if location >= 0:
             before = self.servers[location]
             before.images = max(0.0, before.images - taken * (left + way))
@@ -266,7 +264,7 @@ class CompassRule(RuleSpec):
             priced=tuple(priced[model] for model in config.class_models),
             unit_ns=unit_ns,
             ways=tuple(way_ns / unit_ns for way_ns in ways_ns),
-            more=tuple((its.slope * np.linspace(0.5, -0.5, config.segments)).tolist()),
+            segments=config.segments,
             control=control,
             servers=[Coming() for _ in servers],
         )

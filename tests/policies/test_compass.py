@@ -61,17 +61,11 @@ def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[f
     assert router.choose(seen, np.random.default_rng(0)).width == 1.0
 
 
-@pytest.mark.parametrize(
-    ("raised", "segment", "fifo", "widths"),
-    [("rise", 1, 500, (1.0, 0.25)), ("slope", 1, 1, (1.0, 0.25)), ("slope", 4, 1, (1.0, 1.0))],
-)
-def test_each_number_makes_what_it_says_dear(raised: str, segment: int, fifo: int, widths: tuple[float, float]) -> None:
-    """Time has a price at which all is wide; with that number raised, it is too dear."""
-    head = HeadKey(segment, 1.0, 0) if segment > 1 else None
-    seen, level = view(server(), fifo=fifo, head=head), {"level": -5.0, "rise": 0.0, "slope": 0.0}
-    for value, width in zip((0.0, 8.0), widths, strict=True):
-        router = CompassRule(numbers=Numbers(**{**level, raised: value})).chooser(context(servers=1))
-        assert router.choose(seen, np.random.default_rng(0)).width == width
+def test_time_becomes_dearer_with_the_load() -> None:
+    """It has a price at which all is wide; raised, it is too dear under load, and in an empty cluster it is not."""
+    for rise, fifo, width in ((0.0, 500, 1.0), (8.0, 500, 0.25), (8.0, 0, 1.0)):
+        router = CompassRule(numbers=Numbers(level=-5.0, rise=rise)).chooser(context(servers=1))
+        assert router.choose(view(server(), fifo=fifo), np.random.default_rng(0)).width == width
 
 
 def test_a_dial_is_the_logarithm_of_the_price() -> None:
