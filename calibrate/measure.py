@@ -179,6 +179,8 @@ def measure(
     hurried = sum(_is_hurried(result, plan.effort) for _, result in measurements)
     dropped = list(budget.words(plan.effort.rounds, hurried))
     measurements += _again(station, plan, budget, on_progress)
+    if measurements:
+        on_progress(budget.progress(plan.steps[-1]))  # with the last one done
     words = [*_batches_left_out(plan, measurements), *dropped]
     return Measurements(tuple(measurements), tuple(words))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isfinite
 from operator import itemgetter
 from typing import Any, Final, Literal
 
@@ -83,6 +84,7 @@ def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
 
 
 CAPACITY_SCHEMA: Final = "slimsched.jobscapacity/1"
+CHECKS: Final = (0.97, 0.9, 0.8)  # of the load that is kept
 LOADS: Final = (0.02, 3.0)
 PRECISION: Final = 0.02  # of the largest load, as a share of it
 MAX_NODES: Final = 100_000
@@ -97,7 +99,8 @@ def capacity_document(
 ) -> dict[str, Any]:
     """The largest load, or the fewest nodes of the first group, at which waits stay below a limit.
 
-    With fewer nodes no job may be refused that is not refused now.
+    With fewer nodes no job may be refused that is not refused now. Waits need not grow with the load at every step, so
+    loads below the answer are tried, too (`CHECKS`); `broken_below` are those that break the limit, with their waits.
 
     Args:
         wait_s, key: of all waits the `mean`, `p50`, `p90` or `p99` is at most so long.
@@ -117,7 +120,9 @@ def capacity_document(
     found: dict[str, Any]
     if by == "load":
         low, high = _largest_load(keeps)
-        found = {"load_kept": low, "load_broken": high}
+        below = [] if low is None else [share * low for share in CHECKS if not keeps(share * low)]
+        broken = [{"load": load, "wait_s": waits_s[load] if isfinite(waits_s[load]) else None} for load in below]
+        found = {"load_kept": low, "load_broken": high, "broken_below": broken}
     else:
         nodes = _fewest_nodes(keeps, case.scenario.cluster.nodes[0])
         found = {"nodes": nodes, "wait_there_s": waits_s[nodes]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from jobs.spec import SCHEMA, JobsScenario
 from jobs.trace import JobTrace
 from kit import strict
 from kit.errors import InputError
-from kit.parallel import Jobs, results
+from kit.parallel import Jobs, each
 
 MOST_JOBS: Final = 3500  # of 1,500, 3 of 10 drawn logs were taken for another policy's; of 3,500 none
 MOST_WAITING: Final = 20.0  # jobs in the mean: reservations for more of them take minutes
@@ -66,7 +66,12 @@ class Site:
 
 
 def site_of(
-    trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], jobs: Jobs, conf: SlurmConf | None = None
+    trace: JobTrace,
+    path: Path,
+    nodes: tuple[NodeGroup, ...],
+    jobs: Jobs,
+    conf: SlurmConf | None = None,
+    on_policy: Callable[[int, int], object] = lambda done, count: None,
 ) -> Site:
     """Simulates the log's last jobs under each policy that Slurm runs, from what ran and waited by the log then.
 
@@ -74,6 +79,7 @@ def site_of(
         path: the trace's file.
         jobs: in so many processes.
         conf: whose policy is one of them, by its numbers.
+        on_policy: told how many of how many policies are done.
 
     Raises:
         InputError: no job fits on these nodes.
@@ -89,12 +95,16 @@ def site_of(
         return replace(untold, case="too few nodes")
     span_s = float(trace.submit_s[-1]) - from_s
     are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
-    known = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
-    names = list(dict.fromkeys([*filter(None, [untold.told]), *known]))
+    known = [untold.told, *(name.replace(REQUESTED, untold.estimate) for name in SLURM)]
+    names = [name for name in dict.fromkeys(known) if name and (are_few or not name.endswith("conservative"))]
     case = _case(trace, path, nodes, names, conf)
     require_a_fit(case)
-    found = dict(zip(names, results(_error, case, case.policies, jobs), strict=True))
-    errors = {name: error for name, error in found.items() if error is not None}
+    found = dict[int, float | None]()
+    on_policy(0, len(names))
+    for place, error in each(_error, case, case.policies, jobs):
+        found[place] = error
+        on_policy(len(found), len(names))
+    errors = {name: error for place, name in enumerate(names) if (error := found[place]) is not None}
     if not errors:
         return replace(untold, case="nobody waited")
     nearest = dict(sorted(errors.items(), key=itemgetter(1)))

@@ -61,7 +61,7 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     InputError: it can't be read, or has no node with GPUs.
     """
     lines = [{key.lower(): value.strip('"') for key, value in _PAIR.findall(line)} for line in _lines(path)]
-    others = (line for line in lines if not line.keys() & {"nodename", "partitionname"})
+    others = (line for line in lines if not line.keys() & {"nodename", "partitionname", "nodeset", "downnodes"})
     said = dict(chain.from_iterable(line.items() for line in others))
     notes: list[str] = []
     nodes = _nodes(lines, str(path), notes)
@@ -92,22 +92,54 @@ def _lines(path: Path, within: tuple[Path, ...] = ()) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------------------- nodes
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node: the types of its GPUs and how many of each, and the words that node sets name."""
+
+    gpus: tuple[tuple[str, int], ...]
+    features: frozenset[str]
+
+
 def _nodes(lines: list[dict[str, str]], source: str, notes: list[str]) -> tuple[NodeGroup, ...]:
-    gpus: dict[str, tuple[tuple[str, int], ...]] = {}  # by node, the types it has and how many of each
-    usual: Words = {}
-    for line in lines:
-        if line.get("nodename") == "DEFAULT":
-            usual = line
-        elif "nodename" in line:
-            kinds = _gpus({**usual, **line}.get("gres", ""), source)
-            gpus.update(dict.fromkeys(hosts(line["nodename"], source), kinds) if kinds else {})
+    named = _present(lines, source, notes)
+    gpus = {name: node.gpus for name, node in named.items() if node.gpus}
     if not gpus:
         raise InputError(source, "NodeName", "no node has GPUs (Gres=gpu:...); give the nodes by --nodes")
     if any(len(kinds) > 1 for kinds in gpus.values()):
         notes.append("Gres: nodes with GPUs of several types are taken for several nodes, one of each type")
-    of = _partitions(lines, source, frozenset(gpus), notes)
+    of = _partitions(lines, source, named, notes)
     groups = Counter((many, kind, of.get(node, "")) for node, kinds in gpus.items() for kind, many in kinds)
     return tuple(NodeGroup(count, many, kind, vc) for (many, kind, vc), count in groups.items())
+
+
+def _present(lines: list[dict[str, str]], source: str, notes: list[str]) -> dict[str, _Node]:
+    """By name; those that are planned or down are noted, and have no GPUs."""
+    found: dict[str, _Node] = {}
+    absent: dict[str, set[str]] = {"FUTURE": set(), "DOWN": set()}
+    for line in _with_defaults(lines, "nodename"):
+        names, state = hosts(line["nodename"], source), line.get("state", "").upper().partition("+")[0]
+        if state in absent:
+            absent[state] |= set(names)
+        features = line.get("features", line.get("feature", "")).split(",")
+        found |= dict.fromkeys(names, _Node(_gpus(line.get("gres", ""), source), frozenset(features)))
+    for line in lines:
+        if "downnodes" in line and line.get("state", "DOWN").upper() == "DOWN":
+            absent["DOWN"] |= set(hosts(line["downnodes"], source))
+    for state, those in absent.items():
+        if gone := sorted(those & found.keys()):
+            notes.append(f"State={state}: {len(gone)} nodes are left out ({gone[0]}{', ...' if gone[1:] else ''})")
+            found |= dict.fromkeys(gone, _Node((), frozenset()))
+    return found
+
+
+def _with_defaults(lines: list[dict[str, str]], kind: str) -> Iterator[dict[str, str]]:
+    """The lines of a kind, each with what the DEFAULT lines before it say; these add up, and case does not count."""
+    usual: dict[str, str] = {}
+    for line in lines:
+        if line.get(kind, "").upper() == "DEFAULT":
+            usual |= line
+        elif kind in line:
+            yield {**usual, **line}
 
 
 def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
@@ -122,18 +154,41 @@ def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
     return tuple(kinds)
 
 
-def _partitions(lines: list[dict[str, str]], source: str, nodes: frozenset[str], notes: list[str]) -> Mapping[str, str]:
-    """By node its partition, where each has one and there are several; else none has."""
-    members: dict[str, set[str]] = {}
-    for line in lines:
-        name = line.get("partitionname", "DEFAULT")
-        if name != "DEFAULT" and line.get("nodes"):
-            named = nodes if line["nodes"].upper() == "ALL" else nodes & set(hosts(line["nodes"], source))
-            members |= {name: set(named)} if named else {}
+def _partitions(
+    lines: list[dict[str, str]], source: str, nodes: Mapping[str, _Node], notes: list[str]
+) -> Mapping[str, str]:
+    """By node with GPUs its partition, where each has one and there are several; else none has."""
+    sets, members, unknown = _node_sets(lines, source, nodes), dict[str, set[str]](), dict[str, list[str]]()
+    for line in _with_defaults(lines, "partitionname"):
+        named = set[str]()
+        for name in hosts(line.get("nodes", ""), source):
+            if name.upper() == "ALL":
+                named |= set(nodes)
+            elif name in sets or name in nodes:
+                named |= sets.get(name, {name})
+            else:
+                unknown.setdefault(line["partitionname"], []).append(name)
+        if with_gpus := {name for name in named if nodes[name].gpus}:
+            members[line["partitionname"]] = with_gpus
+    for partition, names in unknown.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        notes.append(f"PartitionName: {partition} names {names[0]}{more}, which is no node")
     of = {node: name for name, those in members.items() for node in those}
     if is_shared := sum(map(len, members.values())) > len(of):
         notes.append(f"PartitionName: {', '.join(members)} share nodes, so every job may use every node here")
     return {} if is_shared or len(members) < 2 else of
+
+
+def _node_sets(lines: list[dict[str, str]], source: str, nodes: Mapping[str, _Node]) -> dict[str, set[str]]:
+    """By the name of each `NodeSet` the nodes that it lists, and those that have its feature."""
+    sets: dict[str, set[str]] = {}
+    for line in lines:
+        if "nodeset" in line:
+            feature = line.get("feature", "")
+            by_feature = {name for name, node in nodes.items() if feature and feature in node.features}
+            listed = {name for name in hosts(line.get("nodes", ""), source) if name in nodes}
+            sets.setdefault(line["nodeset"], set()).update(by_feature, listed)
+    return sets
 
 
 def hosts(text: str, source: str) -> list[str]:

@@ -290,7 +290,8 @@ def _remedy(key: str, kind: str, value: Any, context: Mapping[str, Any], *, is_i
     if kind == "string_type" and isinstance(value, bool | int | float):
         return "; in quotes it is a text" + (', such as "yes"' if isinstance(value, bool) else f': "{value}"')
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
-        return f"; a list stands in brackets: [{value!s:.40}]"
+        alone = ", which is this one number" if isinstance(value, int | float) else ""
+        return f"; a list stands in brackets: [{value!s:.40}]{alone}"
     if kind == "literal_error" and isinstance(value, str):
         close = nearest(value, re.findall(r"'([^']+)'", context["expected"])).partition("? ")
         return f"; {close[0]}?" if close[1] else ""

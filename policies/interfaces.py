@@ -137,6 +137,8 @@ class RouterConfig:
         model_of: for each class its model's number; empty where there is one.
         model_shares: how many of the requests are each model's, as the operator says; empty where there is one.
         samples: how many servers a decision looks at where there are more (`policies.sampling`); 0: at all.
+        carried_img_s: images a second that its servers carry at the accuracy promised: requests beyond what that allows
+            within the p99 latency promised are refused (`policies.admission`); 0: none is.
     """
 
     segments: int
@@ -154,6 +156,7 @@ class RouterConfig:
     model_of: tuple[int, ...] = ()
     model_shares: tuple[float, ...] = ()
     samples: int = 0
+    carried_img_s: float = 0.0
 
     @property
     def servers(self) -> int:

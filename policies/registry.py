@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Final
 
 COMPASS: Final = "compass"
+RANDOM: Final = "random"  # a control: studies are held against it, and nobody is told to run it
 _SPECS: Final = "policies.rules.specs"
 
 
@@ -49,7 +50,7 @@ KINDS: Final[Mapping[str, RouterKind]] = {
     kind.name: kind
     for kind in (
         RouterKind(
-            name="random",
+            name=RANDOM,
             help="server, width and group each at random: the paper's baseline",
             spec=f"{_SPECS}:PaperRandom",
             is_rule=False,

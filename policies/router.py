@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from policies.admission import REFUSED, has_room, note_end
 from policies.fifo import KeyedFifo
 from policies.holds import MAX_HOLDS, Holds, HoldsState, note_arrival
 from policies.interfaces import RouterConfig
@@ -29,6 +30,7 @@ from policies.vocabulary import (
     FOLLOW_NS,
     IMAGE,
     NOTHING_RESIDENT,
+    NS_PER_S,
     ROUTER,
     ArrivalsEnded,
     Block,
@@ -85,6 +87,14 @@ class _Tally(msgspec.Struct):
     completed: int = 0
     accuracy_sum: float = 0.0
     late: int = 0
+    rank: float = 0.0
+
+
+class _Room(msgspec.Struct):
+    """See `policies.admission.Room`."""
+
+    images: float = 0.0
+    scale: float = 1.0
 
 
 class _Request(msgspec.Struct):
@@ -206,6 +216,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     tallies: list[_Tally]
     next_wake_ns: int | None
     own_limit_ns: int
+    room: _Room
     requests: dict[int, _Request]
     waiting: list[tuple[_Line, int]]
     blocks: dict[int, _OpenBlock]
@@ -235,6 +246,7 @@ class RouterCore:
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
         self._tallies = [_Tally() for _ in range(config.class_count)]
+        self._room = _Room()
         self._own_limit_ns = FOLLOW_NS
         self._top1: dict[tuple[float, ...], float] | None = None
         self._take_top1(config.top1)
@@ -321,8 +333,8 @@ class RouterCore:
         return msgspec.msgpack.encode(
             _State(
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
-                self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(), self._asked,
-                self._decision, self._all_at_cap, tuple((self._top1 or {}).values()), list(self._freed),
+                self._room, self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(),
+                self._asked, self._decision, self._all_at_cap, tuple((self._top1 or {}).values()), list(self._freed),
             )
         )  # fmt: skip
 
@@ -335,7 +347,9 @@ class RouterCore:
         state = _decode_state(snapshot)
         self.arrived, self.completed, self.failed = state.arrived, state.completed, state.failed
         self._tallies, self.next_wake_ns, self._own_limit_ns = state.tallies, state.next_wake_ns, state.own_limit_ns
-        self._requests, self._blocks, self._servers = state.requests, state.blocks, state.servers
+        self._room, self._requests, self._blocks, self._servers = (
+            state.room, state.requests, state.blocks, state.servers
+        )  # fmt: skip
         self._fifo.clear()
         for line, request in state.waiting:
             self._fifo.push(line, (request,))
@@ -390,6 +404,10 @@ class RouterCore:
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
+        if not has_room(self._room, len(self._requests), self._tallies[event.service_class].rank):
+            self.failed += 1
+            commands.append(RequestFailed(event.request, REFUSED, 0))
+            return
         note_arrival(self._holds, now_ns)
         entry = _Request(event.deadline_ns, now_ns, now_ns, service_class=event.service_class)
         self._requests[event.request] = entry
@@ -585,6 +603,16 @@ class RouterCore:
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
         self._tallies[event.service_class].goal = event
+        self._set_room()
+
+    def _set_room(self) -> None:
+        """How many images fit within the strictest limit; in which order classes are refused."""
+        goals = [tally.goal for tally in self._tallies]
+        limit_ns = min((goal.limit_ns for goal in goals if goal.limit_ns), default=0)
+        self._room.images = self.config.carried_img_s / self._routers * limit_ns / NS_PER_S
+        for tally in self._tallies:
+            better = sum(goal.floor > tally.goal.floor for goal in goals)
+            tally.rank = better / max(1, len(goals) - 1)
 
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
@@ -685,6 +713,7 @@ class RouterCore:
             if top1 is not None:
                 tally.accuracy_sum += top1[entry.widths]
             tally.late += 0 < limit_ns < now_ns - entry.arrived_ns
+            note_end(self._room, len(self._requests), 0 < tally.goal.limit_ns < now_ns - entry.arrived_ns)
             del self._requests[request]
             commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
 
@@ -731,6 +760,7 @@ class RouterCore:
         self.failed += 1
         tally = self._tallies[entry.service_class]
         tally.late += self._limit_ns_of(tally) > 0
+        note_end(self._room, len(self._requests), tally.goal.limit_ns > 0)
         commands.append(RequestFailed(request, reason, entry.retries))
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))

@@ -45,7 +45,7 @@ cluster:
 router: {{groups: [1, 2, 4, 8]}}
 workload: {{kind: mmpp, rate_img_s: {rate:g}, burst_factor: 3, burst_share: 0.15, dwell_s: 0.5}}
 calibration: {{budget: {calibration}}}
-compare: {{routers: [random, sticky, ladder, compass], seeds: [0, 1, 2]}}
+compare: {{routers: [random, sticky, ladder, compass], seeds: [0, 1, 2, 3, 4]}}
 validate: {{routers: [ladder, compass], duration_s: 5s, warmup_s: 1s, go_on: true}}
 duration_s: 20
 warmup_s: 2

@@ -5,6 +5,7 @@ The command line is made from the functions' signatures, so what an argument may
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,17 @@ def read_by(read: Callable[[str], Any], name: str | None = None, **options: Any)
 
     names: tuple[str, ...] = () if name is None else (name,)
     return Parameter(name=names, converter=converted, accepts_keys=False, n_tokens=1, **options)
+
+
+def whole_number(text: str) -> int:
+    """A whole number: 1.5 is none, and is not rounded."""
+    if not re.fullmatch(r"[+-]?\d{1,18}", text):
+        raise ValueError(f"{text!r:.40} is no whole number")
+    return int(text)
+
+
+def _whole_numbers(_: Any, tokens: Sequence[Token]) -> list[int]:
+    return [whole_number(token.value) for token in tokens]
 
 
 def duration_s(text: str) -> float:
@@ -177,8 +189,8 @@ else:  # as the command line does
     Router = Annotated[str, Parameter(alias="-r")]
     Routers = Annotated[list[str], Parameter(name="--router", alias="-r", show_default=False)]
     Names = Annotated[list[str], Parameter(show_default=False)]
-    Seeds = Annotated[list[int], Parameter(name="--seed", alias="-s", show_default=False)]
-    Seed = Annotated[int | None, Parameter(alias="-s")]
+    Seeds = Annotated[list[int], Parameter(name="--seed", alias="-s", show_default=False, converter=_whole_numbers)]
+    Seed = Annotated[int | None, read_by(whole_number, alias="-s")]
     Duration = Annotated[float, read_by(duration_s, show_default=False)]
     Changes = Annotated[list[str], Parameter(name="--set", show_default=False)]
 

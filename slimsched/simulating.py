@@ -275,11 +275,11 @@ def capacity(
     world = session.world()
     chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
     searched = searching.under_poisson(world)
-    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
+    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4  # most of the seeds say whether a rate is carried
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
     warn_of_routers(world, (named,), session.folder)
     slo = Slo(floor, p99_s, classes=Slo.of(session.scenario).classes)
-    search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo)
+    search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo, is_checked=True)
     with announcing_compilation((named,), chosen):
         return searching.capacity(
             world,

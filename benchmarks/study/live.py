@@ -27,9 +27,10 @@ from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES, measures
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import PairDocument, ValidationDocument, was_stopped
-from scenarios.metrics.ranking import ABOUT, P99, ROUNDING, InWorld, Promise, Ranking, by_run, validated
+from scenarios.metrics.ranking import P99, InWorld, Promise, Ranking, by_run, validated
 from scenarios.metrics.result import cpu_share
 from scenarios.metrics.served import leaves_many
+from scenarios.metrics.slo import ABOUT, ROUNDING
 from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference, paired_ratio
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import environments

@@ -9,7 +9,6 @@ import re
 import sys
 import time  # noqa: TID251 - latencies
 import traceback
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from hw.door.journal import Sparing
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, Request, RequestError, Served
+from policies.admission import REFUSED
 
 DEADLINE: Final = "deadline"
 NO_LABEL: Final = "no_label"
@@ -45,6 +45,7 @@ class Limits:
         body_s: in which its body must have come.
         timeout_s: in which it is answered, unless the client asks for less.
         connections: that are open at a time, at each port.
+        connections_each: of one address, over HTTP.
     """
 
     body_bytes: int = 1 << 24
@@ -52,6 +53,7 @@ class Limits:
     body_s: float = 30.0
     timeout_s: float = 30.0
     connections: int = 4096
+    connections_each: int = 2048
 
 
 class Admission:
@@ -81,12 +83,16 @@ class Admission:
         self._tokens = tokens
         self._journal = journal
         self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
-        self._inside: Counter[bytes] = Counter()  # images, by token
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are accepted, and the router reported within `HEARD_S`."""
         return self._bridge.is_ready and self._bridge.heard_s < HEARD_S
+
+    @property
+    def asks_tokens(self) -> bool:
+        """Whether clients must bear one."""
+        return bool(self._tokens)
 
     @property
     def served(self) -> Served:
@@ -132,16 +138,19 @@ class Admission:
         timeout_s = min(self._limits.timeout_s, wanted_s, its.deadline_s)
         self._metrics.arrived.inc(count)
         self._require_room(count, token, timeout_s)
-        self._inside[token] += count
+        timeout_ns = round(timeout_s * 1e9)
         try:
             async with asyncio.timeout(timeout_s):
-                answers = await self._bridge.submit(request.images, round(timeout_s * 1e9), request.service_class)
+                answers = await self._bridge.submit(request.images, timeout_ns, request.service_class, token)
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
         except TimeoutError:
             raise self._failure(DEADLINE, count, timeout_s, trace) from None
         except FailedError as error:
+            if str(error) == REFUSED:
+                self._metrics.refused.labels("overload").inc(count)
+                raise RequestError("full: more could not be answered within the p99 latency promised", 429) from None
             raise self._failure(str(error), count, timeout_s, trace) from None
         except asyncio.CancelledError:
             if time.perf_counter() - began_s >= timeout_s - _AHEAD_S:
@@ -149,8 +158,6 @@ class Admission:
                 raise asyncio.CancelledError(DEADLINE) from None
             self._metrics.failed.labels("client_left").inc(count)
             raise
-        finally:
-            self._inside[token] -= count
         if version not in ("", answers[0].version):
             self._metrics.failed.labels("version").inc(count)
             raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
@@ -171,9 +178,10 @@ class Admission:
         if self._bridge.inside * self._least_s > timeout_s:
             self._metrics.refused.labels(DEADLINE).inc(count)
             raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
-        if self._inside[token] + count > (most := self._tokens.get(token, sys.maxsize)):
+        inside = self._bridge.inside_of[token]  # also those whose client has left, until the router lets them go
+        if inside + count > (most := self._tokens.get(token, sys.maxsize)):
             self._metrics.refused.labels("token").inc(count)
-            problem = f"full: {self._inside[token]} images of this token are inside, allowed are {most}"
+            problem = f"full: {inside} images of this token are inside, allowed are {most}"
             raise RequestError(problem, 429)
 
     def fault(self, error: Exception) -> RequestError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -12,6 +13,7 @@ from hw.door.admission import Admission, Limits, trace_of
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
 from hw.door.protocol import RequestError, Served, encode, error_body, read_request, write_answer
+from hw.door.reading import ReadingRoom
 from hw.version import own_version
 
 Message = MutableMapping[str, Any]
@@ -69,6 +71,15 @@ def _looked_up(method: str, response: Response) -> Response:
     return _error(405, f"{method:.20}: must be GET or HEAD", ("allow", "GET, HEAD"), _CLOSE)
 
 
+def is_of_this_host(headers: Mapping[str, str]) -> bool:
+    """Whether a request names loopback as its host, and as its origin where a browser says one.
+
+    A web page of somebody else's can make its reader's browser send requests here, also under a name of its own.
+    """
+    named = [headers.get("host", ""), headers.get("origin", "").rpartition("//")[2]]
+    return all(re.fullmatch(r"(localhost|127\.[\d.]+|\[::1\])?(:\d+)?", each) for each in named)
+
+
 async def _left(receive: Receive) -> None:
     """Until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
@@ -83,7 +94,7 @@ class App:
         self._metrics = metrics
         self._page = page
         self._limits = limits
-        self._held_bytes = 0
+        self._room = ReadingRoom(limits.held_bytes)
 
     @property
     def _served(self) -> Served:
@@ -100,7 +111,7 @@ class App:
         assert scope["type"] == "http", "nothing else is spoken here"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            response = await self._respond(scope["method"], scope["path"], headers, receive)
+            response = await self._respond(scope, headers, receive)
         except _GoneError:
             return
         except Exception as error:  # a fault of ours ends one request
@@ -108,7 +119,10 @@ class App:
             response = _error(500, str(self._admission.fault(error)), _CLOSE)
         await _send(response, scope, send, trace_of(headers))
 
-    async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Response:
+    async def _respond(self, scope: Message, headers: Mapping[str, str], receive: Receive) -> Response:
+        method, path = scope["method"], scope["path"]
+        if not self._admission.asks_tokens and not is_of_this_host(headers):
+            return _error(403, "host, origin: expected 127.0.0.1 or localhost, for no tokens are asked for", _CLOSE)
         if path == _LIVE:
             return _looked_up(method, Response(200))
         if path == "/v2/health/ready" or path in [f"{model}/ready" for model in self._models]:
@@ -121,7 +135,7 @@ class App:
             if method != "POST":
                 return _error(405, f"{method}: allowed is POST", ("allow", "POST"))
             version = self._served.version if path.startswith(self._models[1]) else ""
-            response = await self._infer(headers, receive, token, version)
+            response = await self._infer(headers, receive, token, version, scope.get("client"))
             self._metrics.requests.labels(str(response.status)).inc()
             return response
         return _looked_up(method, self._look_up(path))
@@ -140,11 +154,13 @@ class App:
 
     # ----------------------------------------------------------------------------------------------------- inference
 
-    async def _infer(self, headers: Mapping[str, str], receive: Receive, token: bytes, version: str) -> Response:
+    async def _infer(
+        self, headers: Mapping[str, str], receive: Receive, token: bytes, version: str, peer: Hashable
+    ) -> Response:
         try:
             if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
                 raise RequestError(f"content-encoding: found {encoding:.40}, expected none", 415)
-            body = await self._body(headers, receive)
+            body = await self._body(headers, receive, token or peer)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:
             is_read = error.status == HTTPStatus.BAD_REQUEST  # else what is left of its body is not
@@ -169,28 +185,19 @@ class App:
         head = ("inference-header-content-length", str(length))
         return Response(200, body, "application/octet-stream", (head, timing))
 
-    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+    async def _body(self, headers: Mapping[str, str], receive: Receive, client: Hashable) -> bytes:
         """The whole of it, within the limits."""
         most = self._limits.body_bytes
         if int(headers.get("content-length", "0")) > most:  # the parser lets digits through alone
             raise RequestError(f"the body has {headers['content-length']} bytes, allowed are {most}", 413)
         body = bytearray()
-        try:
-            async with asyncio.timeout(self._limits.body_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _GoneError
-                    part = message.get("body", b"")
-                    body += part
-                    self._held_bytes += len(part)
-                    if self._held_bytes > self._limits.held_bytes:
-                        raise RequestError("full: others send large requests at this moment", 429)
-                    if len(body) > most:
-                        raise RequestError(f"the body has more than the {most} bytes that are allowed", 413)
-                    if not message.get("more_body"):
-                        return bytes(body)
-        except TimeoutError:
-            raise RequestError(f"the body took more than {self._limits.body_s:g} s", 408) from None
-        finally:
-            self._held_bytes -= len(body)
+        async with self._room.place(client, int(headers.get("content-length", most)), self._limits.body_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _GoneError
+                body += message.get("body", b"")
+                if len(body) > most:
+                    raise RequestError(f"the body has more than the {most} bytes that are allowed", 413)
+                if not message.get("more_body"):
+                    return bytes(body)

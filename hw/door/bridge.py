@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time  # noqa: TID251 - it stamps arrivals
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -11,7 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.door.protocol import Answer, Served
-from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Serving, Status, Submit, ToRouter
+from hw.door.words import (
+    Alive,
+    Answered,
+    Cancel,
+    Drain,
+    Drained,
+    Failed,
+    IngressPort,
+    Serving,
+    Status,
+    Submit,
+    ToRouter,
+)
 from hw.transport.port import FLUSH_NS, PortClosedError
 from kit.units import NS_PER_S
 
@@ -29,8 +42,9 @@ class FailedError(Exception):
 class _Call:
     """A request of some images that are inside, and the answers that are there."""
 
-    def __init__(self, slots: tuple[int, ...], future: asyncio.Future[list[Answer]]) -> None:
+    def __init__(self, slots: tuple[int, ...], token: bytes, future: asyncio.Future[list[Answer]]) -> None:
         self.slots = slots
+        self.token = token
         self.future = future
         self.answers: dict[int, Answer] = {}
 
@@ -56,6 +70,7 @@ class Bridge:
         served: what it serves now.
         status: what the router said last; None before it serves.
         is_draining: whether nothing more is accepted.
+        inside_of: images that the router has not answered for, by the token of their client.
     """
 
     def __init__(
@@ -69,6 +84,7 @@ class Bridge:
         self._on_end = on_end
         self._free = list(range(len(slots)))
         self._calls: dict[int, _Call] = {}  # by slot
+        self.inside_of: Counter[bytes] = Counter()
         self._is_flush_due = False
         self._loop = asyncio.get_running_loop()
         self._heard_s = self._loop.time()
@@ -95,7 +111,7 @@ class Bridge:
         return is_beyond_all or latency_s > self.served.request_classes[service_class].p99_limit_s
 
     def submit(
-        self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0
+        self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0, token: bytes = b""
     ) -> asyncio.Future[list[Answer]]:
         """Hand images of a class to the router; the future has their answers, in order, or `FailedError`.
 
@@ -109,7 +125,8 @@ class Bridge:
             raise FullError
         slots = tuple([self._free.pop() for _ in range(count)])
         self._images[list(slots)] = images
-        call = _Call(slots, self._loop.create_future())
+        call = _Call(slots, token, self._loop.create_future())
+        self.inside_of[token] += count
         self._calls.update(dict.fromkeys(slots, call))
         now_ns = time.monotonic_ns()
         self._post(Submit(slots, now_ns, now_ns + timeout_ns, service_class))
@@ -117,7 +134,8 @@ class Bridge:
         return call.future
 
     def _cancel(self, call: _Call) -> None:
-        self._post(Cancel(tuple([slot for slot in call.slots if slot not in call.answers])))
+        """What is left of it need not be served."""
+        self._post(Cancel(tuple([slot for slot in call.slots if self._calls.get(slot) is call])))
 
     def _post(self, word: ToRouter) -> None:
         """What is posted in one turn of the event loop goes in one frame."""
@@ -148,9 +166,13 @@ class Bridge:
                     answer = Answer(label, widths, scores, self.served.version, took_ns, expected)
                     self._release(slot).answer(slot, answer)
                 case Failed(slot, reason):
-                    self._release(slot).fail(reason)
+                    call = self._release(slot)
+                    if not call.future.done():
+                        call.fail(reason)
+                        self._cancel(call)
                 case Status():
                     self.status, self._heard_s = word, self._loop.time()
+                    self._post(Alive())
                 case Serving(version, top1):
                     self.served = self.served.by_model(version, top1)
                 case Drain():
@@ -160,7 +182,9 @@ class Bridge:
 
     def _release(self, slot: int) -> _Call:
         self._free.append(slot)
-        return self._calls.pop(slot)
+        call = self._calls.pop(slot)
+        self.inside_of[call.token] -= 1
+        return call
 
     def _end(self) -> None:
         """The router is gone: nobody will answer any more."""

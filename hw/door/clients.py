@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hw.door.ingress import Ingress
 from hw.door.slots import SlotImages
-from hw.door.words import Answered, Cancel, Drain, Drained, Failed, Submit
+from hw.door.words import Alive, Answered, Cancel, Drain, Drained, Failed, Submit
 from hw.host.clock import NEVER_NS, RunClock
 from hw.router.transfers import Images
 from hw.transport.port import PortClosedError
@@ -91,6 +91,8 @@ class Clients:
                         self._requests += 1
                 case Cancel(slots):
                     self._cancelled += [self._request_in[slot] for slot in slots if slot in self._request_in]
+                case Alive():
+                    self._ingress.note_alive()
                 case Drained():
                     self.has_ended = True
 

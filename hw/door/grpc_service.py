@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from importlib.resources import files
@@ -33,6 +33,7 @@ from hw.door.protocol import (
     outputs_of,
     request_of,
 )
+from hw.door.reading import ReadingRoom
 from hw.version import own_version
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -51,6 +52,8 @@ _SOON: Final = (("grpc-retry-pushback-ms", "1000"),)
 _CONTENTS: Final = {"FP32": "fp32_contents", "UINT8": "uint_contents", "INT64": "int64_contents"}
 _UNCOMPRESSED: Final = 1  # a bit for each algorithm: no client may send what grows when it is read
 _IDLE_MS: Final = 75_000
+_HANDSHAKE_MS: Final = 5_000
+_STREAMS: Final = 256  # calls at a time of one connection; a client's library queues the others
 
 Call = Callable[[Any, Context], Awaitable[Any]]
 
@@ -131,8 +134,8 @@ def write_reply(request: Request, answers: list[Answer], served: Served) -> Mess
 class Calls:
     """What is answered to each call.
 
-    gRPC says how large a message is when it has read it. So no more are read at a time than may all be the largest:
-    together they hold no more than the limit. Others wait, and may send 64 KiB meanwhile.
+    gRPC says how large a message is when it has read it. So each holds room for the largest while it is read. Others
+    wait, and may send 64 KiB meanwhile.
 
     Attributes:
         largest_bytes: of a message.
@@ -144,7 +147,7 @@ class Calls:
         self._limits = limits
         served = admission.served
         self.largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
-        self._readers = asyncio.Semaphore(max(1, limits.held_bytes // self.largest_bytes))
+        self._room = ReadingRoom(limits.held_bytes)
 
     @property
     def _served(self) -> Served:
@@ -218,7 +221,7 @@ class Calls:
 
     async def _infer(self, _: object, context: Context) -> Message:
         token = self._token_in(context)
-        asked, size_bytes = await self._read(context)
+        asked, size_bytes = await self._read(context, token or context.peer())
         self._admission.require_model(asked.model_name, asked.model_version)
         request = read_call(asked, size_bytes, self._served)
         request, trace = _in_time(request, context), trace_of(_metadata_of(context))
@@ -228,19 +231,12 @@ class Calls:
     def _count(self, code: grpc.StatusCode) -> None:
         self._metrics.requests.labels(code.name).inc()
 
-    async def _read(self, context: Context) -> tuple[Any, int]:
+    async def _read(self, context: Context, client: Hashable) -> tuple[Any, int]:
         """Its one message, and the size of it; what is too large, gRPC refuses."""
-        is_read = False
         try:
-            async with asyncio.timeout(self._limits.body_s), self._readers:
-                is_read = True
+            async with self._room.place(client, self.largest_bytes, self._limits.body_s):
                 body = await context.read()
             return MESSAGES["ModelInferRequest"].FromString(body), len(body)
-        except TimeoutError:
-            if not is_read:
-                raise RequestError("full: others send at this moment", HTTPStatus.TOO_MANY_REQUESTS) from None
-            problem = f"the message took more than {self._limits.body_s:g} s"
-            raise RequestError(problem, HTTPStatus.REQUEST_TIMEOUT) from None
         except (DecodeError, TypeError):  # grpc.aio.EOF is no bytes
             raise RequestError("the message is no ModelInferRequest") from None
 
@@ -272,6 +268,8 @@ async def start_grpc(calls: Calls, address: str, certificate: Path | None, limit
         ("grpc.http2.bdp_probe", 0),  # else a call may send 4 MiB before it is read, and not 64 KiB
         ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     )
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
     server.add_generic_rpc_handlers((calls.handler(),))

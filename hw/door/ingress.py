@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hw.door.accepting import Acceptor, Crowd
 from hw.door.admission import Admission, Limits
 from hw.door.app import App, crowded, starting
 from hw.door.bridge import Bridge
@@ -32,7 +33,7 @@ from hw.door.metrics import Metrics
 from hw.door.protocol import Served, error_body
 from hw.door.slots import slots_of
 from hw.door.spans import tracing
-from hw.door.words import IngressPort, RouterPort, Serving, ToIngress, ToRouter
+from hw.door.words import IngressPort, RouterPort, Serving, Status, ToIngress, ToRouter
 from hw.host.limits import allow_descriptors
 from hw.transport.arena import Arena
 from hw.transport.port import socket_pair
@@ -47,12 +48,16 @@ _HEAD_BYTES: Final = 1 << 16
 _ENDING_S: Final = 10.0  # in which answers are to be taken
 _LEAVING_S: Final = 1.0  # in which who waits gets what was said
 _BACKLOG: Final = 2048
+_RESERVE: Final = 64  # connections beyond those allowed
 _DESCRIPTORS: Final = 64  # that are no connections
 _ALWAYS: Final = (
     b"/v2/health/live",
     b"/v2/health/ready",
     b"/metrics",
 )  # answered beyond `limits.connections`, too
+_HANGING_S: Final = 5.0
+_STARTING_S: Final = 60.0
+_UNHEARD: Final = 10  # reports: fewer may stand in the port because it was the router that stood still
 _DEATHS: Final = 5
 _DEATHS_S: Final = 60.0  # in which so many are too many
 
@@ -79,17 +84,27 @@ class _Connection(HttpToolsProtocol):
     """A client's, whose request's head must come in time and be short.
 
     What is wrong it hears as the protocol has it, and not as uvicorn does.
+
+    Attributes:
+        crowd: that it is one of.
+        leave: to be called when it is lost.
     """
+
+    crowd: Crowd
+    leave: Callable[[], None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It begins with a head."""
         super().connection_made(transport)
         self.limit_concurrency = None  # it would say so in its own words
         self._begin_head()
+        self.crowd.falls_silent(self, self.loop.time(), transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._timer.cancel()
+        self.crowd.speaks(self)
+        self.leave()
         super().connection_lost(exc)
 
     def _begin_head(self) -> None:
@@ -114,10 +129,18 @@ class _Connection(HttpToolsProtocol):
         """The head is whole."""
         self._timer.cancel()
         self._is_head = False
+        self.crowd.speaks(self)
         is_asked = self.url.partition(b"?")[0] in _ALWAYS
-        if len(self.connections) > cast(int, self.config.limit_concurrency) and not is_asked:
+        if self.crowd.count > cast(int, self.config.limit_concurrency) and not is_asked:
             self.app = crowded
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """It may send another request."""
+        has_another = bool(self.pipeline)
+        super().on_response_complete()
+        if not has_another and not self.transport.is_closing():
+            self.crowd.falls_silent(self, self.loop.time(), self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
@@ -128,6 +151,25 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
+    """Its connections are counted as they are accepted; some more than are allowed, for health is always told."""
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self._crowd = Crowd(limits.connections + _RESERVE, limits.connections_each)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        assert sockets, "where it listens"
+        loop = asyncio.get_running_loop()
+
+        def connection(leave: Callable[[], None]) -> _Connection:
+            made = _Connection(self.config, self.server_state, self.lifespan.state, loop)
+            made.crowd, made.leave = self._crowd, leave
+            return made
+
+        acceptors: Any = [Acceptor(each, self._crowd, connection, self.config.ssl) for each in sockets]
+        self.servers, self.started = acceptors, True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """None: the router tells what to do."""
@@ -140,7 +182,7 @@ def _server(app: Callable[..., Any], limits: Limits, certificate: Path | None) -
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
         limit_concurrency=limits.connections, backlog=_BACKLOG, ssl_certfile=certificate,
     )  # fmt: skip
-    return _Server(config)
+    return _Server(config, limits)
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -187,7 +229,7 @@ def _wait(listening: socket.socket, end: socket.socket, certificate: Path | None
 
 def _main(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     ports = 1 if listening.grpc is None else 2
-    allow_descriptors(ports * spec.limits.connections + _DESCRIPTORS)
+    allow_descriptors(ports * spec.limits.connections + _RESERVE + _DESCRIPTORS)
     uvloop.run(_serve(spec, listening, end, arena))
 
 
@@ -246,6 +288,21 @@ class Ingress:
         self.port = RouterPort(ToRouter, end)
         self._process = _start(_main, self._spec, self._listening, remote, self.arena)
         remote.close()
+        self._unheard, self._silent_after_s = 0, time.monotonic() + _STARTING_S
+
+    def report(self, status: Status) -> None:
+        """Tell it how the router is; kill it if it has not answered reports for `_HANGING_S`."""
+        if self._unheard >= _UNHEARD and time.monotonic() > self._silent_after_s:
+            self._journal.note(
+                "ingress_hangs", f"serve: the ingress has not answered for {_HANGING_S:g} s; it is killed"
+            )
+            self._process.kill()
+        self.port.post(status)
+        self._unheard += 1
+
+    def note_alive(self) -> None:
+        """It has answered a report."""
+        self._unheard, self._silent_after_s = 0, time.monotonic() + _HANGING_S
 
     def start_again(self) -> None:
         """It has died, and all clients' connections with it; raises `WorkError` where it does so again and again."""

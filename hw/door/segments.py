@@ -330,4 +330,8 @@ def _frames(path: Path) -> Iterator[bytes]:
             size = int.from_bytes(length, "little")
             if len(body := file.read(size)) < size:
                 return
-            yield zlib.decompress(body)
+            inflating = zlib.decompressobj()
+            frame = inflating.decompress(body, BACKLOG_BYTES)
+            if not inflating.eof:
+                raise zlib.error(f"a frame is incomplete, or has more than {BACKLOG_BYTES} bytes")
+            yield frame

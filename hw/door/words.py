@@ -28,6 +28,10 @@ class Cancel(Message, frozen=True):
     slots: tuple[int, ...]
 
 
+class Alive(Message, frozen=True):
+    """The ingress has heard a `Status`."""
+
+
 class Drained(Message, frozen=True):
     """All that were accepted are answered, and no other image comes."""
 
@@ -101,7 +105,7 @@ class Drain(Message, frozen=True):
     """Accept nothing more; `Drained` answers when all that was accepted is answered."""
 
 
-ToRouter = Submit | Cancel | Drained
+ToRouter = Submit | Cancel | Alive | Drained
 ToIngress = Answered | Failed | Status | Serving | Drain
 RouterPort = Port[ToIngress, ToRouter]
 IngressPort = Port[ToRouter, ToIngress]

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 import zipfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -35,7 +36,12 @@ _SPARE_BYTES: Final = 1 << 30
 _LIKELY: Final = 0.9  # of the names and shapes of a network's weights
 _COPIES: Final = 3  # of the weights in memory: as read, whole, and written
 _NESTS: Final = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "module")
-_PREFIXES: Final = ("module.", "_orig_mod.", "model.", "backbone.", "net.", "network.")
+_HOOKED: Final[Mapping[str, str]] = {  # in the names of weights that hooks make, and what ends that
+    r"_orig$": "torch.nn.utils.prune.remove",
+    r"weight_[guv]$": "torch.nn.utils.remove_weight_norm or remove_spectral_norm",
+    r"\.parametrizations\.": "torch.nn.utils.parametrize.remove_parametrizations",
+    r"_packed_params|\.zero_point$": "saving them before quantization",
+}
 _FOREIGN: Final[Mapping[bytes, str]] = {
     b"": "is empty",
     b"<": "is a web page: the download went wrong",
@@ -53,25 +59,34 @@ def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, datase
         InputError: the weights are of another network, of other classes, or not finite.
     """
     wanted = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("num_batches_tracked")}
-    found = _without_prefix(found, wanted)
+    found, chosen = _without_prefix(found, wanted, path)
+    found, renamed = _out_of_a_sequence(found, wanted)
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - module.state_dict().keys())
+    remedies = (_HOOKED[each] for each in _HOOKED if any(re.search(each, name) for name in found))
+    if missing and (remedy := next(remedies, "")):
+        problem = f"holds weights that the network makes by hooks ({', '.join(extra[:3])}); {remedy} comes first"
+        raise InputError(str(path), "", problem)
     if missing or extra:
         lists = [
             f"{what}: {', '.join(names[:3])}" for what, names in (("missing", missing), ("too many", extra)) if names
         ]
         problem = f"holds weights of another network ({len(missing)} {'; '.join(lists)})"
         raise InputError(str(path), "", f"{problem}; name the network that they are of{_likely(found)}")
-    found, chosen = _of_its_classes(found, wanted, dataset)
+    found, of_classes = _of_its_classes(found, wanted, dataset)
     for name, tensor in wanted.items():
         if found[name].shape != tensor.shape:
             problem = f"is {tuple(found[name].shape)}, the network has {tuple(tensor.shape)}"
             if name == [each for each in wanted if wanted[each].dim() > 1][-1] and len(found[name]) != dataset.classes:
                 problem += f": the weights know {len(found[name])} classes, {dataset.name} has {dataset.classes}"
+                if all(re.fullmatch(r"n\d{8}", each) for each in dataset.names):  # WordNet's numbers
+                    raise InputError(str(path), name, f"{problem}; name the folders by their classes, such as tench")
             raise InputError(str(path), name, f"{problem}; name the network and the images that the weights are of")
+        if found[name].is_floating_point() and found[name].itemsize == 1:
+            raise InputError(str(path), name, f"is of {found[name].dtype}; save the weights as float16 or float32")
         if not found[name].isfinite().all():
             raise InputError(str(path), name, "holds numbers that are not finite")
     module.load_state_dict(found, strict=False)
-    return chosen
+    return "; ".join(filter(None, (chosen, renamed, of_classes)))
 
 
 def _likely(found: Mapping[str, Tensor]) -> str:
@@ -95,8 +110,9 @@ def _of_its_classes(
     from torchvision.models import ResNet18_Weights
 
     known = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
-    places = {name.lower(): place for place, name in enumerate(known)}
-    own = [places.get(name.lower().replace("_", " "), -1) for name in dataset.names]
+    exact, places = ({of(name): place for place, name in enumerate(known)} for of in (str, str.lower))
+    named = [name.replace("_", " ") for name in dataset.names]  # two of ImageNet's differ by a capital letter
+    own = [exact.get(name, places.get(name.lower(), -1)) for name in named]
     heads = [
         name
         for name, tensor in wanted.items()
@@ -110,14 +126,45 @@ def _of_its_classes(
     }, f"of ImageNet's classes the {len(own)} of the folder"
 
 
-def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What wrappers put before every name goes, as long as the names are not the network's own."""
-    while not wanted.keys() <= found.keys():
-        prefix = next((each for each in _PREFIXES if found and all(name.startswith(each) for name in found)), None)
-        if prefix is None:
-            break
-        found = {name[len(prefix) :]: tensor for name, tensor in found.items()}
-    return found
+def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], str]:
+    """What wrappers put before the network's names goes, and what does not have it; with that in words.
+
+    It is the prefix by which most of the wanted names are there.
+
+    Raises:
+        InputError: all are there by several prefixes.
+    """
+    if wanted.keys() <= found.keys():
+        return found, ""
+    starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in found}
+    by_prefix = Counter(name[:at] for name in found for at in starts[name] if name[at:] in wanted)
+    (prefix, count), *others = [*by_prefix.most_common(), ("", 0)]
+    if count < len(wanted) / 2:  # it is another network
+        return found, ""
+    if others and others[0][1] == count == len(wanted):
+        names = ", ".join(each for each, of in by_prefix.items() if of == count)
+        raise InputError(str(path), "", f"holds several sets of weights ({names}); save the one that you mean")
+    kept = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    return kept, f"{len(found) - len(kept)} tensors without {prefix!r} are left out" if len(kept) < len(found) else ""
+
+
+def _out_of_a_sequence(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """A layer that the wanted ones lack by a number in its name alone is theirs: beside it stands what has no weights.
+
+    Such is the usual head of transfer learning, a dropout and a linear layer. With that in words.
+    """
+    lacking = wanted.keys() - found.keys()
+    names: dict[str, list[str]] = {}
+    for name in found.keys() - wanted.keys():
+        layer, _, last = name.rpartition(".")
+        outer, _, number = layer.rpartition(".")
+        if number.isdigit() and (inner := f"{outer}.{last}") in lacking:
+            names.setdefault(inner, []).append(name)
+    if not lacking or names.keys() != lacking or any(len(each) > 1 for each in names.values()):
+        return found, ""
+    of = {each[0]: name for name, each in names.items()}
+    layers = ", ".join(sorted({name.rpartition(".")[0] for name in of}))
+    return {of.get(name, name): tensor for name, tensor in found.items()}, f"{layers}, and nothing beside it"
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -163,8 +210,13 @@ def _convert(path: Path, target: Path, _: Tell) -> None:
     """In a process of its own, whose memory has a limit from here on."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            if any("/code/" in name for name in archive.namelist()):
-                raise InputError(str(path), "", "is TorchScript, which is code; save the network's state_dict()")
+            names = archive.namelist()
+        if any("/code/" in name for name in names):
+            raise InputError(str(path), "", "is TorchScript, which is code; save the network's state_dict()")
+        if any(name.endswith(".npy") for name in names):
+            raise InputError(str(path), "", "is NumPy's .npz; save the network's state_dict() by torch.save")
+        if any("exported_program" in name or name.endswith("archive_format") for name in names):
+            raise InputError(str(path), "", "is a program of torch.export; save the network's state_dict()")
     limit = psutil.Process().memory_info().vms + _COPIES * path.stat().st_size + _SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
@@ -183,6 +235,8 @@ def _why(error: Exception) -> str:
     text = str(error)
     if found := re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) ([\w.]+)", text):
         what = found[1] or found[2]
+        if what.isdigit():
+            return "holds objects that are no tensors, such as NumPy's arrays; save the network's state_dict()"
         return f"holds code ({what}), not only weights, and nothing of it was run; save the network's state_dict()"
     if isinstance(error, MemoryError) or "allocate memory" in text:
         return "takes far more memory than its size tells; it is damaged, or made to do harm"

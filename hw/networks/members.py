@@ -25,7 +25,7 @@ from hw.networks.datasets import Dataset
 from hw.networks.evaluation import right
 from hw.networks.family import MAX_MEMBERS, Family, Form, Member, MemberNetwork, own_classes, ranked
 from hw.networks.given import read_weights, take_weights
-from hw.networks.ordinary import Named, Rescale, build_given
+from hw.networks.ordinary import Named, Rescale, build_given, library_maker
 from hw.networks.pictures import spread
 from hw.networks.quantized import Int8Network, build_quantizable
 from hw.networks.registry import model_hash
@@ -108,6 +108,7 @@ def weights_of(member: Member, place: Path, source: str) -> Path:
     found = [path for path in files if path.stem == name] or hashed
     if len(found) == 1:
         return found[0]
+    library_maker(Named(member.network, member.options, source, ""))  # there is such a network
     named = f"several files may be {name}'s: {', '.join(path.name for path in found)}; keep one"
     missing = f"no weights of {member.label}: {name}.pt, .pth, .bin or .safetensors"
     raise InputError(source, "", f"{place}: {named if found else missing}")

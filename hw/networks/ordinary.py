@@ -83,12 +83,8 @@ def build_given(network: Named, classes: int) -> nn.Module:
     Raises:
         InputError: there is no such network, or it can't be made.
     """
-    kind, _, name = network.name.partition(":")
-    if kind in LIBRARIES:
-        known, make = _torchvision() if kind == TORCHVISION else _timm(network)
-        if name not in known:
-            problem = f"{kind} has no {name!r} that tells what an image is of"
-            raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, known), 120)}")
+    if (make := library_maker(network)) is not None:
+        name = network.name.partition(":")[2]
         with blaming(network.name, network.source, network.key):
             return make(name, {"num_classes": classes, **network.options}).eval()
     given = own_class(network.name, network.source, network.key)
@@ -102,6 +98,18 @@ def build_given(network: Named, classes: int) -> nn.Module:
 
 
 _Make: TypeAlias = Callable[[str, dict[str, Any]], nn.Module]
+
+
+def library_maker(network: Named) -> _Make | None:
+    """What makes a library's network of this name; None for a class. Raises `InputError` where the library has none."""
+    kind, _, name = network.name.partition(":")
+    if kind not in LIBRARIES:
+        return None
+    known, make = _torchvision() if kind == TORCHVISION else _timm(network)
+    if name not in known:
+        problem = f"{kind} has no {name!r} that tells what an image is of"
+        raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, known), 120)}")
+    return make
 
 
 def _torchvision() -> tuple[list[str], _Make]:

@@ -65,6 +65,10 @@ class Network(Named):
     """Which slimmable network is meant: one of `PRESETS`, or `module:Class`, a subclass of `SlimmableModel`."""
 
     def __post_init__(self) -> None:
+        library, _, rest = self.name.partition(":")
+        if library in LIBRARIES and "." in rest:
+            plain = f"{library}:{rest.rpartition('/')[2].partition('.')[0]}"
+            raise InputError(self.source, self.key, f"{self.name!r} has a tag of weights; leave it away: {plain}")
         if self.name not in PRESETS and not self.is_own:
             known = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for one of your own"
             raise InputError(self.source, self.key, f"unknown network {self.name!r}; {known}")

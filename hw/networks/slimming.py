@@ -67,6 +67,9 @@ def _given_weights(layer: Layer, module: nn.Module, channels: int) -> dict[str, 
     found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if layer.kind == "batch_norm":
         found |= {name: found[f"running_{name}"] for name in TABLES}
+    for name in layer.dimensions:
+        if name not in found and isinstance(made := getattr(module, name, None), Tensor):  # by a hook, at each pass
+            found[name] = made.detach()
     neutral = {"weight": torch.ones, "bias": torch.zeros}  # of a norm without them
     return {name: found[name] if name in found else neutral[name](channels) for name in layer.dimensions}
 

@@ -45,7 +45,10 @@ class DeviceDescription:
     @property
     def state(self) -> str:
         """What it is, or why it can't be used."""
-        return f"can't be used: {self.problem}" if self.problem else f"{self.name}, {self.vram_bytes / 1e9:.1f} GB"
+        if self.problem:
+            return f"can't be used: {self.problem}"
+        memory = f"{self.vram_bytes / 1e9:.1f} GB" if self.vram_bytes else "memory not told"  # the host's
+        return f"{self.name}, {memory}"
 
 
 def cpu_sensor(

@@ -97,16 +97,36 @@ def visible_gpus(nvml: Any) -> list[str]:
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
-        return [str(index) for index in range(Board(nvml, None).call("nvmlDeviceGetCount"))]
+        return [str(index) for index in range(_count(nvml))]
     names = (name.strip() for name in shown.split(","))
     return list(takewhile(lambda name: name.isdigit() or name.startswith(("GPU-", "MIG-")), names))
+
+
+def _count(nvml: Any) -> int:
+    return int(Board(nvml, None).call("nvmlDeviceGetCount"))
 
 
 def handle_of(nvml: Any, name: str) -> Any:
     """The device of a number or UUID; raises `RefusedError` where NVML does not give it."""
     if name.isdigit():
         return Board(nvml, None).call("nvmlDeviceGetHandleByIndex", int(name))
-    return Board(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
+    try:
+        return Board(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
+    except RefusedError:  # CUDA takes the beginning of a UUID, too
+        such = [handle for handle in _handles(nvml) if _uuid_of(nvml, handle).startswith(name)]
+        if len(such) != 1:
+            raise
+        return such[0]
+
+
+def _handles(nvml: Any) -> list[Any]:
+    """Of the GPUs that answer."""
+    found = (_answer(partial(handle_of, nvml, str(index))) for index in range(_count(nvml)))
+    return [handle for handle in found if handle is not None]
+
+
+def _uuid_of(nvml: Any, handle: Any) -> str:
+    return _text(_answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetUUID")) or "")
 
 
 def nvml_handle(nvml: Any, index: int) -> Any:
@@ -324,7 +344,8 @@ class ProcessShare:
 def process_shares(nvml: Any, handle: Any, since_us: int) -> list[ProcessShare]:
     """Of every process that used the device since then; nothing where NVML does not say."""
     samples = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
-    shares = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in samples or ()]
+    known = (each for each in samples or () if each.smUtil <= 100)  # of a process that has just ended it may be garbage
+    shares = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in known]
     return [each for each in shares if each.at_us > since_us]  # some drivers fill up with zeros
 
 

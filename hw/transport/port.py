@@ -98,6 +98,7 @@ class Port(Generic[Sent, Heard]):
         self._outbox: list[Sent] = []
         self._unsent = bytearray()
         self._unread = bytearray()
+        self._wanted = LENGTH  # bytes of `_unread` before it is worth a look
         self._filling: memoryview | None = None  # what is still to come of an activation
         self._lock = threading.Lock()  # of whoever changes what this end is connected to
         self._is_joined = self._is_closed = False
@@ -231,7 +232,10 @@ class Port(Generic[Sent, Heard]):
             self._filling = self._filling[come:] or None
             data = data[come:]
         if self._unread:
-            data = bytes(self._unread + data)
+            self._unread += data
+            if len(self._unread) < self._wanted:
+                return
+            data, self._unread = bytes(self._unread), bytearray()
         at, end, view = 0, len(data), memoryview(data)
         while end - at >= LENGTH:
             word = int.from_bytes(data[at : at + LENGTH], "little")
@@ -239,7 +243,8 @@ class Port(Generic[Sent, Heard]):
             if length > MAX_BYTES or kind > LOGGED:
                 raise PortBrokenError(f"a frame of {word} bytes is none of ours")
             begin = at + LENGTH + OFFSET * (kind == PLACED)
-            if end < begin or (kind != PLACED and end - begin < length):
+            self._wanted = begin - at if kind == PLACED else begin - at + length
+            if end - at < self._wanted:
                 break
             at = min(end, begin + length)
             if kind == SAID:
@@ -248,8 +253,9 @@ class Port(Generic[Sent, Heard]):
                 self._hear_log(data[begin:at])
             else:
                 self._begin_filling(int.from_bytes(data[begin - OFFSET : begin], "little"), length, view[begin:at])
-        if at < end or self._unread:
-            self._unread = bytearray(data[at:])
+        else:
+            self._wanted = LENGTH
+        self._unread += view[at:]
 
     def _begin_filling(self, offset: int, length: int, come: memoryview) -> None:
         """What has come of an activation goes to its place, and the rest will."""

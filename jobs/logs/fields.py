@@ -34,14 +34,15 @@ _PLAIN_DATES: Final = (  # as `datetime` reads them
     (re.compile(r" ?(UTC|GMT|Z)$"), "+00:00"),
     (re.compile(r" (?=[-+]\d\d:?\d\d$)"), ""),
 )
+_PARTS: Final = re.compile(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)  # 2d3h, 2h5m10s
 _CLOCK: Final = re.compile(r"(?:(\d+)(?:-| days?,? ))?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
 _STATUSES: Final = {
     word: status
     for status, words in {
-        "completed": "completed pass passed succeeded success terminated done",
-        "failed": "failed fail error out_of_memory oom",
-        "cancelled": "cancelled canceled killed revoked preempted",
-        "timeout": "timeout deadline",
+        "completed": "completed complete pass passed succeeded success terminated done",
+        "failed": "failed fail error exit out_of_memory oom oomkilled",
+        "cancelled": "cancelled canceled killed revoked preempted stopped evicted",
+        "timeout": "timeout deadline deadlineexceeded",
         "node_fail": "node_fail boot_fail",
     }.items()
     for word in words.split()
@@ -82,7 +83,7 @@ def numbers(texts: Any) -> Cells:
 
 def durations(texts: Any, unit_s: float = 1.0) -> Cells:
     """Seconds; plain numbers are of this unit."""
-    return _quantities(texts, unit_s, _duration, "seconds, 02:00:00, 1-02:00:00, 90m or 2h")
+    return _quantities(texts, unit_s, _duration, "seconds, 02:00:00, 1-02:00:00, 90m, 2h or 2h5m10s")
 
 
 def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], allowed: str) -> Cells:
@@ -169,7 +170,7 @@ def _time(text: str) -> tuple[float, int]:
 
 def _duration(text: str) -> float | None:
     """Seconds of a clock's time or of a number with a unit; None of anything else."""
-    if (clock := _CLOCK.fullmatch(text)) is not None:
+    if (clock := _CLOCK.fullmatch(text) or _PARTS.fullmatch(text)) is not None:
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         return 86400 * days + 3600 * hours + 60 * minutes + seconds
     with suppress(ValueError):

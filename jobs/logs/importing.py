@@ -27,6 +27,8 @@ LONG_GAP_S: Final = 180 * 86400
 _SHORT_S: Final = 10.0  # a median run time below may be of minutes or hours
 _LONG_S: Final = 30 * 86400.0  # and one above of milliseconds
 _LONG_DAYS: Final = 20 * 365.25
+_GRACE_S: Final = 600.0  # beyond its limit a job may run, as sites set it (Slurm's OverTimeLimit)
+_MANY: Final = 0.05  # of the jobs with a limit
 _MAX_REASONS: Final = 3
 
 
@@ -107,6 +109,7 @@ def import_log(
     says_otherwise = " (--unit says otherwise)" if log_format == "csv" else ""
     if not _SHORT_S <= run_p50_s <= _LONG_S:
         tally.told.append(f"the median run time is {run_p50_s:,.3g} s: are these seconds?{says_otherwise}")
+    _tell_limits(whole.numbers["run_s"][order], whole.numbers["requested_s"][order], tally)
     if days > _LONG_DAYS:
         tally.told.append(f"the log spans {days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
     provenance = {"format": log_format, "file": log.name, "start": start, "jobs": len(order), "rows": tally.rows}
@@ -141,6 +144,15 @@ def _normal(log: Log, rows: NDArray[np.int64], start_of_trace_s: float) -> pyarr
         "recorded_start_s": begun_s - start_of_trace_s,
     }
     return pyarrow.table({name: columns[name] for name in COLUMNS})
+
+
+def _tell_limits(run_s: NDArray[np.float64], requested_s: NDArray[np.float64], tally: Tally) -> None:
+    """Schedulers end jobs at their limit, or minutes later: where many ran longer, it is in another unit."""
+    has_limit = requested_s > 0
+    beyond = int((run_s[has_limit] > 1.1 * requested_s[has_limit] + _GRACE_S).sum())
+    if beyond > _MANY * has_limit.sum():
+        problem = f"{beyond:,} of {int(has_limit.sum()):,} jobs with a time limit ran longer than that"
+        tally.told.append(f"{problem}: is it in another unit? For minutes, --columns requested_s=COLUMN:min")
 
 
 def _tell_order(submit_s: NDArray[np.float64], line: NDArray[np.int64], tally: Tally) -> None:

@@ -45,7 +45,7 @@ class Options:
         vc: which of a Slurm log's words is the group: `partition`, `account` or `qos`.
         timezone: of dates without one.
         columns: of a CSV file: its column for each of the normal form, and `END`.
-        unit_s: of a CSV file: how many seconds 1 is.
+        unit_s: of a CSV file: how many seconds 1 is; `units_s`: in columns (of the normal form) of another unit.
         tasks: a second table that the format needs.
     """
 
@@ -54,6 +54,7 @@ class Options:
     timezone: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     unit_s: float = 1.0
+    units_s: Mapping[str, float] = field(default_factory=dict)
     tasks: Any = None
 
 
@@ -178,7 +179,7 @@ def _cells(rows: Rows, name: str, options: Options) -> Cells:
     column = rows.columns[name]
     if isinstance(column, Cells):
         return column
-    unit_s = options.unit_s if rows.is_calendar is None else 1.0
+    unit_s = options.units_s.get(name, options.unit_s) if rows.is_calendar is None else 1.0
     if name in DURATIONS:
         return durations(column, unit_s)
     if name in TIMES and rows.is_calendar is not False:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from kit.errors import InputError
 from kit.strict import StrictModel
-from policies.goal_control import FOLLOW, MAX_WEIGHT, GoalControl, Steered, end_of_dial
+from policies.goal_control import FOLLOW, MAX_SHIFT, MAX_WEIGHT, GoalControl, Steered, end_of_dial
 from policies.interfaces import MAX_TUPLES, RouterConfig
 from policies.rules.widths import Ladder
 from policies.vocabulary import FOLLOW_NS, ClusterView, nanoseconds
@@ -55,7 +55,7 @@ class ControlSpec(StrictModel):
         first, *others = [
             GoalControl(
                 floor=FOLLOW if self.floor is None else self.floor,
-                most=most,
+                most=MAX_SHIFT if config.carried_img_s else most,  # elsewhere nothing else bounds what waits
                 limit_ns=FOLLOW_NS if self.p99_limit_s is None else nanoseconds(self.p99_limit_s),
                 energy_weight=FOLLOW if self.energy_weight is None else self.energy_weight,
                 best=best,

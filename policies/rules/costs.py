@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +152,27 @@ def corners(
             hull.pop()
         hull.append(widths)
     return hull[::-1]
+
+
+def cost_at(
+    floor: float,
+    front: Sequence[tuple[float, ...]],
+    top1: Mapping[tuple[float, ...], float],
+    cost: Mapping[tuple[float, ...], float],
+) -> float:
+    """Return what a mean accuracy of `floor` costs by a mix of two corners of a front, the most accurate first.
+
+    Infinite where no corner is so accurate.
+    """
+    best = front[0]
+    if top1[best] < floor:
+        return inf
+    for worse in front[1:]:
+        if top1[worse] < floor:
+            share = (floor - top1[worse]) / (top1[best] - top1[worse])
+            return share * cost[best] + (1 - share) * cost[worse]
+        best = worse
+    return cost[best]
 
 
 def _is_corner(before: tuple[float, float], its: tuple[float, float], after: tuple[float, float]) -> bool:

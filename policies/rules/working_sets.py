@@ -6,14 +6,14 @@ and some members of a family. A router that stays within each server's working s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
 
 from policies.greedy import GreedyKnobs
 from policies.nests import nests_of
 from policies.rules.context import RouterContext, WorkingSet
-from policies.rules.costs import corners, path_ns, within
+from policies.rules.costs import corners, cost_at, path_ns, within
 
 Widths = tuple[float, ...]
 Limits = tuple[Widths | None, ...]
@@ -70,7 +70,8 @@ def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: fl
 
     def dearness(limits: Limits) -> tuple[float, float, float]:
         front = fronts[limits]
-        return _cost_at(floor, front, top1, cost_ns), -top1[front[0]], cost_ns[front[-1]]
+        at_floor = cost_at(floor, front, top1, cost_ns) if floor > 0.0 else inf
+        return at_floor, -top1[front[0]], cost_ns[front[-1]]
 
     sets = _largest_sets(nests, context.config.segments, knobs)
     fronts = {limits: front for limits in sets if (front := front_of(limits))}
@@ -100,18 +101,3 @@ def _wider(limits: Limits, nests: Sequence[Widths]) -> Iterator[Limits]:
                 step = nest[nest.index(width) + 1]
                 steps.append((*(limit or ())[:segment], step, *(limit or ())[segment + 1 :]))
         yield from ((*limits[:place], step, *limits[place + 1 :]) for step in steps)
-
-
-def _cost_at(
-    floor: float, front: Sequence[Widths], top1: Mapping[Widths, float], cost_ns: Mapping[Widths, float]
-) -> float:
-    """What a mean accuracy of `floor` costs, by a mix of two corners of a front, the most accurate first."""
-    if floor <= 0.0 or top1[front[0]] < floor:
-        return inf
-    best = front[0]
-    for worse in front[1:]:
-        if top1[worse] < floor:
-            share = (floor - top1[worse]) / (top1[best] - top1[worse])
-            return share * cost_ns[best] + (1 - share) * cost_ns[worse]
-        best = worse
-    return cost_ns[best]

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from hw.networks.datasets import DATASETS, is_image_folder
 from kit import strict
+from kit.errors import InputError
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import Plain, StrictModel, form
 from kit.units import seconds
@@ -666,10 +667,16 @@ class TraceWorkload(WorkloadSection):
         description="each arrives at a random time within a step of so long, in which times were noted; in the file's "
         "own unit; 0: as noted",
     )
+    from_s: SecondsOrZero = Field(
+        0.0, description="arrivals up to so long after the first one are left out; in the file's own unit"
+    )
 
     def require_files(self) -> None:
-        """Its arrivals."""
-        read_trace(Path(self.file), self.time_column)
+        """Its arrivals, some of them after `from_s`."""
+        times_s = read_trace(Path(self.file), self.time_column)
+        if self.from_s > (last_s := float(times_s.max() - times_s.min())):
+            problem = f"is {self.from_s:g}, and the last arrival comes {last_s:g} after the first: name less"
+            raise InputError(self.file, "workload.from_s", problem)
 
 
 Workload = Annotated[
@@ -967,6 +974,10 @@ class SloSection(StrictModel):
 
     floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, where there is one")
     p99_limit_s: Seconds | None = Field(None, description="most that the p99 latency may be; null for no limit")
+    refuse: bool = Field(
+        True,
+        description="refuse what is too much for the p99 limit ([overload](routers.md#overload)); false: serve all",
+    )
     energy_weight: EnergyWeight = Field(
         0.0, description="points of accuracy (0.01) that a joule an image is worth: what Compass pays for energy"
     )

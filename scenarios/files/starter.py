@@ -36,7 +36,7 @@ workload: {{kind: poisson, rate_img_s: {rate:g}}}
 # add it to compare.routers, then `slimsched train`.
 compare:
   routers: [{routers}]
-  seeds: [0, 1, 2]
+  seeds: [0, 1, 2, 3, 4]
 
 # Who is also run on real processes (`slimsched validate`), where each server has a `device`.
 validate:

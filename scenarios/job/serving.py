@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
@@ -79,6 +79,7 @@ def serve(
         job.warn("serve: `routers` is of simulations and `validate`; one router serves here")
     config = replace(world.cluster.router, shed_expired=True)
     asked = _OperatorOrders(job, ModelOrders(job, world, journal), router, config, journal)
+    asked.warn_of_floor()
     routing = Routing(
         asked.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
@@ -163,7 +164,7 @@ class _Teller:
             else:
                 self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
         self._known = self._tally.is_ready
-        self._door.port.post(self._tally.status(progress))
+        self._door.report(self._tally.status(progress))
         notify("WATCHDOG=1")
 
 
@@ -212,6 +213,7 @@ class _OperatorOrders:
         yield policy
         self.router = name
         self._journal.note("router", f"serve: {display_name(name)} decides from now on", router=display_name(name))
+        self.warn_of_floor()
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
         if self._job.scenario.classes:
@@ -223,7 +225,15 @@ class _OperatorOrders:
         yield from self.goals
         text = f"serve: asked for from now on: {_goal_text(self._asked)}"
         self._journal.note("goals", text, **goals)
-        for warning in routers_ignoring([*goals], [self.router], self._job.folder.path):
+        self._warn_of([*goals])
+
+    def warn_of_floor(self) -> None:
+        """Where one is promised that the router can't follow, say so."""
+        if any(goal.floor for goal in self.goals):
+            self._warn_of(["floor"])
+
+    def _warn_of(self, goals: Sequence[str]) -> None:
+        for warning in routers_ignoring(goals, [self.router], self._job.folder.path):
             self._job.say(f"serve: {warning}")
 
 

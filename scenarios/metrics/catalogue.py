@@ -98,7 +98,7 @@ _ALL: Final = (
     _attainment("accuracy_attainment", "floor", "SLO attainment, the floor", "SLO accuracy",
           "Share in which the mean accuracy, by the network's table, was at least the floor that `slo` set then."),
     _attainment("p99_attainment", "p99_limit", "SLO attainment, the p99 limit", "SLO p99",
-          "Share in which the p99 latency was at most the limit that `slo` set then."),
+          "Share in which the p99 latency of what was not refused was at most the limit that `slo` set then."),
     _images("arrived", "Requests of the whole run. Each is counted once more below: completed, in flight or failed."),
     _images("completed", "Requests whose last segment was done when the run ended."),
     _images("in_flight", "Requests that were still under way when the run ended."),
@@ -144,7 +144,9 @@ _ALL: Final = (
     _percent("unmetered_share", "time without a reading", "unmetered",
              "Share of the run's time for which a device's sensor told neither energy nor power; of the device with "
              "the largest. No energy counts for it. 0 in simulation.", better="lower"),
-    _rate("goodput", "Throughput of the images that kept the deadline; `null` without one."),
+    _rate("goodput",
+          "Throughput of the images that kept the deadline or, without one, the limit of the p99 latency; `null` "
+          "without either."),
     Measure("censored", ("censored",), "images without a latency", "censored",
             "Requests of the window that were still in flight when the run ended. Their latencies are in no number.",
             better="lower"),
@@ -193,8 +195,8 @@ def measures(*names: str) -> tuple[Measure, ...]:
 OF_CLASSES: Final = (
     *measures("expected_accuracy", "latency_p99_s", "latency_mean_s"),
     _percent("in_time", "images in time", "in time",
-             "Of the requests of the window, the share that was completed within the class's deadline. `null` without "
-             "one.", better="higher"),
+             "Of the requests of the window, the share that was completed within the class's deadline or, without one, "
+             "its limit of the p99 latency. `null` without either.", better="higher"),
     *measures("completed_share", "slo_attainment"),
 )  # fmt: skip
 """What tables show of each of a result's `classes`; their keys lie in a class's entry."""

@@ -76,6 +76,14 @@ class ClassCarried:
     accuracy: float | None
 
 
+@dataclass(frozen=True)
+class FallenRate:
+    """A rate below the one that is carried at which a run with another seed did not keep what is asked."""
+
+    rate_img_s: float
+    seed: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capacity(OwnDocument):
     """The largest rate that is carried lies between `stable_img_s` and `unstable_img_s`: `slimsched.capacity/1`.
@@ -84,6 +92,8 @@ class Capacity(OwnDocument):
         engine: that ran.
         workload: the kind of arrivals it was searched with.
         runs: simulations that said so.
+        checks: runs at 0.97 and 0.9 of `stable_img_s` with two other seeds.
+        fell: those that did not keep what is asked.
         floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
         p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
         duration_s: of each run.
@@ -106,4 +116,6 @@ class Capacity(OwnDocument):
     accuracy: float | None
     energy_per_image_j: float | None
     duration_s: float
+    checks: int = 0
+    fell: tuple[FallenRate, ...] = ()
     classes: Mapping[str, ClassCarried] = field(default_factory=dict)

@@ -113,9 +113,9 @@ class Plan(OwnDocument):
         floor, p99_limit_s: what is to be kept.
         is_floor_named: whether the scenario names that floor; else it is the untuned ladder's accuracy.
         rate_img_s: the scenario's mean rate; None for a trace.
-        choice: the router to run; None where none carries anything. Of those that keep floor and limit under the
-            scenario's load (of all where none does) it carries most, or costs the fewest joules where
-            `tuning.objective` is energy; of those that can't be told apart it has the lowest p99.
+        choice: the router to run; None where none keeps floor and limit under the scenario's load and carries
+            anything. Of those that do it carries most, or costs the fewest joules where `tuning.objective` is energy;
+            of those that can't be told apart it has the lowest p99. It is never `random`.
         nearest: where there is no choice, who has the lowest p99 under the scenario's load: of those that serve 99 %
             and keep the floor, where there are any.
         tied: those that can't be told apart from the one that carries most, without the choice.
@@ -165,7 +165,7 @@ class Plan(OwnDocument):
 
     @property
     def exit_code(self) -> int:
-        """1 where nothing carries what is asked."""
+        """1 where nothing keeps what is asked."""
         return int(self.choice is None)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -21,12 +21,10 @@ from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import PairDocument, ValidationDocument, is_flagged, middle_load
 from scenarios.metrics.result import Result
-from scenarios.metrics.slo import SloDocument
+from scenarios.metrics.slo import SloDocument, has_floor
 from scenarios.metrics.statistics import MeanInterval, PairedRatio, estimate, paired_ratio
 
 MIN_RUNS: Final = 5  # of fewer a 95 % interval is hardly known: with three it is 2.2 times as wide as with many
-ABOUT: Final = 0.1 / 100  # of accuracy: a floor is kept to a tenth of a point
-ROUNDING: Final = 1e-9  # of means of accuracies
 P99, ENERGY, MEAN = (MEASURES[name] for name in ("latency_p99_s", "energy_per_image_j", "latency_mean_s"))
 
 InWorld = Literal["simulated", "hardware"]
@@ -54,9 +52,9 @@ class Promise:
 
     def missed_by(self, one: RankedRouter) -> bool:
         """Whether it breaks the floor, or a limit that comes with the objective."""
-        is_below = self.floor is not None and one.accuracy < self.floor - ABOUT - ROUNDING
-        is_below |= any(one.class_accuracies[name] < at - ABOUT - ROUNDING for name, at in self.class_floors.items())
-        return is_below or (self.p99_limit_s is not None and one.p99_s > self.p99_limit_s)
+        keeps = has_floor(one.accuracy, self.floor)
+        keeps = keeps and all(has_floor(one.class_accuracies[name], at) for name, at in self.class_floors.items())
+        return not keeps or (self.p99_limit_s is not None and one.p99_s > self.p99_limit_s)
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,12 @@ class Ranking:
 
     @property
     def tied(self) -> tuple[RankedRouter, ...]:
-        """All that can't be told from the first one, without it."""
-        return tuple(one for one in self.able[1:] if not one.differs(self.able[0]))
+        """All that can't be told from the first one; where no floor is asked for, no one that is less accurate."""
+        return tuple(one for one in self.able[1:] if not (one.differs(self.able[0]) or self._is_dominated(one)))
+
+    def _is_dominated(self, one: RankedRouter) -> bool:
+        is_asked = self.promise.floor is not None or self.promise.class_floors
+        return not is_asked and not has_floor(one.accuracy, self.able[0].accuracy)
 
     @property
     def winner(self) -> RankedRouter | None:

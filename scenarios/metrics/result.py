@@ -178,8 +178,8 @@ class ClassMetrics(TypedDict):
     """What one class of requests got; each key as in a result, of its requests alone.
 
     Attributes:
-        in_time: of those that arrived in the window, the share that was completed within the class's deadline; null
-            without one.
+        in_time: of those that arrived in the window, the share that was completed within the class's deadline, or its
+            p99 limit where there is none; null without either.
     """
 
     images: ImageCounts
@@ -342,6 +342,11 @@ class RequestClass:
     slo: Slo
     deadline_s: float | None
 
+    @property
+    def in_time_s(self) -> float | None:
+        """The latency up to which an image is in time: the deadline, or the p99 limit where there is none."""
+        return self.slo.p99_limit_s if self.deadline_s is None else self.deadline_s
+
     @staticmethod
     def all_of(scenario: Scenario) -> tuple[RequestClass, ...]:
         """A scenario's."""
@@ -350,7 +355,7 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`.
+    """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count.
 
     `end` says what became of that which was under way at the horizon, `slo` what the scenario promises. Where requests
     have classes, request i is of `classes[class_of[i]]`.
@@ -363,6 +368,11 @@ class Window:
     slo: Slo = NO_SLO
     classes: tuple[RequestClass, ...] = ()
     class_of: NDArray[np.int64] | None = None
+
+    @property
+    def in_time_s(self) -> float | None:
+        """See `RequestClass.in_time_s`."""
+        return self.slo.p99_limit_s if self.deadline_s is None else self.deadline_s
 
     @property
     def ns(self) -> tuple[int, int]:
@@ -400,7 +410,8 @@ def summarise(
     latencies_s = _latencies_s(requests)
     duration_s = run.ended_ns / NS_PER_S
     images = _images(requests)
-    in_time = None if window.deadline_s is None else _rate_img_s(requests, latencies_s, window_ns, window.deadline_s)
+    limit_s = window.in_time_s
+    goodput_img_s = None if limit_s is None else _rate_img_s(requests, latencies_s, window_ns, limit_s)
     result = Result(
         schema="slimsched.result/1",
         scenario=label.scenario,
@@ -423,7 +434,7 @@ def summarise(
         duration_s=duration_s,
         warmup_s=window.warmup_s,
         censored=_count(counted & (requests.status == IN_FLIGHT)),
-        goodput_img_s=in_time,
+        goodput_img_s=goodput_img_s,
         decisions=run.decisions,
         wall_s=wall_s,
         servers=[_server(server, run.devices[server.device], duration_s) for server in run.servers],
@@ -473,9 +484,9 @@ def _class_metrics(
     counted = (begin_ns <= requests.arrived_ns) & (requests.arrived_ns <= end_ns)
     done, images = counted & (requests.status == COMPLETED), _images(requests)
     latencies_s, in_time, goodput_img_s = _latencies_s(requests), None, None
-    if of.deadline_s is not None:
-        in_time = _ratio(_count(done & (latencies_s <= of.deadline_s)), _count(counted))
-        goodput_img_s = _rate_img_s(requests, latencies_s, window.ns, of.deadline_s)
+    if of.in_time_s is not None:
+        in_time = _ratio(_count(done & (latencies_s <= of.in_time_s)), _count(counted))
+        goodput_img_s = _rate_img_s(requests, latencies_s, window.ns, of.in_time_s)
     return ClassMetrics(
         images=images,
         shares=shares_of(images, window.end),
@@ -610,14 +621,14 @@ def energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, complet
 
 
 def _rate_img_s(
-    requests: RequestColumns, latencies_s: NDArray[np.float64], window_ns: tuple[int, int], deadline_s: float | None
+    requests: RequestColumns, latencies_s: NDArray[np.float64], window_ns: tuple[int, int], limit_s: float | None
 ) -> float:
-    """Completions a second within the window; with a deadline, only those that kept it."""
+    """Completions a second within the window; with a limit, only those that took no longer."""
     start_ns, end_ns = window_ns
     is_within = (start_ns <= requests.finished_ns) & (requests.finished_ns <= end_ns)
     chosen = (requests.status == COMPLETED) & is_within
-    if deadline_s is not None:
-        chosen &= latencies_s <= deadline_s
+    if limit_s is not None:
+        chosen &= latencies_s <= limit_s
     return _count(chosen) * NS_PER_S / (end_ns - start_ns)
 
 

@@ -10,6 +10,7 @@ from typing import Final, Literal, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.admission import REFUSED
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, nanoseconds
@@ -18,9 +19,15 @@ from scenarios.files.spec import Goals, Scenario
 WINDOW_S: Final = 10.0
 MIN_WINDOWS: Final = 3
 P99: Final = 0.99
+ABOUT: Final = 0.1 / 100  # of accuracy: a floor is kept to a tenth of a point
 ROUNDING: Final = 1e-9  # of a mean of equal accuracies, which would miss a floor that is this accuracy
 
 Counts = NDArray[np.int64]
+
+
+def has_floor(accuracy: float | None, floor: float | None) -> bool:
+    """Return whether a mean accuracy has a floor, to a tenth of a point; None for no accuracy, and for no floor."""
+    return floor is None or (accuracy is not None and accuracy >= floor - ABOUT - ROUNDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +284,8 @@ class _Fate:
         for each_ns in np.unique(at_end_ns[at_end_ns > 0]):
             since = np.searchsorted(self.ends_ns, arrived_ns + int(each_ns), side="right")
             overdue = np.where(at_end_ns == each_ns, self._through(since, left), overdue)
-        judged = self.count(done) + self.count(self.ended(FAILED)) + overdue
+        accepted = np.array([reason != REFUSED for reason in self.requests.reasons], np.bool_)[self.requests.reason]
+        judged = self.count(done) + self.count(self.ended(FAILED) & accepted) + overdue
         return np.asarray((self.count(done) > 0) & (in_time >= np.ceil(P99 * judged)), np.bool_)
 
     def _through(self, first: Counts, after: Counts) -> Counts:

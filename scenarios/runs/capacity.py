@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -14,15 +15,16 @@ from policies.interfaces import RoutingPolicy
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns, RunColumns
 from policies.vocabulary import NS_PER_S
 from scenarios.files.spec import PoissonWorkload, ServerDownFault
-from scenarios.metrics.limits import Capacity, ClassCarried
+from scenarios.metrics.limits import Capacity, ClassCarried, FallenRate
 from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
-from scenarios.metrics.slo import NO_SLO, P99, ROUNDING, Slo
+from scenarios.metrics.slo import NO_SLO, P99, ROUNDING, Slo, has_floor
 from scenarios.world.world import World
 
 GROWTH_LIMIT = 0.03  # of the second half's arrivals: more backlog than that is growth, not noise
 NOISE_IMAGES = 30
 MIN_IMAGES = 200  # in a run, so that its second half has a p99
+CHECKS: Final = (0.97, 0.9)  # of the answer, each with two other seeds
 OF_FAULTS = (NO_LABEL, "server_down")  # reasons of failed requests that no load brings about
 
 
@@ -50,8 +52,7 @@ class RateReading:
 
     def keeps_floor(self, slo: Slo) -> bool:
         """Whether it is as accurate as is asked, and each class."""
-        keeps = slo.floor is None or (self.accuracy is not None and self.accuracy >= slo.floor - ROUNDING)
-        return keeps and all(map(RateReading.keeps_floor, self.classes, slo.classes))
+        return has_floor(self.accuracy, slo.floor) and all(map(RateReading.keeps_floor, self.classes, slo.classes))
 
     def keeps(self, slo: Slo) -> bool:
         """Whether it is steady, and keeps both."""
@@ -85,6 +86,7 @@ class Search:
         precision: of the rate, as a share of it.
         slo: what a rate must keep, besides being stable.
         lost: servers that are down for the whole run.
+        is_checked: whether rates below the answer are run once more, with seeds of their own.
     """
 
     router: str
@@ -94,6 +96,7 @@ class Search:
     engine: Simulator = "simpy"
     slo: Slo = NO_SLO
     lost: tuple[str, ...] = ()
+    is_checked: bool = False
 
 
 def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> RateReading:
@@ -163,7 +166,8 @@ def capacity(
 
     A rate is stable if, over the second half of a run, the backlog grows by no more than 3 % of what arrives, and that
     with more than half of the seeds: near its limit a router may fare well or badly by chance. Where a floor or a limit
-    of p99 is asked, the same runs must keep them; it is taken that whoever keeps all at a rate does so below it.
+    of p99 is asked, the same runs must keep them; it is taken that whoever keeps all at a rate does so below it, and
+    checked at `CHECKS` of the answer where the search says so.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
     whatever moves there.
@@ -193,6 +197,13 @@ def capacity(
             raise WorkError(f"{search.router}: {_why_none(tries, search.slo, world)}")
         middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
         low, high = (middle, high) if middle.carries else (low, middle)
+    seeds = (max(search.seeds) + 1, max(search.seeds) + 2)
+    checks = [FallenRate(share * low.rate_img_s, seed) for share in CHECKS * search.is_checked for seed in seeds]
+    fell = [
+        each
+        for each in checks
+        if not read(world, policy(), each.rate_img_s / first_img_s, each.seed, search).keeps(search.slo)
+    ]
     return Capacity(
         engine=search.engine,
         duration_s=search.duration_s,
@@ -201,7 +212,9 @@ def capacity(
         seeds=search.seeds,
         stable_img_s=low.rate_img_s,
         unstable_img_s=high.rate_img_s,
-        runs=sum(len(each.readings) for each in tries),
+        runs=sum(len(each.readings) for each in tries) + len(checks),
+        checks=len(checks),
+        fell=tuple(fell),
         floor=search.slo.floor,
         p99_limit_s=search.slo.p99_limit_s,
         p99_s=_mean(each.p99_s for each in low.kept(search.slo)),

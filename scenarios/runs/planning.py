@@ -19,7 +19,7 @@ import numpy as np
 from kit.errors import WorkError
 from policies.interfaces import RoutingPolicy
 from policies.records import BatchRecord
-from policies.registry import CONTROLLED, KINDS
+from policies.registry import CONTROLLED, KINDS, RANDOM
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path_ns, speeds_img_s
 from policies.rules.specs import RuleSpec
@@ -29,7 +29,7 @@ from scenarios.files.router_names import display_name
 from scenarios.metrics.plan import Carried, Change, Outcome, Plan, PlannedRouter, PlannedServer, Role
 from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.served import LIMIT, leaves_many, served
-from scenarios.metrics.slo import ROUNDING, Slo
+from scenarios.metrics.slo import Slo, has_floor
 from scenarios.metrics.statistics import MeanInterval, estimate
 from scenarios.runs.capacity import Search, capacity, without
 from scenarios.runs.simulate import run_simulation, simulate_metrics
@@ -81,7 +81,7 @@ class Trial:
         energy_j = estimate([result["energy_per_image_j"]["total"] for result in results])
         shares = served(results)
         keeps = not leaves_many(shares) and None not in (p99["mean"], accuracy["mean"])
-        keeps = keeps and (self.slo.floor is None or (accuracy["mean"] or 0.0) >= self.slo.floor - ROUNDING)
+        keeps = keeps and has_floor(accuracy["mean"], self.slo.floor)
         keeps = keeps and (self.slo.p99_limit_s is None or (p99["mean"] or 0.0) <= self.slo.p99_limit_s)
         return Outcome(p99, accuracy, energy_j, shares["unserved"] or 0.0, keeps)
 
@@ -155,8 +155,7 @@ def _assumed(world: World) -> dict[str, str]:
 
 def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[PlannedRouter | None, list[PlannedRouter]]:
     """The router to run (`Plan.choice`), and those that tie with it (`Plan.tied`)."""
-    able = [each for each in rows if each.carried is not None]
-    able = [each for each in able if each.outcome.keeps] or able
+    able = [each for each in rows if each.carried and each.outcome.keeps and each.router != RANDOM]
     if not able:
         return None, []
     if saves_energy:
@@ -175,10 +174,10 @@ def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None
     """By its p99 (`Plan.nearest`)."""
 
     def distance(of: Outcome) -> tuple[bool, float]:
-        is_short = of.unserved > LIMIT or (of.accuracy["mean"] or 0.0) < (floor or 0.0) - ROUNDING
+        is_short = of.unserved > LIMIT or not has_floor(of.accuracy["mean"], floor)
         return is_short, of.latency_p99_s["mean"] or np.inf
 
-    return min(rows, key=lambda each: distance(each.outcome)).router
+    return min([each for each in rows if each.router != RANDOM], key=lambda each: distance(each.outcome)).router
 
 
 def _are_alike(one: MeanInterval, other: MeanInterval) -> bool:
@@ -221,7 +220,7 @@ def _of_rule(name: str, world: World, rule: RuleSpec) -> Candidate:
 def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
     """Of the width tuples that keep the floor the one that is expected to carry most; None where that is full width."""
     costs, servers = world.costs, range(world.cluster.router.servers)
-    able = [widths for widths, top1 in world.held_top1.items() if slo.floor is None or top1 >= slo.floor - ROUNDING]
+    able = [widths for widths, top1 in world.held_top1.items() if has_floor(top1, slo.floor)]
     best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))
     return None if set(best) == {world.cluster.router.widths[-1]} else best
 

@@ -16,6 +16,7 @@ from policies.faults import Supervision
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig, top1_of
 from policies.reward import AccuracyPrior, RewardWeights
+from policies.rules.costs import corners, cost_at, path
 from policies.vocabulary import nanoseconds
 from scenarios.files.spec import (
     GB,
@@ -83,7 +84,13 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
         [spec.knobs.batch_limit for spec in specs],
         [spec.attachment for spec in specs],
     )
-    world = World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
+    capacity_img_s = estimated_capacity_img_s(cluster, costs)
+    goals, classes = scenario.slo.goals(scenario.tuning.floor), scenario.classes
+    has_limit = any(each.p99_limit_s for each in goals) or any(each.p99_limit_s for each in classes)
+    if scenario.slo.refuse and has_limit:
+        carried_img_s = capacity_img_s * _speed_as_promised(scenario, cluster, costs)
+        cluster = replace(cluster, router=replace(cluster.router, carried_img_s=carried_img_s))
+    world = World(scenario, of_server, accuracy, cluster, costs, capacity_img_s)
     _require_reachable(scenario, world)
     _require_divisible(world)
     return world
@@ -125,6 +132,21 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int 
     rates_img_s = server_rates_img_s(cluster, costs, at)
     first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
     return sum(rates_img_s[server] for server in first_on_device.values())
+
+
+def _speed_as_promised(scenario: Scenario, cluster: ClusterSpec, costs: ProfileCosts) -> float:
+    """How many times as many images the first server does at the accuracy that is promised as at full width."""
+    config, top1 = cluster.router, cluster.prior.top1
+    floors = [each.floor for each in scenario.classes] or [scenario.slo.goals(scenario.tuning.floor)[0].floor]
+    shares = [each.share for each in scenario.classes] or [1.0]
+    as_promised_s = full_s = 0.0
+    for floor, share, widths in zip(floors, shares, config.class_widths, strict=True):
+        cost_s = {row: sum(costs.image_s(0, key) for key in path(row)) for row in top1 if set(widths).issuperset(row)}
+        front = corners(top1, cost_s)
+        best = min(floor or 0.0, top1[front[0]])
+        as_promised_s += share * cost_at(best, front, top1, cost_s)
+        full_s += share * cost_s[(widths[-1],) * config.segments]
+    return full_s / as_promised_s
 
 
 def device_section(device: DeviceSpec) -> DeviceSection:

@@ -121,14 +121,22 @@ def _flash(given: FlashWorkload, play: Play) -> Arrivals:
 
 @arrivals_ns.register
 def _trace(given: TraceWorkload, play: Play) -> Arrivals:
-    times_s = (play.series or series_of(given))[given.file, given.time_column]
+    times_s = _times_s(given, play.series)
     return workload.trace(times_s, given.factor * play.scale, play.horizon_s, play.rng, given.resolution_s)
+
+
+def _times_s(given: TraceWorkload, series: Series) -> NDArray[np.float64]:
+    """From `from_s` on."""
+    times_s: NDArray[np.float64] = (series or series_of(given))[given.file, given.time_column]
+    later: NDArray[np.float64] = times_s[times_s >= times_s.min() + given.from_s]
+    return later
 
 
 # ------------------------------------------------------------------------------------------------- doubts about a trace
 
 _UNITS = {1e9: "nanoseconds", 1e6: "microseconds", 1e3: "milliseconds"}  # of each so many are a second
 _EPOCH_S = 6e8  # 1989, in seconds since 1970; as many milliseconds are beyond any year of four digits
+_DATES = 1.97e13, 2.1e13  # as numbers; as milliseconds since 1970 they are beyond the year 2590
 _STEPS_S = {3600: "hours", 60: "minutes", 1: "seconds"}
 
 
@@ -136,7 +144,10 @@ def warnings_of(given: WorkloadSection, duration_s: float, series: Series) -> li
     """What is odd about a trace in a run of that length, with what to write; nothing of another workload."""
     if not isinstance(given, TraceWorkload):
         return []
-    times_s = (series or series_of(given))[given.file, given.time_column]
+    times_s = _times_s(given, series)
+    if _DATES[0] <= times_s.min() <= times_s.max() < _DATES[1]:
+        problem = f"its times look like dates, YYYYMMDDhhmmss ({times_s[0]:.0f}), and are taken as seconds"
+        return [f"{given.file}: {problem}; write them in ISO 8601, such as 2024-10-26T23:00:00"]
     unit = next((unit for unit in _UNITS if times_s.min() >= _EPOCH_S * unit), 1.0)
     if unit > 1 and given.factor * 100 <= unit:
         problem = f"its times look like {_UNITS[unit]} since 1970 ({times_s[0]:.0f}), and are taken as seconds"

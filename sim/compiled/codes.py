@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from policies.admission import REFUSED
 from policies.compiled.layout import NONE
 from policies.faults import NO_LABEL, OUT_OF_MEMORY, PLANNED, WORKER_DIED, WORKER_HUNG
 
@@ -24,9 +25,9 @@ LOADING, FREE, BUSY, UNLOADING = range(4)
 COMPLETED, IN_FLIGHT, FAILED = range(3)
 
 # Why a request was tried again or given up, and its name in records.
-NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY = range(6)
+NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY, NO_ROOM = range(7)
 REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_LABEL,
-           MEMORY: OUT_OF_MEMORY, NO_REASON: ""}  # fmt: skip
+           MEMORY: OUT_OF_MEMORY, NO_ROOM: REFUSED, NO_REASON: ""}  # fmt: skip
 
 # Why a server is down, and its name in records.
 OUT, DIED, HUNG = range(3)

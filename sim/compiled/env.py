@@ -187,7 +187,8 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         UnsupportedScenario: something that only the reference can do; `SyncVectorEnv` of `SlimClusterEnv` can.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - theirs
+    autoreset_mode = AutoresetMode.NEXT_STEP  # as in Gymnasium's own classes: some libraries read it here
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": autoreset_mode}  # noqa: RUF012 - theirs
 
     def __init__(
         self,

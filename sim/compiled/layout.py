@@ -23,6 +23,13 @@ class Arrivals(Record):
     arrived_ns = INT
 
 
+class Room(Record):
+    """`policies.admission.Room`."""
+
+    images = REAL
+    scale = 1.0
+
+
 class Cluster(Record):
     """A cluster: the beginning of its row."""
 
@@ -42,6 +49,7 @@ class Cluster(Record):
     held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
     next_hold_ns = NEVER
     first_held = NONE
+    room = Room.blank()
     arrivals = Arrivals.blank()
     # ... to here.
     goals_at = goals = goal = may_hold = has_hold_rule = INT
@@ -208,7 +216,7 @@ class Tally(Record):
     """What has become of a class's requests, and what is asked for it (`policies.router`)."""
 
     completed = late = limit_ns = INT
-    accuracy_sum = floor = energy_weight = REAL
+    accuracy_sum = floor = energy_weight = rank = REAL
 
 
 class SlowdownChange(Record):
@@ -404,6 +412,7 @@ class Parameters(Record):
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
     mean_top1 = REAL
+    carried_img_s = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     tallies_at = INT
     samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, expm1, log
 
 import numpy as np
 
-from kit.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
+from kit.jit import Ints, bytes_at, ints, ints_at, kernel, kernel_of, reals, reals_at
+from policies import admission
 from policies.sampling import SALT, TRIES
 from sim.compiled.chance import hashed_below, hashed_share
-from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
+from sim.compiled.codes import (
+    ALONE,
+    COMPLETED,
+    DEADLINE,
+    DRAWN,
+    FAILED,
+    NEVER,
+    NO_REASON,
+    NO_ROOM,
+    NO_TUPLE,
+    NONE,
+    SERVER_LOST,
+)
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
 from sim.compiled.holds import (
     begin_hold,
@@ -31,6 +45,7 @@ from sim.compiled.layout import (
     Message,
     Parameters,
     Request,
+    Room,
     Server,
     ServerKnobs,
     Tally,
@@ -69,6 +84,9 @@ _NS = 1_000_000_000
 _SALT, _TRIES = SALT, TRIES
 _REQUEST, _ADMITTED = Request.size, Request.offsets["admitted"]
 
+has_room: Callable[[Room, int, float], bool] = kernel_of(admission.has_room)
+note_end: Callable[[Room, int, bool], None] = kernel_of(admission.note_end)
+
 # ----------------------------------------------------------------------------------------------------------- arrivals
 
 
@@ -96,6 +114,12 @@ def arrive(c: Cluster, p: Parameters, now: int) -> int:
 def admit(c: Cluster, p: Parameters, slot: int, now: int) -> None:
     """A router gets an image (`RouterCore._admit`)."""
     request = request_at(c, p, slot)
+    if not has_room(c.room, c.in_flight, tally_at(c, p, request.service_class).rank):
+        c.failed += 1
+        c.in_flight += 1
+        record_request(c, p, request, FAILED, NO_ROOM, 0, 0, now)
+        release(c, p, slot)
+        return
     c.in_flight += 1
     request.segment, request.previous_width, request.code, request.retries = 0, 0, 0, 0
     request.location, request.epoch = NONE, 0
@@ -143,8 +167,23 @@ def set_goal(c: Cluster, p: Parameters) -> None:
         sit_down(c, p, place)
         tally = tally_at(c, p, goal.service_class)
         tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
+        _set_room(c, p)
     c.goal += 1
     plan_goal(c)
+
+
+@kernel
+def _set_room(c: Cluster, p: Parameters) -> None:
+    """`RouterCore._set_room`."""
+    limit_ns = NEVER
+    for number in range(p.classes):
+        tally, better = tally_at(c, p, number), 0
+        if tally.limit_ns > 0:
+            limit_ns = min(limit_ns, tally.limit_ns)
+        for other in range(p.classes):
+            better += tally_at(c, p, other).floor > tally.floor
+        tally.rank = better / max(1, p.classes - 1)
+    c.room.images = p.carried_img_s / p.routers * limit_ns / _NS if limit_ns < NEVER else 0.0
 
 
 @kernel
@@ -613,8 +652,10 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
         tally.completed += 1
         if p.top1_at != NONE:
             tally.accuracy_sum += reals(p)[p.top1_at + code]
-        if 0 < limit_ns(c, tally) < now - request.admitted_ns:
+        took_ns = now - request.admitted_ns
+        if 0 < limit_ns(c, tally) < took_ns:
             tally.late += 1
+        note_end(c.room, c.in_flight, 0 < tally.limit_ns < took_ns)
         record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
         release(c, p, slot)
     else:
@@ -667,6 +708,7 @@ def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> Non
     c.failed += 1
     tally = tally_at(c, p, request.service_class)
     tally.late += limit_ns(c, tally) > 0
+    note_end(c.room, c.in_flight - 1, tally.limit_ns > 0)
     credit_given_up(c, p, request, now)
     record_request(c, p, request, FAILED, reason, request.retries, 0, now)
     release(c, p, slot)

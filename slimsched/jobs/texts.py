@@ -215,13 +215,19 @@ def answers(comparison: Row) -> list[Answer]:
     replies = [Answer("Which policy makes users wait least?", " Of those that stop no job: ".join(least))]
     if "against_baseline" in best:
         sizes = [group for group in best["groups"] if group["kind"] == "size"]
-        largest = max(sizes, key=lambda group: float(group["more_wait_share"] or 0.0)) if len(sizes) > 1 else None
+        largest = max(sizes, key=_rise_s) if len(sizes) > 1 else None
         replies.append(Answer("Who pays for it?", say("pays", best, base, largest)))
     if room := say("room", best, comparison["bounds"]):
         replies.append(Answer("How far is it from the best possible?", room))
     waits_s = {name: row["wait_s"]["mean"] for name, row in rows.items() if row["wait_s"]["mean"] is not None}
-    replies.append(Answer("Can it be believed?", say("believed", comparison, base)))
+    error, believed = comparison["baseline_log_error"], Answer("Can it be believed?", say("believed", comparison, base))
+    replies.insert(0 if error is not None and error > NEAR else len(replies), believed)
     return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying], waits_s))]
+
+
+def _rise_s(group: Row) -> float:
+    """By how much the mean wait of a group rises."""
+    return float((group["wait_mean_s"] or 0.0) - (group["baseline_wait_mean_s"] or 0.0))
 
 
 def _alike(comparison: Row, best: Row) -> list[str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time  # noqa: TID251 - how long jobs wait in a running Slurm is told by a clock
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,7 @@ def import_log(
         format: by default the file tells it.
         out: the trace; LOG's name with .jobtrace.parquet, here, by default.
         columns: of a CSV file of your own: its column for each of a trace, such as
-            submit_s=submitted,run_s=seconds,gpus=n.
+            submit_s=submitted,run_s=seconds,gpus=n. Behind a column may stand its unit: requested_s=limit:min.
         unit: what plain numbers of a CSV file's times and run times are.
         gpus_per_node: GPUs of a node, where a Slurm log does not name GPUs and jobs have whole nodes.
         vc: what a Slurm log's virtual cluster is.
@@ -121,12 +122,18 @@ def import_log(
     place = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
     if place.is_file() and not is_imported(place):
         raise InputError(str(place), "", "is there, and no trace that `jobs import` made; name another file with --out")
+    named, units_s = dict(columns or {}), dict[str, float]()
+    for name, column in named.items():
+        before, _, own = column.rpartition(":")
+        if before and own in UNITS_S:
+            named[name], units_s[name] = before, UNITS_S[own]
     options = Options(
         gpus_per_node=gpus_per_node,
         vc=vc,
         timezone=_timezone(timezone),
-        columns=columns or {},
+        columns=named,
         unit_s=UNITS_S[unit],
+        units_s=units_s,
         tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
@@ -241,10 +248,9 @@ def init(
     conf = None if slurm_conf is None else read_slurm_conf(Path(slurm_conf))
     groups, jobs = tuple(nodes_of(text) for text in nodes) or (conf.nodes if conf else ()), read_trace(Path(trace))
     path, groups = Path(trace).absolute(), typed(groups, jobs)
-    with _progress("what the site runs", 1) as progress:
-        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1, conf)
-        progress.update()
-    write_text(place, starter(jobs, path, groups, site))
+    with _progress("what the site runs", unit="policy") as progress:
+        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1, conf, progress.set)
+    write_text(place, starter(jobs, Path(os.path.relpath(path, place.absolute().parent)), groups, site))
     text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
     document = {"scenario": str(place), "baseline": site.policy, **asdict(site)}
     return CommandResult(document, f"{say('site', site, sum(each.nodes * each.gpus for each in groups))}\n{text}")

@@ -61,6 +61,7 @@ class FakeBoard:
 
     make: Make = HOPPER
     name: str | bytes = "NVIDIA Imaginary 1"
+    uuid: str = ""
     idle_w: float = 60.0
     busy_w: float = 400.0
     limit_w: float = 500.0
@@ -234,9 +235,14 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
         kind, _, number = uuid.partition("-")
+        if found := [board for board in self.boards if board.uuid == uuid]:
+            return Handle(found[0])
         if not number.isdigit() or int(number) >= len(self.boards):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return Handle(self.boards[int(number)], 7 if kind == "MIG" else None)
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        return self._require(handle, "nvmlDeviceGetUUID").uuid
 
     def nvmlDeviceGetName(self, handle: Handle) -> str:
         name = self._require(handle, "nvmlDeviceGetName").name

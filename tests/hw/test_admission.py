@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -21,6 +22,7 @@ from hw.door.journal import Journal, Sparing
 from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, Request, RequestClass, RequestError, Served
 from hw.door.words import Status
+from policies.admission import REFUSED
 
 CLASSES = (RequestClass("gold", 0.25, 0.0), RequestClass("bronze", 0.05), RequestClass("tin"))
 SERVED = Served("m", (1, 2, 2), 2, 0, (), (), 8, request_classes=CLASSES)
@@ -34,7 +36,14 @@ class Door:
         self.told: list[str] = []
         self.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None, lambda: 0.0)
         bridge: Any = SimpleNamespace(
-            served=SERVED, is_ready=True, is_draining=False, inside=0, submit=submit, status=STATUS, heard_s=0.1
+            served=SERVED,
+            is_ready=True,
+            is_draining=False,
+            inside=0,
+            inside_of=Counter(),
+            submit=submit,
+            status=STATUS,
+            heard_s=0.1,
         )
         bridge.is_late = MethodType(Bridge.is_late, bridge)
         self.bridge = bridge
@@ -70,7 +79,7 @@ def at_once(*_: Any) -> asyncio.Future[Any]:
 )
 def test_the_shortest_of_three_times_counts(service_class: int, timeout_ns: int | None, waited: str) -> None:
     handed: list[int] = []
-    door = Door(lambda _, until_ns, __: handed.append(until_ns) or never())  # type: ignore[func-returns-value]
+    door = Door(lambda _, until_ns, *__: handed.append(until_ns) or never())  # type: ignore[func-returns-value]
     with pytest.raises(RequestError, match=f"no answer within {waited} s") as error:
         door.ask(service_class, timeout_ns)
     assert (error.value.status, handed) == (504, [round(float(waited) * 1e9)])
@@ -95,15 +104,27 @@ def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
     assert len(door.ask(0)) == 1
 
 
-def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
-    """An image of values that are finite and huge gets 400, and is counted by its own label."""
-
+def failed_by(reason: str) -> Callable[..., asyncio.Future[Any]]:
     def failed(*_: Any) -> asyncio.Future[Any]:
         found = never()
-        found.set_exception(FailedError("no_label"))
+        found.set_exception(FailedError(reason))
         return found
 
-    door = Door(failed)
+    return failed
+
+
+def test_who_is_too_much_for_the_promise_is_told_so() -> None:
+    """429, and no failure of ours."""
+    door = Door(failed_by(REFUSED))
+    with pytest.raises(RequestError, match="more could not be answered within the p99 latency promised") as error:
+        door.ask(0)
+    assert error.value.status == 429
+    assert door.counted() == {"arrived": 1, "refused": 1}
+
+
+def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
+    """An image of values that are finite and huge gets 400, and is counted by its own label."""
+    door = Door(failed_by("no_label"))
     with pytest.raises(RequestError, match="scores: not finite") as error:
         door.ask(0)
     assert error.value.status == 400
@@ -122,8 +143,10 @@ def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
     tensor = {"name": "image", "shape": [1, *SERVED.shape], "datatype": "FP32", "data": [0.0] * prod(SERVED.shape)}
     body = json.dumps({"inputs": [tensor]}).encode()
 
+    asked = iter([{"type": "http.request", "body": body}])
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
+        return next(asked, None) or await never()  # the client stays
 
     async def send(message: Any) -> None:
         sent.append(message)

@@ -138,7 +138,7 @@ def test_what_others_have_of_a_gpu_is_told_by_process(board: FakeBoard) -> None:
         board.used_pct = {OURS: 50, OTHER: used}
         board.advance(1.0)
         watch.look()
-    board.used_pct = {OURS: 50}
+    board.used_pct = {OURS: 50, OTHER: 4_294_967}  # garbage, of a process that has just ended
     board.advance(1.0)
     assert share_of(watch.take()) == pytest.approx(0.2)
 

@@ -216,7 +216,7 @@ def test_what_grows_when_it_is_read_is_not_read(opened: Door) -> None:
     with grpc.insecure_channel(opened.grpc) as slow:
         told = slow.stream_unary(f"/{SERVICE}/ModelInfer").future(nothing(), metadata=bearing(TOKEN)).exception()
         waits.set()
-    assert (told.code().name, told.details()) == ("DEADLINE_EXCEEDED", "the message took more than 0.5 s")
+    assert (told.code().name, told.details()) == ("DEADLINE_EXCEEDED", "the request took more than 0.5 s")
 
 
 SERVED = Served("m", (3, 2, 2), 2, 4, (10.0, 20.0, 30.0), (2.0, 4.0, 8.0), most=8)

@@ -43,6 +43,7 @@ class Caller:
         self.told = ""
         self.time_remaining = lambda: left_s
         self.invocation_metadata = lambda: ()
+        self.peer = lambda: id(self)
 
     async def abort(self, code: Any, words: str, *_: Any) -> None:
         self.told = f"{code.name}: {words}"
@@ -97,7 +98,7 @@ def test_no_more_are_read_at_a_time_than_may_all_be_the_largest() -> None:
     assert most == 3
     callers = [Caller(nothing if place < 3 else read) for place in range(5)]
     told_slow = asyncio.run(told(callers))
-    assert callers[0].told == "DEADLINE_EXCEEDED: the message took more than 0.2 s"
+    assert callers[0].told == "DEADLINE_EXCEEDED: the request took more than 0.2 s"
     assert told_slow - {callers[0].told} == {"RESOURCE_EXHAUSTED: full: others send at this moment"}
 
 
@@ -181,7 +182,7 @@ def test_no_more_connections_are_open_than_allowed() -> None:
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize(("before", "after"), [(200, 2 * 128 + 64), (1000, 1000)])
+@pytest.mark.parametrize(("before", "after"), [(200, 2 * 128 + 64 + 64), (1000, 1000)])
 def test_there_are_descriptors_for_both_ports(before: int, after: int) -> None:
     """And no fewer than there were."""
     spec = IngressSpec(SERVED, replace(LIMITS, connections=128), {}, 1.0)

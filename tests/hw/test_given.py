@@ -84,6 +84,71 @@ def test_weights_come_out_of_what_they_were_saved_in(tmp_path: Path, digits: Dat
         assert all(torch.equal(tensor, wanted[key]) for key, tensor in module.state_dict().items())
 
 
+class Tail(nn.Module):
+    """A network whose head stands behind something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(64, 8), nn.Linear(8, 10)
+
+
+@pytest.mark.parametrize(
+    ("saved", "chosen"),
+    [
+        (lambda w: {f"module.{name}": it for name, it in w.items()} | {"n_averaged": torch.tensor(3)},
+         "1 tensors without 'module.' are left out"),
+        (lambda w: {f"model.{name}": it for name, it in w.items()}
+         | {"criterion.weight": torch.ones(10), "train_acc.tp": torch.ones(1)},
+         "2 tensors without 'model.' are left out"),
+        (lambda w: {f"model._orig_mod.{name}": it for name, it in w.items()}, ""),
+        (lambda w: {f"encoder.{name}": it for name, it in w.items()} | {"decoder.weight": torch.ones(3)},
+         "1 tensors without 'encoder.' are left out"),
+        (lambda w: {name.replace("fc.", "fc.1."): it for name, it in w.items()}, "fc.1, and nothing beside it"),
+        (lambda w: {f"module.{name.replace('fc.', 'fc.1.')}": it for name, it in w.items()}
+         | {"n_averaged": torch.ones(1)},
+         "1 tensors without 'module.' are left out; fc.1, and nothing beside it"),
+    ],
+)  # fmt: skip
+def test_weights_are_found_behind_whatever_prefix_and_in_a_head_of_dropout(
+    saved: Callable[[dict[str, Tensor]], dict[str, Tensor]], chosen: str, digits: Dataset
+) -> None:
+    """SWA and EMA, Lightning with a loss and a metric, compiled, an encoder beside a decoder."""
+    trained, module = Tail(), Tail()
+    assert take_weights(module, saved(trained.state_dict()), Path("w.pt"), digits) == chosen
+    assert all(torch.equal(it, module.state_dict()[name]) for name, it in trained.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        (lambda w: {f"{of}.{name}": it for name, it in w.items() for of in ("student", "teacher")},
+         r"holds several sets of weights \(student\., teacher\.\); save the one that you mean"),
+        (lambda w: {name.replace("fc.", f"fc.{at}."): it for name, it in w.items() for at in (0, 2)},
+         "holds weights of another network"),
+        (lambda w: {name.replace("fc.weight", "fc.weight_orig"): it for name, it in w.items()},
+         r"weights that the network makes by hooks \(fc.weight_orig\); torch.nn.utils.prune.remove comes first"),
+        (lambda w: {name.replace("fc.weight", "fc.parametrizations.weight.original0"): it for name, it in w.items()},
+         "parametrize.remove_parametrizations comes first"),
+        (lambda w: {name: it.to(torch.float8_e4m3fn) for name, it in w.items()},
+         "is of torch.float8_e4m3fn; save the weights as float16 or float32"),
+    ],
+)  # fmt: skip
+def test_other_weights_are_called_what_they_are(
+    saved: Callable[[dict[str, Tensor]], dict[str, Tensor]], told: str, digits: Dataset
+) -> None:
+    with pytest.raises(InputError, match=told):
+        take_weights(Tail(), saved(Tail().state_dict()), Path("w.pt"), digits)
+
+
+def test_other_files_are_called_what_they_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", weight=np.zeros(3))
+    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), tmp_path / "w.pt2")
+    torch.save({"weight": np.zeros(3)}, tmp_path / "w.pt")
+    for name, told in (("w.npz", "NumPy's .npz"), ("w.pt2", "program of torch.export"), ("w.pt", "holds ")):
+        with pytest.raises(InputError, match=told):
+            read_weights(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     "saved, told",
     [
@@ -172,8 +237,19 @@ def test_of_imagenets_classes_those_of_a_folder_are_taken(digits: Dataset) -> No
     assert take_weights(module, weights, Path("w.pt"), few) == "of ImageNet's classes the 3 of the folder"
     assert module.bias.tolist() == [207, 1, 0]
     assert torch.equal(module.weight, weights["weight"][[207, 1, 0]])
+    capital, module = replace(digits, classes=2, names=("Cardigan", "cardigan")), Head(2)
+    take_weights(module, weights, Path("w.pt"), capital)
+    assert module.bias.tolist() == [264, 474], "a dog, and what is worn"
+    with pytest.raises(InputError, match="name the folders by their classes, such as tench"):
+        take_weights(Head(2), weights, Path("w.pt"), replace(capital, names=("n01440764", "n02102040")))
     with pytest.raises(InputError, match="the weights know 1000 classes, digits has 3"):
         take_weights(Head(3), weights, Path("w.pt"), replace(few, names=("goldfish", "tench", "unicorn")))
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "timm:hf_hub:timm/resnet18.a1_in1k"])
+def test_a_tag_of_weights_is_no_part_of_a_networks_name(name: str) -> None:
+    with pytest.raises(InputError, match=r"has a tag of weights; leave it away: timm:resnet18$"):
+        Network(name)
 
 
 def test_networks_are_built_by_name() -> None:

@@ -131,6 +131,19 @@ def in_time(act: Callable[[], object]) -> None:
 # ----------------------------------------------------------------------------------------------------------- messages
 
 
+def test_a_long_frame_is_collected_in_one_place(agent: AgentEnd) -> None:
+    """What has come is not copied at each piece, or a frame of 32 MB would take seconds."""
+    body = encode([Ping(number) for number in range(30_000)])
+    data, place, found = header(0, len(body)) + body, None, list[Any]()
+    for at in range(0, len(data), 1000):
+        assert not found
+        agent._take(data[at : at + 1000], found)
+        place = place or agent._unread
+        assert agent._unread is place or found
+    assert found == [Ping(number) for number in range(30_000)]
+    assert not agent._unread
+
+
 def test_messages_come_in_their_order_in_both_directions(router: RouterEnd, agent: AgentEnd) -> None:
     """However many travel together; the receiver gets several in one go."""
     said(router, [Ping(0)])

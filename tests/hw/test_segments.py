@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
@@ -206,6 +207,23 @@ def test_a_disk_that_hangs_is_given_no_more_until_it_has_written_all(
     for segment in found:
         assert replay_through({"router": segment.core()}, segment.steps()) is None
     assert sum(len(list(segment.steps())) for segment in found) > half - 100
+
+
+def test_a_frame_that_grows_without_end_is_told(
+    tmp_path: Path, steps: list[LoggedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some bytes that make gigabytes take no memory."""
+    server = Server(tmp_path)
+    server.serve(steps)
+    server.log.close()
+    monkeypatch.setattr(segments, "BACKLOG_BYTES", 1 << 18)
+    (path,) = segments_in(tmp_path / SERVED)
+    assert len(list(Segment(path).steps())) == len(steps)
+    bomb = zlib.compress(bytes(1 << 20))
+    with path.open("ab") as file:
+        file.write(len(bomb).to_bytes(4, "little") + bomb)
+    with pytest.raises(InputError, match=r"a frame is incomplete, or has more than 262144 bytes; remove it"):
+        list(Segment(path).steps())
 
 
 @pytest.mark.parametrize("place", [0.0, 0.01, 0.3, 0.7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torchvision.models import mobilenet_v2
 from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -139,6 +141,22 @@ def test_a_narrower_one_is_the_given_network_with_channels_cut(width: float, blo
         tensor.copy_(wide[tuple(map(slice, tensor.shape))])
     with torch.no_grad():
         torch.testing.assert_close(model(images(), (width,) * 4), narrow(images()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hooked", ["pruned", "weight_norm", "spectral_norm"])
+def test_weights_that_a_hook_makes_are_what_it_makes(hooked: str) -> None:
+    """A network whose `weight` is no parameter: pruned, or normed the old way."""
+    module = shaken(stack(nn.BatchNorm2d))
+    by_hook: dict[str, Callable[[nn.Module], object]] = {
+        "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),  # type: ignore[no-untyped-call]
+        "weight_norm": nn.utils.weight_norm,
+        "spectral_norm": nn.utils.spectral_norm,
+    }
+    by_hook[hooked](module.get_submodule("0"))
+    module.eval()
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        wanted, model = module(images()), slim(module)
+        torch.testing.assert_close(model(images(), (1.0,) * model.spec.segments), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_channels_that_count_most_come_first() -> None:

@@ -259,6 +259,25 @@ def test_visible_devices_are_followed(
         nvml_handle(nvml, len(shown))
 
 
+def test_a_uuid_may_be_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA takes it, where it begins one UUID alone."""
+    boards = [FakeBoard(name=name, uuid=uuid) for name, uuid in (("a", "GPU-8932f937-d7"), ("b", "GPU-8900-1"))]
+    nvml = FakeNvml(*boards)
+    show(monkeypatch, "GPU-8932")
+    assert nvml_handle(nvml, 0).board.name == "a"
+    show(monkeypatch, "GPU-8900-1")
+    assert nvml_handle(nvml, 0).board.name == "b"
+    show(monkeypatch, "GPU-89")
+    with pytest.raises(InputError, match="NVML knows no such device"):
+        nvml_handle(nvml, 0)
+
+
+def test_memory_that_a_device_does_not_tell_is_not_called_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, None)
+    gpu, _ = available_devices(FakeNvml(FakeBoard(name="GB10"), missing=("nvmlDeviceGetMemoryInfo",)))
+    assert gpu.state == "GB10, memory not told"
+
+
 def show(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from hw.door.bridge import Bridge
+from hw.door.bridge import Bridge, FailedError
 from hw.door.metrics import Metrics
 from hw.door.protocol import Answer, RequestClass, Served
 from hw.door.watch import Watch
-from hw.door.words import Answered, ServerState, Serving, Status
+from hw.door.words import Answered, Cancel, Failed, ServerState, Serving, Status
 from kit.errors import WorkError
 
 SERVED = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
@@ -110,6 +110,34 @@ def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
     metrics = Metrics(lambda: served, lambda: 0, lambda: None, lambda: 0.0)
     metrics.note_class(0, answers, 0.1)
     assert b'slimsched_class_images_expected_right_total{class="gold"} 1.7' in metrics.text()
+
+
+def test_what_is_left_of_a_request_that_failed_is_served_no_more() -> None:
+    """Nor does it count against its token's images any longer than the router has it."""
+    served = Served("tiny", (2,), 1, 0, (), (), 16)
+
+    async def ask() -> tuple[list[object], list[int]]:
+        words, said = [Failed(1, "refused"), Failed(2, "refused")], list[object]()
+        end, _ = pair = socket.socketpair()
+        port: Any = SimpleNamespace(fileno=end.fileno, receive=lambda: words, post=said.append, flush=lambda: True)
+        bridge = Bridge(port, np.zeros((3, 2), np.float32), served, lambda: None)
+        asked = bridge.submit(np.zeros((3, 2), np.float32), 10**9, token=b"its")
+        inside = [bridge.inside_of[b"its"]]
+        bridge._hear()
+        inside.append(bridge.inside_of[b"its"])
+        with pytest.raises(FailedError, match="refused"):
+            await asked
+        words[:] = [Failed(0, "cancelled")]
+        bridge._hear()
+        asyncio.get_running_loop().remove_reader(end.fileno())
+        for each in pair:
+            each.close()
+        return said[1:], [*inside, bridge.inside_of[b"its"]]
+
+    said, inside = asyncio.run(ask())
+    assert [type(each) for each in said] == [Cancel]
+    assert [sorted(each.slots) for each in said if isinstance(each, Cancel)] == [[0, 2]]
+    assert inside == [3, 1, 0]
 
 
 def test_other_pages_are_no_metrics() -> None:

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs import operating
 from jobs.case import JobsCase, read_case, read_scenario
 from jobs.comparing import comparison_document, run_all, run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.training import Windows
-from jobs.operating import capacity_document, tune, validation_document, whatif_document
+from jobs.operating import CHECKS, capacity_document, tune, validation_document, whatif_document
 from jobs.trace import JobTrace
 from kit.errors import InputError
 from slimsched.cli import main
 from slimsched.jobs import verbs
-from slimsched.jobs.texts import answers, tuning_text, validation_text, whatif_text
+from slimsched.jobs.texts import answers, capacity_text, tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -155,6 +156,19 @@ def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Pa
     kept = {load for load, wait_s in tried.items() if wait_s <= WAIT_S}
     assert low in kept
     assert high not in kept
+    assert {share * low for share in CHECKS} <= tried.keys()
+    assert [each["load"] for each in found["broken_below"]] == [low * each for each in CHECKS if low * each not in kept]
+
+
+def test_a_load_below_the_answer_that_breaks_the_limit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log's waits may fall where its load rises."""
+    case = on_nodes(tmp_path, drawn())
+    monkeypatch.setattr(operating, "_at_load", lambda _, load: load)
+    monkeypatch.setattr(operating, "_wait_s", lambda load, *_: 9e9 if 0.88 < load < 0.92 or load > 1 else 0.0)
+    found = capacity_document(case, WAIT_S)
+    assert 0.98 < found["load_kept"] < 1
+    assert [round(each["load"], 2) for each in found["broken_below"]] == [0.9]
+    assert f"but a load of {found['broken_below'][0]['load']:.3g} breaks it" in capacity_text(found)
 
 
 def test_the_fewest_nodes(tmp_path: Path) -> None:

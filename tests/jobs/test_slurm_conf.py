@@ -44,6 +44,45 @@ def test_nodes_by_gpus_type_and_partition(tmp_path: Path) -> None:
     assert conf.notes == ()
 
 
+def test_partitions_by_node_sets(tmp_path: Path) -> None:
+    """By their nodes, by a feature, several, and beside names of nodes: as if all were written out."""
+    nodes = "NodeName=n[1-4] Gres=gpu:a100:8 Feature=big,ib\nNodeName=m[1-6] Gres=gpu:t4:1 Features=small\n"
+    flat = read(tmp_path, f"{nodes}PartitionName=train Nodes=n[1-4]\nPartitionName=infer Nodes=m[1-6]\n")
+    assert flat.nodes == (NodeGroup(4, 8, "a100", "train"), NodeGroup(6, 1, "t4", "infer"))
+    for sets in (
+        "NodeSet=T Nodes=n[1-4]\nNodeSet=I Feature=small\nPartitionName=train Nodes=T\nPartitionName=infer Nodes=I\n",
+        "NodeSet=T Nodes=n[1-3]\nPartitionName=train Nodes=T,n4\nPartitionName=infer Nodes=m[1-6]\n",
+        "nodeset=I nodes=m[1-2]\nNodeSet=I Nodes=m[3-6]\nPartitionName=default Nodes=I\nPartitionName=infer\n"
+        "PartitionName=train Nodes=n[1-4]\n",
+    ):
+        found = read(tmp_path, nodes + sets)
+        assert set(found.nodes) == set(flat.nodes), sets
+        assert found.notes == ()
+
+
+def test_defaults_add_up_whatever_their_case(tmp_path: Path) -> None:
+    conf = read(
+        tmp_path,
+        "NodeName=DEFAULT Gres=gpu:a100:4\nnodename=default RealMemory=512000\nNodeName=Default RealMemory=512000\n"
+        "NodeName=n[1-2] CPUs=64\nNodeName=old1 Gres=gpu:v100:2\n",
+    )
+    assert conf.nodes == (NodeGroup(2, 4, "a100", ""), NodeGroup(1, 2, "v100", ""))
+
+
+def test_nodes_that_are_not_there_are_told(tmp_path: Path) -> None:
+    conf = read(
+        tmp_path,
+        "NodeName=n[1-4] Gres=gpu:4\nNodeName=f[1-8] Gres=gpu:4 State=FUTURE\nNodeName=c1 Gres=gpu:4 State=CLOUD\n"
+        "NodeName=sold Gres=gpu:4 State=DOWN\nDownNodes=n4 State=DOWN\nPartitionName=a Nodes=n[1-4],f[1-8],x,y\n",
+    )
+    assert conf.nodes == (NodeGroup(4, 4, "", ""),)
+    assert conf.notes == (
+        "State=FUTURE: 8 nodes are left out (f1, ...)",
+        "State=DOWN: 2 nodes are left out (n4, ...)",
+        "PartitionName: a names x and 1 more, which is no node",
+    )
+
+
 def test_what_is_not_simulated_is_told(tmp_path: Path) -> None:
     conf = read(
         tmp_path,

@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.logs import text as lines
+from jobs.logs.fields import status_of
 from jobs.logs.importing import import_log
 from jobs.logs.rows import Options
 from jobs.trace import JobTrace, read_trace
+from kit.errors import InputError
+from slimsched.cli import main
 
 ZONE = "Asia/Tokyo"
 Written = Callable[[datetime], str]
@@ -101,6 +104,9 @@ def test_an_instant_is_the_same_in_every_form_beside_whatever(
         ("3600s", 1e-3, 3600),
         ("90m", 1.0, 5400),
         ("1.5 h", 1.0, 5400),
+        ("2h5m10s", 60.0, 7510),
+        ("2d3h", 1.0, 183600),
+        ("5m0.5s", 1.0, 300.5),
         ("36e2", 1.0, 3600),
     ],
 )
@@ -117,8 +123,42 @@ def test_what_is_no_run_time_is_left_out_and_shown(text: str, tmp_path: Path) ->
     path.write_text(f"submit_s,run_s,gpus\n5,60,1\n6,{text},1\n7,60,1\n")
     found = import_log(path, tmp_path / "t.parquet")
     ((reason, count),) = found.tally.left_out.items()
-    shown = f"unread run time, such as '{text}'; write seconds, 02:00:00, 1-02:00:00, 90m or 2h"
+    shown = f"unread run time, such as '{text}'; write seconds, 02:00:00, 1-02:00:00, 90m, 2h or 2h5m10s"
     assert (reason, count.rows, count.first_line) == ("no run time" if text == "-" else shown, 1, 3)
+
+
+def test_each_column_may_have_a_unit_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times in ms, as `--unit` says, beside a limit in seconds and a wait in minutes."""
+    rows = [f"{1709287200000 + 1000 * n},{1709287200000 + 1000 * n + 3600_000},7200,5,1" for n in range(40)]
+    (tmp_path / "log.csv").write_text("made,ended,limit,waited,gpus\n" + "".join(f"{row}\n" for row in rows))
+    columns = "submit_s=made,recorded_start_s=made,recorded_end_s=ended,requested_s=limit:s,recorded_wait_s=waited:min"
+    out = str(tmp_path / "t.jobtrace.parquet")
+    asked = ["jobs", "import", str(tmp_path / "log.csv"), "--unit", "ms", "--columns"]
+    assert main([*asked, columns, "--out", out]) == 0
+    assert "ran longer" not in capsys.readouterr().out
+    trace = read_trace(Path(out))
+    assert set(trace.requested_s) == {7200.0}
+    assert set(trace.run_s) == {3600.0}
+    assert main([*asked, columns.replace("limit:s", "limit"), "--out", out]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "40 of 40 jobs with a time limit ran longer than that: is it in another unit?" in told
+
+
+def test_json_is_called_json(tmp_path: Path) -> None:
+    """Also with --columns; Philly's log is JSON, too."""
+    (tmp_path / "jobs.jsonl").write_text('{"job_id": "1", "end_time": 1709290900000}\n')
+    for options in (Options(), Options(columns={"submit_s": "start_time"})):
+        with pytest.raises(InputError, match=r"is JSON; allowed is CSV, with --columns: pandas.read_json"):
+            import_log(tmp_path / "jobs.jsonl", tmp_path / "t.parquet", "auto", options)
+
+
+@pytest.mark.parametrize(
+    ("word", "status"),
+    [("Complete", "completed"), ("EXIT", "failed"), ("OOMKilled", "failed"), ("Evicted", "cancelled"),
+     ("DeadlineExceeded", "timeout"), ("STOPPED", "cancelled"), ("F", "unknown")],
+)  # fmt: skip
+def test_statuses_of_other_schedulers(word: str, status: str) -> None:
+    assert status_of(word) == status
 
 
 def test_a_run_time_is_from_start_to_end_where_no_column_has_it(tmp_path: Path) -> None:

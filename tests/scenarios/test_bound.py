@@ -200,6 +200,10 @@ def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
     sooner = FluidModel(made(early, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
     assert found.latency_mean_s - sooner.latency_mean_s == pytest.approx(2 * 0.8 * 2.5e-4, rel=1e-6)
     assert sooner.capacity_img_s == pytest.approx(found.capacity_img_s, rel=1e-6)
+    busy = {"dispatch_s": (1e-3,), "there_s": (1e-4,), "back_s": (9e-4,)}  # only the way there is quicker than idle
+    while_busy = toy("a", 4.0, router_host=HOST, handover=HANDOVER, busy_serving=busy, host_share=0.0)
+    quicker = FluidModel(made(while_busy, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
+    assert found.latency_mean_s - quicker.latency_mean_s == pytest.approx(2 * (3e-4 - 1e-4), rel=1e-6)
 
 
 def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() -> None:

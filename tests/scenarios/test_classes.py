@@ -69,6 +69,30 @@ def served(seed: int = 2) -> Result:
     return simulate_metrics(given, given.router("compass"), "compass", seed, engine="compiled")
 
 
+def test_in_overload_who_is_served_gets_what_was_promised() -> None:
+    """At 1.3 times the bound both classes keep floor and limit, and the one that is promised less is refused first."""
+    load = {"workload": {"kind": "poisson", "rate_img_s": 10_600}, "duration_s": 40.0, "warmup_s": 20.0}
+
+    def run(**changes: Any) -> Result:
+        given = world(**load, **changes)
+        return simulate_metrics(given, given.router("compass"), "compass", 0, engine="compiled")
+
+    found = run()
+    for name, floor in (("gold", 0.76), ("bronze", 0.74)):
+        its = found["classes"][name]
+        assert its["expected_accuracy"] is not None
+        assert its["expected_accuracy"] > floor - 0.001
+        assert its["latency_s"]["p99"] is not None
+        assert its["latency_s"]["p99"] < 0.05
+    assert found["failures"].keys() == {"refused"}
+    served = {name: of["shares"]["completed"] for name, of in found["classes"].items()}
+    assert (served["gold"] or 0.0) > 0.8 > 0.3 > (served["bronze"] or 0.0) > 0.1
+    assert (found["goodput_img_s"] or 0.0) > 5000
+    all_in = run(**{"slo.refuse": False})["classes"]["gold"]
+    assert (all_in["expected_accuracy"] or 1.0) < 0.76 - 0.005
+    assert (all_in["latency_s"]["p99"] or 0.0) > 0.07
+
+
 # --------------------------------------------------------------------------------------------------------- conservation
 
 

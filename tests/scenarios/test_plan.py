@@ -15,9 +15,9 @@ import pytest
 import slimsched
 from kit.documents import read_json, write_json
 from scenarios.metrics.plan import Carried, Outcome, Plan, PlannedRouter
-from scenarios.metrics.slo import Slo
+from scenarios.metrics.slo import Slo, has_floor
 from scenarios.metrics.statistics import MeanInterval
-from scenarios.runs.planning import FULL, Trial, best_single, candidates, choice_of, fastest_device
+from scenarios.runs.planning import FULL, Trial, best_single, candidates, choice_of, fastest_device, nearest_of
 from scenarios.show.answers import answers
 from scenarios.show.plan import format_plan, short_plan
 from scenarios.world.materials import load_world
@@ -92,7 +92,7 @@ def test_what_nothing_keeps_is_told_with_what_comes_nearest(
     assert main([*words, "--json", str(tmp_path / "plan.json")]) == 1
     text = " ".join(capsys.readouterr().out.replace("|", "").split())
     routers = read_json(tmp_path / "plan.json")["routers"]
-    keeping = [each["outcome"] for each in routers if each["outcome"]["accuracy"]["mean"] >= 0.8 - 1e-9]
+    keeping = [each["outcome"] for each in routers if each["outcome"]["accuracy"]["mean"] >= 0.8 - 0.001 - 1e-9]
     least_s = min(outcome["latency_p99_s"]["mean"] for outcome in keeping)
     assert re.search(rf"comes nearest: its p99 is {1000 * least_s:.2f} ms", text)
     assert "lower the rate" not in text
@@ -226,8 +226,9 @@ def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
     assert chosen(rows) == "a"
     assert chosen([replace(each, router=f"{each.router}2") for each in rows[1:]]) == "b2"
     assert chosen(rows, saves_energy=True) == "d"
-    assert chosen(rows[2:3]) == "c"
+    assert chosen(rows[2:3]) is None, "it keeps nothing of what is asked"
     assert chosen(rows[4:]) is None
+    assert chosen([row("random", True, 900, 0.001), *rows]) == "a", "a control is nothing to run"
 
 
 @pytest.mark.parametrize("saves_energy", [False, True])
@@ -242,6 +243,15 @@ def test_who_can_not_be_told_from_the_best_ties_with_it(saves_energy: bool) -> N
     found, tied = choice_of(rows, saves_energy)
     assert found is rows[0]
     assert tied == [rows[1]]
+
+
+def test_a_floor_is_kept_to_a_tenth_of_a_point_and_nothing_nearest_is_a_control() -> None:
+    """As everywhere: else a router of twelve times the p99 is chosen for two hundredths of a point."""
+    assert [has_floor(top1, 0.75) for top1 in (0.7499, 0.749, 0.7489, None)] == [True, True, False, False]
+    rows = [row("random", False, None, 0.01), row("near", False, None, 0.02), row("far", False, None, 0.03)]
+    assert nearest_of(rows, 0.8005) == "near"
+    low = replace(rows[1].outcome, accuracy=MeanInterval(mean=0.79, ci95=None))
+    assert nearest_of([rows[0], replace(rows[1], outcome=low), rows[2]], 0.8) == "far"
 
 
 def test_the_single_width_keeps_the_floor(made: tuple[Path, Plan]) -> None:

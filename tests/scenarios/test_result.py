@@ -15,6 +15,7 @@ from policies.records import STAGES, DeviceTotals, Downtime, RequestRecord, Requ
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import percentile
+from scenarios.metrics.slo import Slo
 from scenarios.show.comparison import comparison_table
 from scenarios.show.result import format_result
 from tests.scenarios.folders import simulated, summary
@@ -75,9 +76,11 @@ def test_throughput_counts_completions_within_the_window() -> None:
 
 
 def test_goodput_counts_what_kept_the_deadline() -> None:
-    """Goodput leaves out late ones; without a deadline there is none."""
+    """Goodput leaves out late ones, by the deadline or else by the p99 limit; without either there is none."""
     run = record(request(0, 3, 0.5), request(1, 3, 1.5), request(2, 4, 1.0))
     assert summary(run, **WINDOW, deadline_s=1.0)["goodput_img_s"] == 2 / 8
+    assert summary(run, **WINDOW, slo=Slo(p99_limit_s=1.2))["goodput_img_s"] == 2 / 8
+    assert summary(run, **WINDOW, slo=Slo(p99_limit_s=1.2), deadline_s=0.6)["goodput_img_s"] == 1 / 8
     assert summary(run, **WINDOW)["goodput_img_s"] is None
 
 

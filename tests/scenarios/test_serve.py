@@ -290,6 +290,33 @@ def test_goals_router_and_ingress_change_while_clients_are_served(served: Served
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
+def test_an_ingress_that_hangs_is_replaced(served: Served) -> None:
+    said = served.process.stderr
+    assert said is not None
+    assert infer(served.url)[0] == 200
+    served.ingress.suspend()
+    assert next(said) == "serve: the ingress has not answered for 5 s; it is killed\n"
+    assert "another one starts" in next(said)
+    assert infer_soon(served.url) == 200
+    assert served.end()[0] == 0
+
+
+def test_a_floor_that_the_router_cannot_follow_is_told(tmp_path: Path) -> None:
+    """At the start, and whenever another router is asked for."""
+    path = scenario(tmp_path, 1, 1)
+    path.write_text(path.read_text() + "slo: {floor: 0.5}\n")
+    with serving([str(path), "--router", "jsq"], tmp_path) as served:
+        assert "serve: warning: jsq can't follow slo.floor; what can is " in served.said
+        slimsched.steer(tmp_path / "run", router="compass")
+        said = served.process.stderr
+        assert said is not None
+        assert next(said) == "serve: compass decides from now on\n"
+        slimsched.steer(tmp_path / "run", router="sticky")
+        assert next(said) == "serve: sticky decides from now on\n"
+        assert next(said).startswith("serve: warning: sticky can't follow slo.floor; what can is ")
+        assert served.end()[0] == 0
+
+
 def outcome(url: str) -> int:
     """Of a request: its status, below 0 where it should say when to come again, 0 where the connection was lost.
 

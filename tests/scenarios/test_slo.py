@@ -11,6 +11,7 @@ import yaml
 from msgspec.structs import replace
 
 from kit import strict
+from policies.admission import REFUSED
 from policies.records import RequestRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, GoalSet
@@ -91,6 +92,13 @@ def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:
     equal = AccuracyPrior({(0.5,): 0.1, (1.0,): 0.1})
     many = [request(number, 0.5, 0.01) for number in range(10)]
     assert kept(*many, slo=Slo(floor=0.1), prior=equal)["floor"] == 1.0  # ten times 0.1 is less than 1
+
+
+def test_who_was_refused_was_promised_nothing() -> None:
+    """A request that failed later counts as late."""
+    done, refused = request(0, 0.5, 0.1), replace(request(1, 0.6, 0.0, "failed"), reason=REFUSED)
+    assert kept(done, refused, slo=LIMIT)["p99_limit"] == 1.0
+    assert kept(done, replace(refused, reason="deadline"), slo=LIMIT)["p99_limit"] == 0.0
 
 
 def test_the_limit_is_kept_by_99_of_100() -> None:

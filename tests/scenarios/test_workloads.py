@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kit.errors import InputError
 from policies.faults import Crash, Outage
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.spec import FlashWorkload, RatesWorkload, Workload, WorkloadSection
@@ -118,6 +119,8 @@ GAPS_S = np.arange(1000) * 0.06
         ((EPOCH + GAPS_S) * 1e9, "factor: 2", ["look like nanoseconds", "workload.factor: 2e+09"]),
         ((EPOCH + GAPS_S) * 1e3, "factor: 1000", []),
         ((EPOCH + GAPS_S) * 1e3, "factor: 500", ["500 of 1,000 arrivals are beyond", "duration_s: 120 holds"]),
+        (20241026230000 + np.arange(60), "", ["look like dates, YYYYMMDDhhmmss (20241026230000)", "in ISO 8601"]),
+        (GAPS_S * 2, "from_s: 70", []),
         (GAPS_S * 1e3, "", ["999 of 1,000 arrivals are beyond the run's 60 s", "milliseconds, workload.factor: 1000"]),
         (GAPS_S * 1.5, "", ["333 of 1,000 arrivals are beyond", "duration_s: 90 holds all"]),
         (GAPS_S / 30, "", ["last arrival is after 1.998 s of the run's 60 s", "shorten duration_s"]),
@@ -140,6 +143,16 @@ def test_an_odd_trace_is_told(
     warnings = [line for line in capsys.readouterr().err.splitlines() if "t.csv" in line]
     assert bool(warnings) == bool(told)
     assert [text for text in told if not any(text in line for line in warnings)] == []
+
+
+def test_a_trace_may_begin_later(tmp_path: Path) -> None:
+    """From its own time, in its own unit, on; it must leave something."""
+    (tmp_path / "t.csv").write_text("time_s\n" + "".join(f"{1000 + time}\n" for time in (0, 700, 2000, 2500, 9000)))
+    text = "{kind: trace, file: t.csv, factor: 1000, from_s: FROM}"
+    world = load_world(write(tmp_path, text.replace("FROM", "1000")))
+    assert world.arrivals_ns(1, 3.0).tolist() == [0, 500_000_000]
+    with pytest.raises(InputError, match=r"workload\.from_s: is 8001, and the last arrival comes 8000 after the first"):
+        load_world(write(tmp_path, text.replace("FROM", "8001")))
 
 
 def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:

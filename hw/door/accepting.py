@@ -1,0 +1,150 @@
+"""Accepts connections, and counts them from then on: all of them and by address, before a handshake costs anything."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Final
+
+HANDSHAKE_S: Final = 5.0
+SILENT_S: Final = 1.0  # a connection that has been silent for longer gives way where no other has room
+_AT_ONCE: Final = 64  # accepted in one turn of the event loop
+_PAUSE_S: Final = 0.1  # after the process has run out of descriptors
+
+
+def address_of(peer: str) -> bytes:
+    """Return what an address is counted by: IPv4 whole, of IPv6 the first half (one site)."""
+    address = ip_address(peer.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).packed[:8]
+
+
+class Crowd:
+    """The connections that are there, and who of them has been silent for longest.
+
+    Args:
+        most: connections; more are there only in place of one that leaves.
+        most_each: of one address.
+    """
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._silent: dict[object, tuple[float, Callable[[], object]]] = {}  # the longest first
+        self.of_address: Counter[bytes] = Counter()
+
+    @property
+    def count(self) -> int:
+        """All that are there."""
+        return self.of_address.total()
+
+    def enter(self, address: bytes, now_s: float) -> bool:
+        """Count one more, and end a silent one where there is no room; False if it must not come in."""
+        if self.of_address[address] >= self._most_each:
+            return False
+        if self.count >= self._most:
+            silent = next(iter(self._silent), None)
+            if silent is None or now_s - self._silent[silent][0] < SILENT_S:
+                return False
+            _, end = self._silent.pop(silent)
+            end()
+        self.of_address[address] += 1
+        return True
+
+    def leave(self, address: bytes) -> None:
+        """One of that address is gone."""
+        self.of_address[address] -= 1
+        if not self.of_address[address]:
+            del self.of_address[address]
+
+    def falls_silent(self, connection: object, now_s: float, end: Callable[[], object]) -> None:
+        """Nothing is under way on it; `end` ends it."""
+        self._silent[connection] = now_s, end
+
+    def speaks(self, connection: object) -> None:
+        """A request is under way on it, or it is gone."""
+        self._silent.pop(connection, None)
+
+
+class Acceptor:
+    """Accepts at a socket that listens, in the running event loop; as an `asyncio.Server` to who closes it.
+
+    Args:
+        protocol: makes one for a connection; calls what it is given when the connection is lost.
+        context: for TLS.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        crowd: Crowd,
+        protocol: Callable[[Callable[[], None]], asyncio.Protocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._listening = listening
+        self._crowd = crowd
+        self._protocol = protocol
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._greeting: set[asyncio.Task[None]] = set()
+        listening.setblocking(False)
+        self._loop.add_reader(listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, peer = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor is left
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_PAUSE_S, self._accept_again)
+                return
+            address = address_of(peer[0])
+            if not self._crowd.enter(address, self._loop.time()):
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = self._loop.create_task(self._greet(connection, address))
+            self._greeting.add(task)
+            self._crowd.falls_silent(task, self._loop.time(), task.cancel)
+            task.add_done_callback(self._greeted)
+
+    def _accept_again(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening, self._accept)
+
+    async def _greet(self, connection: socket.socket, address: bytes) -> None:
+        """A handshake, if there is one; from then on the protocol has it."""
+        is_there = True
+
+        def leave() -> None:
+            nonlocal is_there
+            if is_there:
+                is_there = False
+                self._crowd.leave(address)
+
+        limit_s = None if self._context is None else HANDSHAKE_S
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(leave), connection, ssl=self._context, ssl_handshake_timeout=limit_s,
+                ssl_shutdown_timeout=limit_s,
+            )  # fmt: skip
+        except (OSError, asyncio.CancelledError):  # it was cut off, or speaks no TLS
+            leave()
+
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        self._greeting.discard(task)
+        self._crowd.speaks(task)
+
+    def close(self) -> None:
+        """Accept no more; who closes the socket is another one."""
+        self._loop.remove_reader(self._listening)
+        for task in self._greeting:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """See `asyncio.Server`."""

@@ -1,0 +1,121 @@
+"""Room for requests while they are read: it bounds what all of them hold, and who is slow gives way to who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from hw.door.protocol import RequestError
+
+SLOW_S: Final = 2.0  # after that a request that is still read gives way
+SHARE: Final = 4  # a client may hold so manieth a part
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    """A request that waits to be read, or is."""
+
+    client: Hashable
+    size_bytes: int
+    limit: asyncio.Timeout
+    may_read: asyncio.Future[None]
+    began_s: float = field(default=0.0)
+
+
+class ReadingRoom:
+    """Of one event loop.
+
+    Args:
+        most_bytes: that requests hold while they are read.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held_bytes: Counter[Hashable] = Counter()  # by client
+        self._reading: dict[_Reader, None] = {}  # the oldest first, as those that wait
+        self._waiting: dict[_Reader, None] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def place(self, client: Hashable, size_bytes: int, patience_s: float) -> AsyncIterator[None]:
+        """Wait for room, and hold it within the context.
+
+        Args:
+            client: who holds more gives way first.
+            size_bytes: the most that the request may have.
+            patience_s: for waiting and reading together.
+
+        Raises:
+            RequestError: there was no room in time (429), or the request did not come in time: by its patience, or
+                within `SLOW_S` where others wait (408).
+        """
+        reader: _Reader | None = None
+        try:
+            async with asyncio.timeout(patience_s) as limit:
+                may_read = asyncio.get_running_loop().create_future()
+                reader = _Reader(client, min(size_bytes, self._most_bytes), limit, may_read)
+                self._waiting[reader] = None
+                self._admit()
+                await reader.may_read
+                yield
+        except TimeoutError:
+            if reader is None or not reader.began_s:
+                raise RequestError("full: others send at this moment", 429) from None
+            took_s = _now_s() - reader.began_s
+            is_early = took_s < 0.9 * patience_s
+            problem = f"the request took more than {SLOW_S if is_early else patience_s:g} s"
+            raise RequestError(f"{problem}, and others wait" if is_early else problem, 408) from None
+        finally:
+            if reader is not None:
+                self._leave(reader)
+
+    def _leave(self, reader: _Reader) -> None:
+        self._waiting.pop(reader, None)
+        if reader in self._reading:
+            del self._reading[reader]
+            self._held_bytes[reader.client] -= reader.size_bytes
+            if not self._held_bytes[reader.client]:
+                del self._held_bytes[reader.client]
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let those who wait in, who holds least first; whoever is slow in their way gives way."""
+        for reader in sorted(self._waiting, key=lambda each: self._held_bytes[each.client]):
+            if not reader.may_read.done() and self._fits(reader):
+                del self._waiting[reader]
+                self._reading[reader], reader.began_s = None, _now_s()
+                self._held_bytes[reader.client] += reader.size_bytes
+                reader.may_read.set_result(None)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        waiting = next((reader for reader in self._waiting if not reader.may_read.done()), None)
+        if waiting is not None:
+            self._hurry(waiting)
+
+    def _fits(self, reader: _Reader) -> bool:
+        return self._is_within_share(reader) and self._held_bytes.total() + reader.size_bytes <= self._most_bytes
+
+    def _is_within_share(self, reader: _Reader) -> bool:
+        most_bytes = max(self._most_bytes // SHARE, reader.size_bytes)
+        return self._held_bytes[reader.client] + reader.size_bytes <= most_bytes
+
+    def _hurry(self, waiting: _Reader) -> None:
+        """End the oldest reading of who holds most, of those in the way; or look again when it is slow."""
+        is_alone = not self._is_within_share(waiting)
+        in_the_way = [reader for reader in self._reading if not is_alone or reader.client == waiting.client]
+        most = max(self._held_bytes[reader.client] for reader in in_the_way)
+        oldest = next(reader for reader in in_the_way if self._held_bytes[reader.client] == most)
+        now_s, slow_s, ends_s = _now_s(), oldest.began_s + SLOW_S, oldest.limit.when()
+        if now_s < slow_s:
+            self._look = asyncio.get_running_loop().call_at(slow_s, self._admit)
+        elif ends_s is None or ends_s > now_s:  # else it is leaving
+            oldest.limit.reschedule(now_s)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

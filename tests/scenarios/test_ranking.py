@@ -1,0 +1,24 @@
+"""Who wins, who ties, and who has lost."""
+
+from __future__ import annotations
+
+from scenarios.metrics.ranking import Promise, RankedRouter, Ranking
+
+P99S = (0.0080, 0.0085, 0.0090, 0.0082, 0.0088)
+
+
+def router(name: str, accuracy: float, slower: float = 1.0) -> RankedRouter:
+    values = {seed: slower * p99_s * (1.1 if seed % 2 else 0.9) for seed, p99_s in enumerate(P99S)}
+    own = dict(enumerate(P99S)) if slower == 1.0 else values
+    return RankedRouter(name, accuracy, max(own.values()), own, {})
+
+
+def test_who_is_as_quick_and_less_accurate_has_lost_where_no_floor_is_asked_for() -> None:
+    """No number of runs would tell; with a floor that both keep, accuracy beyond it decides nothing."""
+    routers = [router("ladder", 0.7643), router("own", 0.7299, 1.06), router("near", 0.7638, 1.07)]
+    free = Ranking.by(Promise(), routers)
+    assert free.first == ("ladder", "near")
+    assert Ranking.by(Promise(), routers[:2]).winner is routers[0]
+    assert Ranking.by(Promise(floor=0.7), routers).first == ("ladder", "own", "near")
+    better = [router("quick", 0.73), router("accurate", 0.76, 1.06)]
+    assert Ranking.by(Promise(), better).first == ("quick", "accurate")
