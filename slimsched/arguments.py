@@ -63,7 +63,8 @@ def read_by(read: Callable[[str], Any], name: str | None = None, **options: Any)
 def whole_number(text: str) -> int:
     """A whole number: 1.5 is none, and is not rounded."""
     if not re.fullmatch(r"[+-]?\d{1,18}", text):
-        raise ValueError(f"{text!r:.40} is no whole number")
+        several = "; for several values give the flag before each" if "," in text else ""
+        raise ValueError(f"{text!r:.40} is no whole number{several}")
     return int(text)
 
 

@@ -311,8 +311,8 @@ FORMATS: Final[Mapping[str, Format]] = {
 def format_of(path: Path, options: Options) -> str:
     """Which format a file is, by its first lines; raises `InputError` where none fits."""
     text = head(path)
-    is_json = text.lstrip()[:1] in ("{", "[") and not FORMATS["philly"].looks_like(text)
-    if is_json:
+    others = (slurm.ANOTHER_FORM.search, FORMATS["philly"].looks_like)
+    if text.lstrip()[:1] in ("{", "[") and not any(looks_like(text) for looks_like in others):
         remedy = "pandas.read_json(FILE, lines=True).to_csv(...) writes it where a line is a job"
         raise InputError(str(path), "", f"is JSON; allowed is CSV, with --columns: {remedy}")
     if options.columns:

@@ -109,7 +109,8 @@ def import_log(
     says_otherwise = " (--unit says otherwise)" if log_format == "csv" else ""
     if not _SHORT_S <= run_p50_s <= _LONG_S:
         tally.told.append(f"the median run time is {run_p50_s:,.3g} s: are these seconds?{says_otherwise}")
-    _tell_limits(whole.numbers["run_s"][order], whole.numbers["requested_s"][order], tally)
+    if log_format == "csv":
+        _tell_limits(whole.numbers["run_s"][order], whole.numbers["requested_s"][order], tally)
     if days > _LONG_DAYS:
         tally.told.append(f"the log spans {days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
     provenance = {"format": log_format, "file": log.name, "start": start, "jobs": len(order), "rows": tally.rows}

@@ -116,8 +116,8 @@ class Plan(OwnDocument):
         choice: the router to run; None where none keeps floor and limit under the scenario's load and carries
             anything. Of those that do it carries most, or costs the fewest joules where `tuning.objective` is energy;
             of those that can't be told apart it has the lowest p99. It is never `random`.
-        nearest: where there is no choice, who has the lowest p99 under the scenario's load: of those that serve 99 %
-            and keep the floor, where there are any.
+        nearest: where there is no choice, who comes nearest under the scenario's load: of those that keep the floor,
+            where there are any, who serves most (up to 99 %), and of these the lowest p99.
         tied: those that can't be told apart from the one that carries most, without the choice.
         quickest: of those that keep them, the one with the lowest p99 under the scenario's load.
         routers: all that were tried, full width and the best single width among them.

@@ -171,11 +171,11 @@ def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[Planne
 
 
 def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None:
-    """By its p99 (`Plan.nearest`)."""
+    """Who keeps the floor, then serves most, then has the lowest p99 (`Plan.nearest`)."""
 
-    def distance(of: Outcome) -> tuple[bool, float]:
-        is_short = of.unserved > LIMIT or not has_floor(of.accuracy["mean"], floor)
-        return is_short, of.latency_p99_s["mean"] or np.inf
+    def distance(of: Outcome) -> tuple[bool, float, float]:
+        unserved = max(0.0, of.unserved - LIMIT)
+        return not has_floor(of.accuracy["mean"], floor), unserved, of.latency_p99_s["mean"] or np.inf
 
     return min([each for each in rows if each.router != RANDOM], key=lambda each: distance(each.outcome)).router
 

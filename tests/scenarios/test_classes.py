@@ -90,7 +90,7 @@ def test_in_overload_who_is_served_gets_what_was_promised() -> None:
     assert (found["goodput_img_s"] or 0.0) > 5000
     all_in = run(**{"slo.refuse": False})["classes"]["gold"]
     assert (all_in["expected_accuracy"] or 1.0) < 0.76 - 0.005
-    assert (all_in["latency_s"]["p99"] or 0.0) > 0.07
+    assert (all_in["latency_s"]["p99"] or 0.0) > 0.05
 
 
 # --------------------------------------------------------------------------------------------------------- conservation
@@ -253,7 +253,7 @@ def test_deadlines_and_limits_are_of_each_class() -> None:
         {"name": "calm", "share": 0.5, "deadline_s": 60.0, "p99_limit_s": 60.0},
         {"name": "rash", "share": 0.5, "deadline_s": 1e-6, "p99_limit_s": 1e-6},
     ]
-    given = world(classes=promised, duration_s=5.0, warmup_s=1.0)
+    given = world(classes=promised, duration_s=5.0, warmup_s=1.0, **{"slo.refuse": False})
     found = simulate_metrics(given, given.router("jsq"), "jsq", 1, engine="compiled")
     calm, rash = found["classes"].values()
     assert (calm["in_time"], rash["in_time"]) == (1.0, 0.0)

@@ -151,8 +151,8 @@ def test_a_trace_may_begin_later(tmp_path: Path) -> None:
     text = "{kind: trace, file: t.csv, factor: 1000, from_s: FROM}"
     world = load_world(write(tmp_path, text.replace("FROM", "1000")))
     assert world.arrivals_ns(1, 3.0).tolist() == [0, 500_000_000]
-    with pytest.raises(InputError, match=r"workload\.from_s: is 8001, and the last arrival comes 8000 after the first"):
-        load_world(write(tmp_path, text.replace("FROM", "8001")))
+    with pytest.raises(InputError, match=r"workload\.from_s: is 9001, and the last arrival comes 9000 after the first"):
+        load_world(write(tmp_path, text.replace("FROM", "9001")))
 
 
 def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:
