@@ -28,6 +28,7 @@ from kit.parallel import Jobs, each
 
 MOST_JOBS: Final = 3500  # of 1,500, 3 of 10 drawn logs were taken for another policy's; of 3,500 none
 MOST_WAITING: Final = 20.0  # jobs in the mean: reservations for more of them take minutes
+FEW_JOBS: Final = 300  # of so few, however many wait
 _OVERFULL_SHARE: Final = 0.1  # of the starts; requeued jobs, with all their attempts in one run time, make a few
 
 
@@ -95,8 +96,9 @@ def site_of(
         return replace(untold, case="too few nodes")
     span_s = float(trace.submit_s[-1]) - from_s
     are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
-    known = [untold.told, *(name.replace(REQUESTED, untold.estimate) for name in SLURM)]
-    names = [name for name in dict.fromkeys(known) if name and (are_few or not name.endswith("conservative"))]
+    can_tell = are_few or len(waits_s) <= FEW_JOBS or not untold.told.endswith("conservative")
+    known = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
+    names = list(dict.fromkeys([*filter(None, [untold.told] if can_tell else []), *known]))
     case = _case(trace, path, nodes, names, conf)
     require_a_fit(case)
     found = dict[int, float | None]()

@@ -26,13 +26,15 @@ class Crowd:
     """The connections that are there, and who of them has been silent for longest.
 
     Args:
-        most: connections; more are there only in place of one that leaves.
+        most: connections; one more is there in place of one that was silent, or in the reserve.
         most_each: of one address.
+        reserve: beyond them, for who asks what is always told.
     """
 
-    def __init__(self, most: int, most_each: int) -> None:
+    def __init__(self, most: int, most_each: int, reserve: int) -> None:
         self._most = most
         self._most_each = most_each
+        self._reserve = reserve
         self._silent: dict[object, tuple[float, Callable[[], object]]] = {}  # the longest first
         self.of_address: Counter[bytes] = Counter()
 
@@ -42,15 +44,17 @@ class Crowd:
         return self.of_address.total()
 
     def enter(self, address: bytes, now_s: float) -> bool:
-        """Count one more, and end a silent one where there is no room; False if it must not come in."""
+        """Count one more, and end silent ones where there is no room; False if it must not come in."""
         if self.of_address[address] >= self._most_each:
             return False
-        if self.count >= self._most:
-            silent = next(iter(self._silent), None)
-            if silent is None or now_s - self._silent[silent][0] < SILENT_S:
-                return False
-            _, end = self._silent.pop(silent)
+        while self.count >= self._most and (silent := next(iter(self._silent), None)) is not None:
+            since_s, end = self._silent[silent]
+            if now_s - since_s < SILENT_S:
+                break
+            self.speaks(silent)
             end()
+        if self.count >= self._most + self._reserve:
+            return False
         self.of_address[address] += 1
         return True
 
@@ -61,7 +65,7 @@ class Crowd:
             del self.of_address[address]
 
     def falls_silent(self, connection: object, now_s: float, end: Callable[[], object]) -> None:
-        """Nothing is under way on it; `end` ends it."""
+        """Nothing is under way on it; `end` ends it, and lets it leave at once."""
         self._silent[connection] = now_s, end
 
     def speaks(self, connection: object) -> None:
@@ -108,17 +112,18 @@ class Acceptor:
                 connection.close()
                 continue
             connection.setblocking(False)
-            task = self._loop.create_task(self._greet(connection, address))
+            leave = self._leave_once(address)
+            task = self._loop.create_task(self._greet(connection, leave))
             self._greeting.add(task)
-            self._crowd.falls_silent(task, self._loop.time(), task.cancel)
+            self._crowd.falls_silent(task, self._loop.time(), lambda task=task, leave=leave: (leave(), task.cancel()))  # type: ignore[misc]
             task.add_done_callback(self._greeted)
 
     def _accept_again(self) -> None:
         if self._listening.fileno() >= 0:
             self._loop.add_reader(self._listening, self._accept)
 
-    async def _greet(self, connection: socket.socket, address: bytes) -> None:
-        """A handshake, if there is one; from then on the protocol has it."""
+    def _leave_once(self, address: bytes) -> Callable[[], None]:
+        """What counts a connection out, the first time that it is called."""
         is_there = True
 
         def leave() -> None:
@@ -127,6 +132,10 @@ class Acceptor:
                 is_there = False
                 self._crowd.leave(address)
 
+        return leave
+
+    async def _greet(self, connection: socket.socket, leave: Callable[[], None]) -> None:
+        """A handshake, if there is one; from then on the protocol has it."""
         limit_s = None if self._context is None else HANDSHAKE_S
         try:
             await self._loop.connect_accepted_socket(

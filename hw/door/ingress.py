@@ -98,7 +98,12 @@ class _Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.limit_concurrency = None  # it would say so in its own words
         self._begin_head()
-        self.crowd.falls_silent(self, self.loop.time(), transport.abort)
+        self.crowd.falls_silent(self, self.loop.time(), self._end)
+
+    def _end(self) -> None:
+        """Another one takes its place."""
+        self.leave()
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
@@ -140,7 +145,7 @@ class _Connection(HttpToolsProtocol):
         has_another = bool(self.pipeline)
         super().on_response_complete()
         if not has_another and not self.transport.is_closing():
-            self.crowd.falls_silent(self, self.loop.time(), self.transport.abort)
+            self.crowd.falls_silent(self, self.loop.time(), self._end)
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
@@ -155,7 +160,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
         super().__init__(config)
-        self._crowd = Crowd(limits.connections + _RESERVE, limits.connections_each)
+        self._crowd = Crowd(limits.connections, limits.connections_each, _RESERVE)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""

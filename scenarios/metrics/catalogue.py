@@ -146,7 +146,7 @@ _ALL: Final = (
              "the largest. No energy counts for it. 0 in simulation.", better="lower"),
     _rate("goodput",
           "Throughput of the images that kept the deadline or, without one, the limit of the p99 latency; `null` "
-          "without either."),
+          "without either. 0 where the mean accuracy misses the floor by more than a tenth of a point."),
     Measure("censored", ("censored",), "images without a latency", "censored",
             "Requests of the window that were still in flight when the run ended. Their latencies are in no number.",
             better="lower"),

@@ -39,6 +39,7 @@ from scenarios.metrics.slo import (
     SloAttainment,
     SloDocument,
     attainment_of,
+    has_floor,
     judge,
     slo_attainment,
     slo_document,
@@ -410,8 +411,8 @@ def summarise(
     latencies_s = _latencies_s(requests)
     duration_s = run.ended_ns / NS_PER_S
     images = _images(requests)
-    limit_s = window.in_time_s
-    goodput_img_s = None if limit_s is None else _rate_img_s(requests, latencies_s, window_ns, limit_s)
+    expected = None if prior is None else expected_accuracy_of(requests, done, prior)
+    goodput_img_s = _goodput_img_s(requests, latencies_s, window_ns, window.in_time_s, expected, window.slo.floor)
     result = Result(
         schema="slimsched.result/1",
         scenario=label.scenario,
@@ -444,7 +445,7 @@ def summarise(
         stages_s=_stages_s(requests, done),
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
         unmetered_share=max((device.unmetered_s for device in run.devices), default=0.0) / duration_s,
-        expected_accuracy=None if prior is None else expected_accuracy_of(requests, done, prior),
+        expected_accuracy=expected,
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,
         emulated_slowdowns=list(label.emulated_slowdowns),
@@ -483,19 +484,17 @@ def _class_metrics(
     begin_ns, end_ns = window.ns
     counted = (begin_ns <= requests.arrived_ns) & (requests.arrived_ns <= end_ns)
     done, images = counted & (requests.status == COMPLETED), _images(requests)
-    latencies_s, in_time, goodput_img_s = _latencies_s(requests), None, None
-    if of.in_time_s is not None:
-        in_time = _ratio(_count(done & (latencies_s <= of.in_time_s)), _count(counted))
-        goodput_img_s = _rate_img_s(requests, latencies_s, window.ns, of.in_time_s)
+    latencies_s, limit_s = _latencies_s(requests), of.in_time_s
+    expected = None if prior is None else expected_accuracy_of(requests, done, prior)
     return ClassMetrics(
         images=images,
         shares=shares_of(images, window.end),
         accuracy=_ratio(_count(requests.correct & done), _count(done)),
-        expected_accuracy=None if prior is None else expected_accuracy_of(requests, done, prior),
+        expected_accuracy=expected,
         latency_s=_latency(latencies_s[done]),
         throughput_img_s=_rate_img_s(requests, latencies_s, window.ns, None),
-        goodput_img_s=goodput_img_s,
-        in_time=in_time,
+        goodput_img_s=_goodput_img_s(requests, latencies_s, window.ns, limit_s, expected, of.slo.floor),
+        in_time=None if limit_s is None else _ratio(_count(done & (latencies_s <= limit_s)), _count(counted)),
         slo_attainment=attainment,
     )
 
@@ -630,6 +629,21 @@ def _rate_img_s(
     if limit_s is not None:
         chosen &= latencies_s <= limit_s
     return _count(chosen) * NS_PER_S / (end_ns - start_ns)
+
+
+def _goodput_img_s(
+    requests: RequestColumns,
+    latencies_s: NDArray[np.float64],
+    window_ns: tuple[int, int],
+    limit_s: float | None,
+    expected: float | None,
+    floor: float | None,
+) -> float | None:
+    """Completions in time a second; 0 where the mean accuracy misses the floor."""
+    if limit_s is None:
+        return None
+    keeps = expected is None or has_floor(expected, floor)
+    return _rate_img_s(requests, latencies_s, window_ns, limit_s) if keeps else 0.0
 
 
 def _server(server: ServerTotals, device: DeviceTotals, duration_s: float) -> ServerMetrics:

@@ -19,8 +19,8 @@ HERE = address_of("127.0.0.1")
 class Strangers:
     """Connections to a crowd, by name, each of an address."""
 
-    def __init__(self, most: int, most_each: int = 100) -> None:
-        self.crowd = Crowd(most, most_each)
+    def __init__(self, most: int, most_each: int = 100, reserve: int = 0) -> None:
+        self.crowd = Crowd(most, most_each, reserve)
         self.ended: list[str] = []
 
     def come(self, name: str, now_s: float, address: bytes = HERE) -> bool:
@@ -48,6 +48,15 @@ def test_the_one_that_was_silent_for_longest_gives_way() -> None:
     found.crowd.falls_silent("a", 9.0, lambda: found.ended.append("a"))
     assert found.come("f", 9.0)
     assert found.ended == ["b", "c", "d"]
+
+
+def test_who_comes_later_is_within_the_limit_again() -> None:
+    """Strangers that came all at once fill the reserve, too; from a second later on none of it is theirs."""
+    found = Strangers(most=3, reserve=2)
+    assert [found.come(name, 0.0) for name in "abcdef"] == [True] * 5 + [False]
+    assert found.crowd.count == 5
+    assert found.come("honest", SILENT_S)
+    assert (found.ended, found.crowd.count) == (["a", "b", "c"], 3)
 
 
 def test_an_address_has_no_more_than_its_part() -> None:

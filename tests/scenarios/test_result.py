@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from policies.records import STAGES, DeviceTotals, Downtime, RequestRecord, RequestStatus, RunRecord, ServerTotals
+from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import percentile
@@ -82,6 +83,9 @@ def test_goodput_counts_what_kept_the_deadline() -> None:
     assert summary(run, **WINDOW, slo=Slo(p99_limit_s=1.2))["goodput_img_s"] == 2 / 8
     assert summary(run, **WINDOW, slo=Slo(p99_limit_s=1.2), deadline_s=0.6)["goodput_img_s"] == 1 / 8
     assert summary(run, **WINDOW)["goodput_img_s"] is None
+    for floor, rate in ((0.8009, 2 / 8), (0.8011, 0.0)):
+        prior = AccuracyPrior({(1.0,): 0.8})
+        assert summary(run, **WINDOW, slo=Slo(floor, 1.2), prior=prior)["goodput_img_s"] == rate
 
 
 def test_energy_is_split_into_its_parts() -> None:
