@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from hw.door.protocol import RequestError
@@ -23,7 +23,8 @@ class _Reader:
     size_bytes: int
     limit: asyncio.Timeout
     may_read: asyncio.Future[None]
-    began_s: float = field(default=0.0)
+    began_s: float = 0.0
+    gives_way: bool = False
 
 
 class ReadingRoom:
@@ -65,10 +66,8 @@ class ReadingRoom:
         except TimeoutError:
             if reader is None or not reader.began_s:
                 raise RequestError("full: others send at this moment", 429) from None
-            took_s = _now_s() - reader.began_s
-            is_early = took_s < 0.9 * patience_s
-            problem = f"the request took more than {SLOW_S if is_early else patience_s:g} s"
-            raise RequestError(f"{problem}, and others wait" if is_early else problem, 408) from None
+            text = f"{SLOW_S:g} s, and others wait" if reader.gives_way else f"{patience_s:g} s"
+            raise RequestError(f"the request took more than {text}", 408) from None
         finally:
             if reader is not None:
                 self._leave(reader)
@@ -114,6 +113,7 @@ class ReadingRoom:
         if now_s < slow_s:
             self._look = asyncio.get_running_loop().call_at(slow_s, self._admit)
         elif ends_s is None or ends_s > now_s:  # else it is leaving
+            oldest.gives_way = True
             oldest.limit.reschedule(now_s)
 
 
