@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,6 +163,15 @@ class Plan(OwnDocument):
     def of(self, router: str | None) -> PlannedRouter | None:
         """That router; None where it was not tried."""
         return next((each for each in self.routers if each.router == router), None)
+
+    @property
+    def members(self) -> dict[str, float]:
+        """Of a family, which share of the passes each member has, the largest first; empty for a slimmable network."""
+        shares = Counter[str]()
+        for server in self.servers:
+            for width, share in server.widths[0].items() if server.names else ():
+                shares[server.names[width]] += server.share * share
+        return dict(shares.most_common())
 
     @property
     def exit_code(self) -> int:

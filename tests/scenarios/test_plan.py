@@ -121,6 +121,20 @@ def test_what_the_run_knew_is_told(tmp_path: Path) -> None:
     assert "Not measured: power (modelled)." in calibrated
 
 
+def test_a_familys_members_stand_in_the_headline(made: tuple[Path, Plan]) -> None:
+    """By their names: a width says nothing of them."""
+    plan = made[1]
+    assert plan.members == {}
+    names = {0.5: "resnet18 int8", 1.0: "resnet18"}
+    one, two = (
+        replace(plan.servers[0], share=share, widths=({0.5: narrow, 1.0: 1 - narrow},), names=names)
+        for share, narrow in ((0.75, 0.8), (0.25, 0.0))
+    )
+    told = replace(plan, servers=(one, two))
+    assert told.members == {"resnet18 int8": pytest.approx(0.6), "resnet18": pytest.approx(0.4)}
+    assert ": resnet18 int8 for 60 % of the passes, resnet18 for 40 % of the passes." in words_of(told)
+
+
 def test_all_work_is_on_the_servers(made: tuple[Path, Plan]) -> None:
     _, plan = made
     assert sum(server.share for server in plan.servers) == pytest.approx(1.0)
