@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -167,11 +167,12 @@ class Plan(OwnDocument):
     @property
     def members(self) -> dict[str, float]:
         """Of a family, which share of the passes each member has, the largest first; empty for a slimmable network."""
-        shares = Counter[str]()
+        shares: dict[str, float] = {}
         for server in self.servers:
             for width, share in server.widths[0].items() if server.names else ():
-                shares[server.names[width]] += server.share * share
-        return dict(shares.most_common())
+                name = server.names[width]
+                shares[name] = shares.get(name, 0.0) + server.share * share
+        return dict(sorted(shares.items(), key=itemgetter(1), reverse=True))
 
     @property
     def exit_code(self) -> int:
