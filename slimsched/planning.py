@@ -89,6 +89,8 @@ def plan(
     require_distinct_names(named)
     chosen_seeds = given.compare.seeds[:SEEDS]
     slo = _slo_of(world)
+    if doubt := planning.floor_doubt(world, slo):
+        observer().remark(f"warning: {doubt}")
     candidates, unmade = planning.candidates(world, slo, named, session.folder)
     engine = ready_engine(world, "auto", CAPACITY_RUNS * len(candidates) * len(chosen_seeds), chosen_seeds[0])
     tell_overload(world)

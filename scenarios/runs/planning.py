@@ -38,6 +38,7 @@ from scenarios.world.world import World
 MORE_LOAD: Final = 1.1
 FULL: Final = "sticky"  # full width, and each image stays on its server
 PRECISION: Final = 0.02  # of a rate that is carried
+CHANCE: Final = 0.05  # the p-value below which two members differ
 DETAILED_IMAGES: Final = 100_000  # of the run that tells what each server does: beyond, it is gigabytes
 
 
@@ -223,6 +224,30 @@ def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
     able = [widths for widths, top1 in world.held_top1.items() if has_floor(top1, slo.floor)]
     best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))
     return None if set(best) == {world.cluster.router.widths[-1]} else best
+
+
+def floor_doubt(world: World, slo: Slo) -> str:
+    """What a floor deserves that lies between two members of a family who differ by no more than chance; else nothing.
+
+    Of the images that only one of them gets right, either should have half (a sign test).
+    """
+    from scipy.stats import binomtest  # slow to open
+
+    evaluation, model = world.accuracy.evaluation, world.cluster.devices[0].profile.model
+    if slo.floor is None or evaluation is None or not model.labels:
+        return ""
+    top1 = {widths: share for widths, share in evaluation.top1().items() if len(set(widths)) == 1}
+    above = min((widths for widths in top1 if has_floor(top1[widths], slo.floor)), key=top1.__getitem__, default=None)
+    below = max((each for each in top1 if not has_floor(top1[each], slo.floor)), key=top1.__getitem__, default=None)
+    if above is None or below is None:
+        return ""
+    right, wrong = (evaluation.correct[:, evaluation.tuples.index(widths)] for widths in (above, below))
+    alone = int((right & ~wrong).sum()), int((wrong & ~right).sum())
+    if sum(alone) and binomtest(alone[0], sum(alone)).pvalue <= CHANCE:
+        return ""
+    (one, other), images = (model.name_of(widths[0]) for widths in (above, below)), len(evaluation.correct)
+    said = f"{one} ({top1[above]:.1%}) and {other} ({top1[below]:.1%}) differ by no more than chance on {images} images"
+    return f"slo.floor: {said}, and the floor of {slo.floor:.1%} lies between them: more images would tell"
 
 
 # ------------------------------------------------------------------------------------------ what the choice does
