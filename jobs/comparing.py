@@ -16,6 +16,8 @@ from jobs.case import JobsCase, require_a_fit
 from jobs.figures import DAY_S, Blocks, are_done, by_day, by_job, figures, groups_of
 from jobs.learning.learned import NamedPolicy
 from jobs.policies.cluster import Cluster, Pool
+from jobs.policies.history import HISTORY, REQUESTED
+from jobs.policies.policy import EASY, NONE, RESERVING, shown_name
 from jobs.policies.slurm import in_slurm
 from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobsRecord
@@ -224,6 +226,32 @@ def run_all(
             write_run(*kept[name], record)
         told(name, False)
     return {named.name: records[named.name] for named in case.policies}
+
+
+GROWN: Final = 1.5  # a longest wait is told and guarded against from so many times the baseline's on
+
+
+def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None:
+    """The best policy that stops no job, with a guard of age and reservations, where its longest wait grows.
+
+    The guard is a third of the baseline's longest wait. It reserves (`easy`): without a reservation small jobs go on
+    starting before the oldest job, until as many GPUs as it asks for happen to be free.
+
+    Returns:
+        None where no longest wait grows, or the policy can have no other guard.
+    """
+    longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
+    named = next((named for named in case.policies if [named.name] == comparison["least"][-1:]), case.baseline)
+    policy, base_s = named.policy, longest_s[case.baseline.name]
+    if not 0 < GROWN * base_s < longest_s[named.name] or policy.is_preemptive or policy.learned or policy.age_guard_ns:
+        return None
+    unit_s = 3600 if base_s >= 6 * 3600 else 60
+    guard_ns = max(1, round(base_s / 3 / unit_s)) * unit_s * NS_PER_S
+    limits = HISTORY if np.isnan(case.jobs.requested_s).any() else REQUESTED
+    estimate = limits if policy.estimate == NONE else policy.estimate
+    queueing = policy.queueing if policy.queueing in RESERVING else EASY
+    policy = replace(policy, queueing=queueing, estimate=estimate, age_guard_ns=guard_ns)
+    return None if shown_name(policy) in longest_s else NamedPolicy(shown_name(policy), policy)
 
 
 def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -15,7 +16,8 @@ from kit.errors import InputError, nearest
 from kit.strict import StrictModel
 from kit.units import NS_PER_S
 
-RESERVING: Final = ("easy", "conservative")
+EASY: Final = "easy"
+RESERVING: Final = (EASY, "conservative")
 CHOICE: Final = "choice"  # all jobs stand in one line
 QUEUEINGS: Final = ("strict", "first-fit", *RESERVING, CHOICE)
 ROUNDS: Final = "rounds"
@@ -136,7 +138,8 @@ class JobPolicy:
 # Every policy for training jobs that has a name: the one list that names, help and checks ask.
 #
 # A name is a kind (`sjf`), followed by words that differ from the kind's own (`sjf-oracle`, `fifo-easy-requested`,
-# `saf-history-strict`). Whoever knows true durations says so in his name, wherever it is shown.
+# `saf-history-strict`), and by its guard of age (`qssf-easy-24h`). A policy that knows true durations says so in its
+# name, wherever that is shown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,8 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "queueing": tuple(QUEUEINGS),
     "placement": tuple(PLACEMENTS),
 }
+_UNITS_S: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_GUARD: Final = re.compile(r"-([1-9][0-9]{0,5})([dhms])$")
 
 
 def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
@@ -210,6 +215,9 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = asdict(KINDS[known]), name.removeprefix(known)
     own = PreemptionKnobs(round_s=fields.pop("round_s"))
+    if guard := _GUARD.search(rest):
+        fields["age_guard_ns"] = int(guard[1]) * _UNITS_S[guard[2]] * NS_PER_S
+        rest = rest[: guard.start()]
     while rest:
         part, word = _next_word(name, rest)
         fields[part] = word
@@ -228,6 +236,10 @@ def _next_word(name: str, rest: str) -> tuple[str, str]:
 
 def shown_name(policy: JobPolicy) -> str:
     """A name that means the policy's words (not its knobs), the shortest there is."""
+    if policy.age_guard_ns:
+        guard_s = policy.age_guard_ns // NS_PER_S
+        unit = next(unit for unit, unit_s in _UNITS_S.items() if guard_s % unit_s == 0)
+        return f"{shown_name(replace(policy, age_guard_ns=0))}-{guard_s // _UNITS_S[unit]}{unit}"
     if policy.learned:
         estimate = [] if policy.estimate == NONE else [policy.estimate]
         return "-".join((policy.learned, policy.order, *estimate))

@@ -69,6 +69,7 @@ DECADE = 10.0  # times the least: from there on an axis is logarithmic
 FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not drawn
 ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
+LEAST_SPAN_PCT: Final = 0.5  # of an axis of accuracies
 LITTLE = 0.005  # of a bar: what no eye sees
 WORLDS: Final = ("simulated", "on executors")
 FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
@@ -189,12 +190,16 @@ def standings(
 
 
 def ranking_chart(
-    worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[str, str], first: Collection[str] = ()
+    worlds: Mapping[str, Sequence[RankedRouter]],
+    colors: Mapping[str, str],
+    first: Collection[str] = (),
+    floor: float | None = None,
 ) -> Figure:
     """A line a router, the quickest above: p99 latency, hollow simulated and filled on executors, beside the accuracy.
 
     Args:
         first: who has won, or ties; in bold letters.
+        floor: of accuracy, drawn as a line.
     """
     routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean)]
     offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
@@ -214,8 +219,13 @@ def ranking_chart(
         left.set_ylim(len(routers) - 0.5, -0.5)
         right.xaxis.set_major_locator(MaxNLocator(3))
         right.margins(x=0.15)
+        if floor:
+            right.axvline(100 * floor, color="#888", linestyle=":", linewidth=1.2)
+        low, high = right.get_xlim()
+        lack = max(0.0, LEAST_SPAN_PCT - (high - low)) / 2  # noise of hundredths shall not look like a difference
+        right.set_xlim(low - lack, high + lack)
         left.set(xlabel=P99.axis)
-        right.set(xlabel=MEASURES["accuracy"].axis)
+        right.set(xlabel=f"{MEASURES['expected_accuracy'].axis}{' (dotted: the floor)' if floor else ''}")
         style = {"marker": "o", "linestyle": "none", "color": "#444"}
         handles = [Line2D([], [], fillstyle=FILLS[world], **style) for world in worlds]
         figure.legend(handles, list(worlds), loc="outside upper center", ncols=2)
@@ -258,7 +268,7 @@ def trade_offs(
             known = [row for row in rows if None not in (cost.of(row)["mean"], accuracy.of(row)["mean"])]
             named |= _draw_trade_off(axes, [_point(row, accuracy, cost) for row in known], bound, colors)
             axes.set(xlabel=cost.axis)
-        grid[0][0].set(ylabel="accuracy, %")
+        grid[0][0].set(ylabel=accuracy.axis)
         _legend(figure, list(named.values()), list(named), 6, "outside lower center")
     return figure
 

@@ -30,7 +30,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.made_routers import PPO, made_name
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
-from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import ValidationDocument, middle_load
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
@@ -253,7 +253,9 @@ def _ranking(material: Material) -> Markup | None:
     if len(routers) < 2:
         return None
     first = places(material.comparison, material.validation)
-    return charts.to_svg(charts.ranking_chart(worlds, charts.router_colors([*_compared(material), *routers]), first))
+    colors = charts.router_colors([*_compared(material), *routers])
+    floor = material.comparison["slo"].get("floor") if material.comparison else None
+    return charts.to_svg(charts.ranking_chart(worlds, colors, first, floor))
 
 
 def _environment(document: Mapping[str, Any]) -> dict[str, str]:
@@ -367,10 +369,11 @@ def _latencies_s(run: StoredRun) -> list[float]:
 
 def _trade_offs(material: Material) -> list[Markup]:
     rows = material.comparison["rows"] if material.comparison else []
-    if all(row["accuracy"]["mean"] is None for row in rows):
+    accuracy = accuracy_measure(rows)  # as the tables have it
+    if all(accuracy.of(row)["mean"] is None for row in rows):
         return []
     costs = [MEASURES[name] for name in ("latency_mean_s", "energy_per_image_j")]
-    return [charts.to_svg(charts.trade_offs(rows, MEASURES["accuracy"], [cost], _colors(material))) for cost in costs]
+    return [charts.to_svg(charts.trade_offs(rows, accuracy, [cost], _colors(material))) for cost in costs]
 
 
 def _downtimes(material: Material) -> Table | None:

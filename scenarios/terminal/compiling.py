@@ -5,9 +5,13 @@ Whether that is so is known when numba begins, and not before: what it keeps is 
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from numba.core.event import Listener, install_listener
 
@@ -22,13 +26,17 @@ _PARTS = {
 }
 
 
+GRACE_S: Final = 2.0
+
+
 class _Teller(Listener):
-    """Tells of each part once; what it calls is compiled with it."""
+    """Tells of each part once, and lets Ctrl-C end its compilation; what it calls is compiled with it."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._depth = 0
         self._told: set[str] = set()
+        self._signals: _Signals | None = None
 
     def on_start(self, event: Any) -> None:
         """Tell of it before numba compiles a function; those that it calls come within."""
@@ -37,11 +45,47 @@ class _Teller(Listener):
             if text not in self._told:
                 self._told.add(text)
                 self._say(text)
+            if threading.current_thread() is threading.main_thread():
+                self._signals = _Signals()
         self._depth += 1
 
     def on_end(self, event: Any) -> None:
         """Note that a function is compiled."""
         self._depth -= 1
+        if self._depth == 0 and self._signals is not None:
+            self._signals.close()
+            self._signals = None
+
+
+class _Signals:
+    """Ends the process `GRACE_S` after a SIGINT, until it is closed.
+
+    Python acts on a signal between two of its instructions, and one call of LLVM lasts up to 20 s.
+    """
+
+    def __init__(self) -> None:
+        self._here, there = socket.socketpair()
+        self._here.setblocking(False)
+        self._before = signal.set_wakeup_fd(self._here.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=_end_late, args=(there,), daemon=True).start()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        self._here.close()
+
+
+def _end_late(signals: socket.socket) -> None:
+    with signals:
+        while (heard := signals.recv(1)) and heard[0] != signal.SIGINT:
+            pass
+        if heard:
+            signals.settimeout(GRACE_S)
+            try:
+                while signals.recv(1):
+                    pass
+            except TimeoutError:
+                os.write(2, b"\nslimsched: interrupted while compiling\n")
+                os._exit(130)
 
 
 @contextmanager

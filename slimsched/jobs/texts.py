@@ -212,7 +212,10 @@ def answers(comparison: Row) -> list[Answer]:
     base = rows[comparison["baseline"]]
     best, *staying = (rows[name] for name in comparison["least"])
     least = [say("least", row, base, _alike(comparison, row)) for row in (best, *staying)]
-    replies = [Answer("Which policy makes users wait least?", " Of those that stop no job: ".join(least))]
+    said = " Of those that stop no job: ".join(least)
+    if (guarded := rows.get(comparison.get("guarded"))) is not None and guarded not in (best, *staying):
+        said += f" {say('guarded', guarded)}"
+    replies = [Answer("Which policy makes users wait least?", said)]
     if "against_baseline" in best:
         sizes = [group for group in best["groups"] if group["kind"] == "size"]
         largest = max(sizes, key=_rise_s) if len(sizes) > 1 else None

@@ -285,7 +285,7 @@ def compare(
     Raises:
         InputError: anything in the scenario, or in a file that it names, is wrong.
     """
-    from jobs.comparing import comparison_document, jitter_document, result_document, run_all
+    from jobs.comparing import comparison_document, guarded, jitter_document, result_document, run_all
     from jobs.operating import validation_document
     from scenarios.show.charts import save
     from slimsched.jobs.report import build_report, prices_chart
@@ -310,6 +310,12 @@ def compare(
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
     if len(runs) > 1:
         document = comparison_document(case, runs, bounds)
+        if (more := guarded(case, document)) is not None:
+            with _progress(f"{more.name}, as the longest wait grows", 1) as progress:
+                runs |= run_all(replace(case, policies=(more,)), 1, folder)
+                progress.update()
+            case = replace(case, policies=(*case.policies, more))
+            document = comparison_document(case, runs, bounds) | {"guarded": more.name}
         if case.scenario.jitter_s:
             document["jitter"] = jitter_document(case, core_count())
     else:

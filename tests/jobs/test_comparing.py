@@ -203,6 +203,27 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
     assert len(found["bounds"][0]["prices"]["64 gpu"]) > 24
 
 
+def test_a_longest_wait_that_grows_gets_a_guard_that_bounds_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind a stream of small jobs the second large one waits for the stream's end where small ones overtake."""
+    tiny = [(6100 + number, 1, 1) for number in range(200)]  # these it keeps waiting in order of submission
+    stream = [(600 + 3600 * number, 6000, 2) for number in range(60)]
+    rows = sorted([(0, 6000, 4), (60, 6000, 4), *stream, *tiny])
+    policies = ["fifo-easy-requested", "smallest"]
+    trace = trace_of(rows, requested_s=[run_s for _, run_s, _ in rows])
+    write_case(here, trace, policies=policies, bound={"passes": 0})
+    assert main(["jobs", "compare", "s.yaml", "--out", "o", "--json", "c.json"]) == 0
+    document = json.loads((here / "c.json").read_text())
+    longest_s = {row["policy"]: row["wait_s"]["max"] for row in document["policies"]}
+    base_s, starved_s, guarded_s = longest_s.values()
+    assert starved_s > 10 * base_s
+    assert document["guarded"] == list(longest_s)[-1] == "smallest-requested-easy-66m"
+    assert base_s / 3 < guarded_s < 2 * base_s
+    said = " ".join(capsys.readouterr().out.replace("|", "").split())
+    assert f"To bound the longest wait: {document['guarded']}" in said
+    assert main(["jobs", "compare", "s.yaml", "--out", "o", "--policy", "fifo-easy-requested", "--policy", "fifo"]) == 0
+    assert "To bound" not in capsys.readouterr().out
+
+
 def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
     flags = ["--policy", "smallest", "--set", "load=1.2", "--out", "r"]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from subprocess import PIPE
+from time import sleep
+from types import SimpleNamespace
+
 import pytest
+from numba.core.event import trigger_event
 
 from kit.errors import InputError, WorkError
+from scenarios.terminal.compiling import GRACE_S, telling
 from scenarios.terminal.exits import exit_code
 from slimsched import cli
 
@@ -68,3 +77,32 @@ def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) 
     assert error.startswith("slimsched: x.yaml: a\\nb: \\x1b[2Jyy")
     assert error.endswith("yy\\udc80\\x00\n")
     assert len(error) < 2100
+
+
+def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
+    """One call into C, as LLVM's; Python would act on the signal when it returns, a minute later."""
+    lines = (
+        "import hashlib, types",
+        "from numba.core.event import start_event",
+        "from scenarios.terminal.compiling import telling",
+        "compiled = types.SimpleNamespace(py_func=types.SimpleNamespace(__module__='sim.compiled.run'))",
+        "with telling(lambda text: print(text, flush=True)):",
+        "    start_event('numba:compile', data={'dispatcher': compiled})",
+        "    hashlib.pbkdf2_hmac('sha512', b'', b'', 100_000_000)",
+    )
+    with subprocess.Popen([sys.executable, "-c", "\n".join(lines)], stdout=PIPE, stderr=PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("compiling the engine")
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert told.strip() == "slimsched: interrupted while compiling"
+
+
+def test_a_signal_that_python_hears_ends_a_compilation_as_it_does_all_else() -> None:
+    compiled = SimpleNamespace(py_func=exit_code)
+    with telling(lambda text: None), pytest.raises(KeyboardInterrupt):
+        with trigger_event("numba:compile", data={"dispatcher": compiled}):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.set_wakeup_fd(-1) == -1
+    sleep(GRACE_S + 0.5)  # a watch that was left behind would end this process

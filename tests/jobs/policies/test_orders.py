@@ -219,10 +219,20 @@ def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
         ("saf-strict-oracle", "saf-oracle-strict"),
         ("las-consolidate", "las-consolidate"),
         ("fifo-first-fit", "fifo-first-fit"),
+        ("saf-history-easy-48h", "qssf-easy-2d"),
+        ("smallest-90m", "smallest-90m"),
     ],
 )
 def test_names_are_shown_in_one_form(name: str, shown: str) -> None:
     assert shown_name(policy_of(name)) == shown
+
+
+def test_a_name_may_end_in_a_guard_of_age() -> None:
+    assert policy_of("qssf-easy-50h").age_guard_ns == 50 * 3600 * S
+    with pytest.raises(InputError, match="has no part '50h-easy'"):
+        policy_of("qssf-50h-easy")
+    with pytest.raises(InputError, match="says nothing of those that run"):
+        policy_of("las-2d")
 
 
 def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
