@@ -225,13 +225,15 @@ def _observed(measurements: Iterable[Measurement], slowdown: SlowdownFit, *, hel
 
 
 def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
-    """How often others took the device or a part of its speed, in words; nothing where none did."""
+    """How often other programs took the device, or it ran below its full speed, in words; nothing where none did."""
     results = [result for _, result in measurements if isinstance(result, SoloResult | TogetherResult)]
     again = sum(result.tries > 1 for result in results)
     still = sum(result.disturbance > DISTURBED for result in results)
     if not again:
         return {}
-    return {"disturbed": f"{again} of {len(results)} steps were measured again, {still} stayed disturbed"}
+    taken, slow = sum(result.disturbed_share > DISTURBED for result in results), sum(r.is_slow for r in results)
+    text = f"{again} of {len(results)} steps were measured again, {still} stayed disturbed"
+    return {"disturbed": f"{text}: {taken} by other programs, {slow} below full speed"}
 
 
 def _clocks(measurements: Sequence[Measurement]) -> dict[str, str]:

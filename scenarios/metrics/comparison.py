@@ -86,7 +86,7 @@ class ComparisonDocument(TypedDict):
 
     Attributes:
         learned: the routers whose files say that they have learned.
-        spoilt: the servers whose calibration others disturbed to its end.
+        spoilt: the servers whose calibration was disturbed to its end.
         equal: what each router's dial was set to, so that all have one accuracy; None where none was set.
     """
 

@@ -181,7 +181,7 @@ class Trust:
     Attributes:
         apart, alike: pairs of routers that executors tell apart, and those of them that simulation orders so.
         named: whom simulation of the same arrivals had named as winner, if that is another one.
-        spoilt: servers whose calibration others disturbed to its end.
+        spoilt: servers whose calibration was disturbed to its end.
         farthest: the largest error of each latency.
     """
 

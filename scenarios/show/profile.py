@@ -12,7 +12,7 @@ from scenarios.show.wording import lines_of, say
 from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
-DISTURBED = "disturbed"  # the stamp of steps that others disturbed
+DISTURBED = "disturbed"  # the stamp of steps that were disturbed
 SPOILT_SHARE = 0.05  # of the steps may have stayed so
 PROMISES_NOTHING = (
     "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
@@ -54,9 +54,10 @@ def range_table(profile: Profile) -> Table:
 
 
 def spoilt(profile: Profile) -> str:
-    """What to say of a calibration that others disturbed to its end in more than a few steps; empty for a good one."""
-    match = re.search(r"of (\d+) steps .* (\d+) stayed disturbed", profile.device.stamps.get(DISTURBED, ""))
-    steps, still = (int(match[1]), int(match[2])) if match else (0, 0)
-    if still <= SPOILT_SHARE * steps:
-        return ""
-    return say("profile", "spoilt", still, steps)
+    """What to say of a calibration of which more than a few steps stayed disturbed, and by what; empty for a good one."""
+    text = profile.device.stamps.get(DISTURBED, "")
+    if match := re.search(r"of (\d+) steps .* (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
+        steps, still, taken, slow = map(int, match.groups())
+        if still > SPOILT_SHARE * steps:
+            return say("profile", "spoilt", still, steps, taken, slow)
+    return ""
