@@ -188,8 +188,8 @@ def test_what_spoils_an_answer_is_in_it() -> None:
     won, trusted, after = told(one, None)
     assert won.text.endswith("Saturated: compass (1000.0 images/s offered, 899.0 completed).")
     assert "Lower the rate" not in after.text
-    assert "SPOILT: other programs disturbed the calibration of cpu0 to its end" in trusted.text
-    assert "Calibrate cpu0 again on a quiet host. Take compass" in after.text
+    assert "SPOILT: the calibration of cpu0 was disturbed to its end" in trusted.text
+    assert "Take compass" in after.text
     one["rows"][1]["throughput_img_s"] = estimate([899.0] * 5)
     assert told(one, None)[2].text.startswith("Lower the rate, or add a server: no router serves what arrives.")
 
