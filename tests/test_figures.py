@@ -41,7 +41,11 @@ QUOTED = (
 @pytest.mark.release
 @pytest.mark.parametrize(("page", "command", "figures"), QUOTED)
 def test_a_page_has_the_figures_of_its_command(
-    page: str, command: str, figures: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    command: str,
+    figures: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert main([*shlex.split(command), "--quiet"]) == 0

@@ -192,12 +192,14 @@ def standings(
 def ranking_chart(
     worlds: Mapping[str, Sequence[RankedRouter]],
     colors: Mapping[str, str],
+    accuracy: Measure,
     first: Collection[str] = (),
     floor: float | None = None,
 ) -> Figure:
     """A line a router, the quickest above: p99 latency, hollow simulated and filled on executors, beside the accuracy.
 
     Args:
+        accuracy: which one the routers are judged by.
         first: who has won, or ties; in bold letters.
         floor: of accuracy, drawn as a line.
     """
@@ -225,7 +227,7 @@ def ranking_chart(
         lack = max(0.0, LEAST_SPAN_PCT - (high - low)) / 2  # noise of hundredths shall not look like a difference
         right.set_xlim(low - lack, high + lack)
         left.set(xlabel=P99.axis)
-        right.set(xlabel=f"{MEASURES['expected_accuracy'].axis}{' (dotted: the floor)' if floor else ''}")
+        right.set(xlabel=f"{accuracy.axis}{' (dotted: the floor)' if floor else ''}")
         style = {"marker": "o", "linestyle": "none", "color": "#444"}
         handles = [Line2D([], [], fillstyle=FILLS[world], **style) for world in worlds]
         figure.legend(handles, list(worlds), loc="outside upper center", ncols=2)

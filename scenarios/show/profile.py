@@ -54,7 +54,7 @@ def range_table(profile: Profile) -> Table:
 
 
 def spoilt(profile: Profile) -> str:
-    """What to say of a calibration of which more than a few steps stayed disturbed, and by what; empty for a good one."""
+    """What to say of a calibration of which many steps stayed disturbed, and by what; empty for a good one."""
     text = profile.device.stamps.get(DISTURBED, "")
     if match := re.search(r"of (\d+) steps .* (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
         steps, still, taken, slow = map(int, match.groups())

@@ -254,8 +254,10 @@ def _ranking(material: Material) -> Markup | None:
         return None
     first = places(material.comparison, material.validation)
     colors = charts.router_colors([*_compared(material), *routers])
-    floor = material.comparison["slo"].get("floor") if material.comparison else None
-    return charts.to_svg(charts.ranking_chart(worlds, colors, first, floor))
+    slo = material.comparison["slo"] if material.comparison else None
+    floor = slo.get("floor") if slo else None
+    accuracy = accuracy_measure(material.comparison["rows"] if material.comparison else [])
+    return charts.to_svg(charts.ranking_chart(worlds, colors, accuracy, first, floor))
 
 
 def _environment(document: Mapping[str, Any]) -> dict[str, str]:

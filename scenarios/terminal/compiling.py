@@ -41,12 +41,12 @@ class _Teller(Listener):
     def on_start(self, event: Any) -> None:
         """Tell of it before numba compiles a function; those that it calls come within."""
         if self._depth == 0:
+            if threading.current_thread() is threading.main_thread():
+                self._signals = _Signals()
             text = compiling_text(event.data["dispatcher"].py_func.__module__)
             if text not in self._told:
                 self._told.add(text)
                 self._say(text)
-            if threading.current_thread() is threading.main_thread():
-                self._signals = _Signals()
         self._depth += 1
 
     def on_end(self, event: Any) -> None:

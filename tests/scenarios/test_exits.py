@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from subprocess import PIPE
-from time import sleep
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -82,10 +82,11 @@ def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) 
 def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
     """One call into C, as LLVM's; Python would act on the signal when it returns, a minute later."""
     lines = (
-        "import hashlib, types",
+        "import hashlib, signal, types",
         "from numba.core.event import start_event",
         "from scenarios.terminal.compiling import telling",
         "compiled = types.SimpleNamespace(py_func=types.SimpleNamespace(__module__='sim.compiled.run'))",
+        "signal.signal(signal.SIGINT, lambda *_: None)",
         "with telling(lambda text: print(text, flush=True)):",
         "    start_event('numba:compile', data={'dispatcher': compiled})",
         "    hashlib.pbkdf2_hmac('sha512', b'', b'', 100_000_000)",
@@ -101,8 +102,8 @@ def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
 
 def test_a_signal_that_python_hears_ends_a_compilation_as_it_does_all_else() -> None:
     compiled = SimpleNamespace(py_func=exit_code)
-    with telling(lambda text: None), pytest.raises(KeyboardInterrupt):
-        with trigger_event("numba:compile", data={"dispatcher": compiled}):
-            signal.raise_signal(signal.SIGINT)
+    compiling = trigger_event("numba:compile", data={"dispatcher": compiled})
+    with telling(lambda text: None), pytest.raises(KeyboardInterrupt), compiling:
+        signal.raise_signal(signal.SIGINT)
     assert signal.set_wakeup_fd(-1) == -1
-    sleep(GRACE_S + 0.5)  # a watch that was left behind would end this process
+    Event().wait(GRACE_S + 0.5)  # a watch that was left behind would end this process
