@@ -361,6 +361,30 @@ def _router_scenes() -> Iterator[Directed]:
             and [c.view.late for _, c in commands(r, Decide)] == [0, 0, 0, 1]  # type: ignore[attr-defined]
         ),
     )
+    yield Directed(
+        scene(
+            "too many come of two classes, and some expire",
+            [device()],
+            list(range(60)),
+            router={
+                "groups": (1,),
+                "outstanding_blocks": 2,
+                "shed_expired": True,
+                "classes": ("gold", "bronze"),
+                "carried_img_s": 1e9 / (2 * UNIT_NS),
+            },
+            run={
+                "classes": np.arange(60) % 2,
+                "deadlines_ns": (9 * UNIT_NS, None),
+                "goals": (
+                    (0, GoalSet(floor=0.8, limit_ns=20 * UNIT_NS, service_class=0)),
+                    (0, GoalSet(floor=0.6, limit_ns=60 * UNIT_NS, service_class=1)),
+                ),
+            },
+            knobs=[{"preload": ((1, 1.0),)}],
+        ),
+        lambda s, r: {c.reason for _, c in commands(r, RequestFailed)} == {"refused", "deadline"},  # type: ignore[attr-defined]
+    )
     split = device(limit=2, period_ns=4 * UNIT_NS)
     yield Directed(
         scene("a block is split over batches", [split], [0] * 7 + [30] * 3, router={"groups": (8,)}),
