@@ -321,7 +321,8 @@ def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: f
     keys = [(router, load) for load in job.LOADS for router in routers]
     row = {
         "hardware": {name: {"mean": value} for name, value in told.items()},
-        "error_pct": {name: {"mean": 3.0} for name in told},
+        "error_pct": dict.fromkeys(told, 3.0),
+        "coverage": {each: {"inside": 4, "of": 5, "least": 3} for each in told},
     }
     rows = [{"router": router, "load": load, **row} for router, load in keys]
     return {"pairs": [{"hardware": {"images": images, "end": "drain"}} for _ in keys], "rows": rows}
@@ -334,6 +335,7 @@ def test_a_validation_is_told_beside_what_is_promised() -> None:
     assert (numbers["promised_latency_p99_pct"], numbers["jsq_0.8_latency_p99_error_pct"]) == (10.0, 3.0)
     assert (numbers["ladder_0.3_mean_ms"], numbers["ladder_0.3_p99_ms"]) == (10.0, 20.0)
     assert numbers["random_0.6_energy_j_image"] == 0.5
+    assert numbers["random_0.6_latency_mean_inside"] == {"inside": 4, "of": 5, "least": 3}
     assert job.told(_validation(lost=2))[0] == "18 have no end"
     assert job.told(_validation(mean_s=None))[0].endswith("ladder completed nothing")
     assert job.told(_validation(routers=("random", "jsq")))[0] == "3 rows are missing"

@@ -109,7 +109,8 @@ def told(document: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
         numbers[f"{name}_mean_ms"] = _scaled(1e3, hardware["latency_mean"])
         numbers[f"{name}_p99_ms"] = _scaled(1e3, hardware["latency_p99"])
         numbers[f"{name}_energy_j_image"] = hardware["energy_per_image"]
-        numbers |= {f"{name}_{measure}_error_pct": row["error_pct"][measure]["mean"] for measure in PROMISED_PCT}
+        numbers |= {f"{name}_{measure}_error_pct": row["error_pct"].get(measure) for measure in PROMISED_PCT}
+        numbers |= {f"{name}_{measure}_inside": each for measure, each in row["coverage"].items()}
     barren = [row["router"] for row in document["rows"] if row["hardware"]["latency_mean"]["mean"] is None]
     missing = len(LOADS) * len(ROUTERS) - len(document["rows"])
     wrong = [f"{numbers['lost']} have no end"] if numbers["lost"] else []

@@ -30,7 +30,8 @@ from calibrate.errors import PATH_ERROR, REPEATABILITY
 from kit.documents import write_json
 from policies.vocabulary import Provenance
 from scenarios.files.reading import read_profile
-from scenarios.metrics.fidelity import ValidationDocument, other_loads, validate_results
+from scenarios.metrics.fidelity import PREDICTED, ValidationDocument, other_loads, validate_results
+from scenarios.metrics.statistics import change_pct, estimate
 from scenarios.runs.folder import STAGES
 from scenarios.show.table import Table, columns, to_markdown
 from scenarios.terminal.exits import terminated_as_interrupted
@@ -190,16 +191,16 @@ def compared(document: ValidationDocument) -> dict[str, Any]:
     """Mean and p99 of each router in simulation and on executors, in ms, their errors, and loads that differ."""
     numbers: dict[str, Any] = {}
     for row in document["rows"]:
-        for measure in ("latency_mean", "latency_p99"):
-            simulated_s, hardware_s = row["simulated"][measure], row["hardware"][measure]["mean"]
+        pairs = [pair for pair in document["pairs"] if pair["router"] == row["router"]]
+        for measure in PREDICTED:
+            simulated_s = estimate([measure.of(pair["simulated"]) for pair in pairs])["mean"]
+            hardware_s = row["hardware"][measure.stem]["mean"]
             if simulated_s is None or hardware_s is None:
                 continue
-            name = f"{row['router']}_{measure.removeprefix('latency_')}"
-            error = row["error_pct"][measure]
+            name = f"{row['router']}_{measure.stem.removeprefix('latency_')}"
             numbers[f"{name}_simulated_ms"] = 1e3 * simulated_s
             numbers[f"{name}_measured_ms"] = 1e3 * hardware_s
-            numbers[f"{name}_error_pct"] = error["mean"]
-            numbers[f"{name}_error_ci95_pct"] = error["ci95"]
+            numbers[f"{name}_error_pct"] = change_pct(simulated_s, hardware_s)
     different = [f"{each.server} {each.simulated} and {each.hardware}" for each in other_loads(document)]
     return {**numbers, "other_loads": ", ".join(different) or "none"}
 

@@ -15,7 +15,6 @@ from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
-    DRAWN,
     GROWTH_OF_SATURATION,
     BackgroundShares,
     ClockRow,
@@ -63,6 +62,8 @@ class PlannedRun:
         return ", ".join(filter(None, [at, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
 
 
+PlannedPair = tuple[str, float | None, int, float | None]
+"""Router, load, seed and rate of runs in both worlds."""
 Ran = tuple[Result, RunRecord]
 Side = Callable[[PlannedRun], Ran]
 
@@ -116,6 +117,14 @@ class ValidationPlan:
         """How many there will be."""
         given = self.section
         return len(self.routers) * (self.is_saturated + len(given.seeds) * given.repeats * max(1, len(given.loads)))
+
+    def pairs(self) -> list[PlannedPair]:
+        """Those at the workload's own rate."""
+        return [(router, None, seed, self.base_img_s) for router in self.routers for seed in self.section.seeds]
+
+    def scale_of(self, rate_img_s: float | None) -> float:
+        """What multiplies the workload's own rate to have this one."""
+        return 1.0 if rate_img_s is None or self.base_img_s is None else rate_img_s / self.base_img_s
 
     def in_order(self, runs: Iterable[ValidationRun]) -> list[ValidationRun]:
         """Runs as an undisturbed campaign makes them, so that what was made again stands in its place."""
@@ -172,7 +181,6 @@ class Campaign:
         self._hardware = hardware
         self._earlier = {_key(run): run for run in finished}
         self._paired: dict[tuple[object, ...], Result] = {}
-        self._drawn: dict[tuple[object, ...], dict[str, float | None]] = {}
 
     def carry_out(self) -> Iterator[FinishedRun]:
         """Saturated runs first, then repeats (outermost, so that routers alternate)."""
@@ -184,15 +192,10 @@ class Campaign:
             for seed in self.plan.section.seeds:
                 for load, rate_img_s in rates:
                     for router in self.plan.routers:
-                        scale = self._scale(rate_img_s)
+                        scale = self.plan.scale_of(rate_img_s)
                         yield from self._make(PlannedRun("pair", router, load, rate_img_s, scale, seed, repeat))
 
     # ----------------------------------------------------------------------------------------------------- the rates
-
-    def _scale(self, rate_img_s: float | None) -> float:
-        if rate_img_s is None or self.plan.base_img_s is None:
-            return 1.0
-        return rate_img_s / self.plan.base_img_s
 
     def _rates(self) -> list[tuple[float | None, float | None]]:
         """(load, rate); the same for every router, so that all see the same arrivals."""
@@ -206,7 +209,7 @@ class Campaign:
     def _saturated(self, router: str) -> Iterator[FinishedRun]:
         """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
         seed, rate_img_s = self.plan.section.seeds[0], 2 * self.plan.capacity_img_s
-        planned = PlannedRun("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
+        planned = PlannedRun("saturated", router, None, rate_img_s, self.plan.scale_of(rate_img_s), seed)
         earlier = self._earlier.get((*_key_of(planned), 0))
         if earlier is not None:
             self._keep(earlier)
@@ -242,7 +245,7 @@ class Campaign:
                 high, guess = rate_img_s, rate_img_s * (1 - growth) * OVERLOAD
             if not low < guess < high:
                 guess = sqrt(low * high) if low else high / 2
-            planned = replace(planned, rate_img_s=guess, scale=self._scale(guess))
+            planned = replace(planned, rate_img_s=guess, scale=self.plan.scale_of(guess))
         return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
@@ -265,10 +268,7 @@ class Campaign:
             yield self._finish(planned, *self._hardware(planned))
 
     def _keep(self, run: ValidationRun) -> None:
-        place = run["kind"], run["router"], run["load"], run["seed"]
-        self._paired[place] = run["simulated"]
-        if sampled_s := run["sampled_s"]:
-            self._drawn[place] = sampled_s
+        self._paired[run["kind"], run["router"], run["load"], run["seed"]] = run["simulated"]
         self.runs.append(run)
 
     def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> FinishedRun:
@@ -294,19 +294,10 @@ class Campaign:
             backlog_growth=growth,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             background_load=_shares_of(record.background_load),
-            sampled_s=self._drawn_s(planned) if planned.kind == "pair" and planned.slowdowns else None,
             clocks=[_told(record, clock) for clock in record.clocks],
         )
         self._keep(run)
         return FinishedRun(run, planned, record, paired_record if planned.repeat == 0 else None)
-
-    def _drawn_s(self, planned: PlannedRun) -> dict[str, float | None]:
-        """Latencies where the slowdowns are drawn; one simulation serves all repeats."""
-        place = _key_of(planned)
-        if place not in self._drawn:
-            result, _ = self._simulation(replace(planned, slowdowns={}, repeat=0, is_probe=True))
-            self._drawn[place] = {measure.stem: measure.of(result) for measure in DRAWN}
-        return self._drawn[place]
 
 
 def _told(record: RunRecord, clock: ServerClock) -> ClockRow:

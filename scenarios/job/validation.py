@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from hw.host.limits import core_count
 from hw.networks.registry import ModelFile
 from kit.documents import write_json
 from kit.errors import InputError
 from kit.memo import Memo
-from scenarios.executors.campaign import FinishedRun, ValidationPlan
+from scenarios.executors.campaign import FinishedRun, PlannedPair, ValidationPlan
 from scenarios.executors.devices import as_calibrated, device_of, section_of, share_warning
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import RunObserver
@@ -21,6 +23,7 @@ from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import (
     FarApart,
+    Predictions,
     ValidationDocument,
     ValidationRun,
     far_runs,
@@ -28,11 +31,16 @@ from scenarios.metrics.fidelity import (
     validate_results,
     was_stopped,
 )
+from scenarios.metrics.prediction import GOAL_PCT, half_width_pct, images_needed
+from scenarios.metrics.ranking import P99
 from scenarios.metrics.served import completed_nothing
 from scenarios.runs.control import accept_wishes
+from scenarios.runs.engines import able_to_run
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import CORES_FILE, write_cores
+from scenarios.runs.predict import PredictedRun, predict
 from scenarios.runs.records import load_point, write_run
+from scenarios.runs.simulate import RunOptions
 from scenarios.show.validation import first_far_text
 from scenarios.terminal.progress import Progress
 from scenarios.world.routers import routers_tuned_elsewhere
@@ -147,6 +155,9 @@ def validate_world(
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
+    predictions = {} if plan.section.loads else predictions_of(world, plan, routers, plan.pairs(), made_in, quiet)
+    if advice := length_advice(plan, predictions):
+        folder.say(f"{STAGE}: {advice}")
     with Progress("executors", plan.hardware_runs, unit="run", quiet=quiet) as progress:
         progress.set(len(runs))
 
@@ -167,11 +178,49 @@ def validate_world(
                     memo.add({"run": latest.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
-    validation = validate_results(plan.in_order(runs), world.power_provenance)
+    if plan.section.loads:  # shares of what the executors carried
+        pairs = [run for run in runs if run["kind"] == "pair"]
+        places = dict.fromkeys((run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
+        predictions = predictions_of(world, plan, routers, list(places), made_in, quiet)
+    validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
     if far := far_runs(plan.in_order(runs)):
         kept = str(memo.path.relative_to(folder.path))
         validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=kept)
     return validation
+
+
+def predictions_of(
+    world: World,
+    plan: ValidationPlan,
+    routers: Sequence[str],
+    places: Sequence[PlannedPair],
+    made_in: Path | None,
+    quiet: bool = False,
+) -> Predictions:
+    """Predict what executors will show: a range for each router, load and seed."""
+    makers = {display_name(router): world.router_maker(router, made_in) for router in routers}
+    runs = [PredictedRun(makers[router], seed, plan.scale_of(rate_img_s)) for router, _, seed, rate_img_s in places]
+    engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), lambda text: None)
+    options: RunOptions = {"duration_s": plan.duration_s, "warmup_s": plan.warmup_s, "engine": engine}
+    with Progress("predict", len(runs), unit="run", quiet=quiet) as progress:
+        ranges = predict(world, runs, options, core_count(), progress.update)
+    return {(router, load, seed): found for (router, load, seed, _), found in zip(places, ranges, strict=True)}
+
+
+def length_advice(plan: ValidationPlan, predictions: Predictions) -> str:
+    """How long runs must be for a p99 that is known to a tenth; empty where they are, or nothing tells."""
+    known = [(router, found) for (router, _, _), ranges in predictions.items() if (found := ranges.get(P99.stem))]
+    widths = [(half_width_pct(found) or 0.0, router, found) for router, found in known]
+    if plan.base_img_s is None or not widths or (widest := max(widths, key=itemgetter(0)))[0] <= GOAL_PCT:
+        return ""
+    width_pct, router, found = widest
+    images = round(plan.base_img_s * (plan.duration_s - plan.warmup_s))
+    needed = images_needed(found, images) or images
+    seconds = plan.warmup_s + needed / plan.base_img_s
+    return (
+        f"in runs of {images:,} images chance moves the p99 of {router} by +-{width_pct:.0f} %; for +-{GOAL_PCT:.0f} % "
+        f"about {needed:,} images are needed (validate.duration_s: {seconds:.0f})"
+    )
 
 
 def keep_runs(folder: RunFolder, made: FinishedRun, repeats: int) -> list[Path]:

@@ -1,14 +1,14 @@
-"""How far simulation is off: results of both worlds set side by side, with the hardware's own noise beside each error.
+"""How far simulation is off: predicted ranges beside what was measured, and both worlds' results side by side.
 
 It computes from finished results alone; how they came about is `scenarios.executors.campaign`'s business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
-from math import sqrt
+from types import MappingProxyType
 from typing import Final, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
@@ -16,6 +16,17 @@ import numpy as np
 from hw.telemetry.background import STRONG
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
+from scenarios.metrics.prediction import (
+    WIDE_PCT,
+    Case,
+    Coverage,
+    Range,
+    Ranges,
+    coverage,
+    half_width_pct,
+    holds,
+    mean_range,
+)
 from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_share
 from scenarios.metrics.served import Served, leaves_many, served
 from scenarios.metrics.statistics import UNMETERED, MeanInterval, change_pct, estimate
@@ -24,10 +35,8 @@ Kind = Literal["pair", "saturated"]
 T = TypeVar("T")
 
 PROMISED_PCT = {"latency_mean": 5.0, "latency_p99": 10.0, "energy_per_image": 5.0}
-PROMISED_UP_TO_LOAD = 0.8
 PROMISED_THROUGHPUT_PCT = 2.0
 PROMISED_TAU = 0.9
-REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
 MAX_APART_PCT: Final = 50.0  # ten times what is promised of a mean: nobody's noise, and nobody's fine tuning
 LOADS_APART: Final = 0.1  # of the larger count; a difference within it is the timing of a server short of memory
@@ -35,7 +44,8 @@ MIN_IMAGES: Final = 30  # to judge a run by: their mean latency is known to 18 %
 MIN_RUNS: Final = 2  # far from their paired simulations, before anything is stopped: one alone may have met a stall
 
 _LATENCY = MEASURES["latency_mean_s"]
-DRAWN: Final = (_LATENCY, MEASURES["latency_p99_s"])  # told with slowdowns replayed, and with them drawn
+PREDICTED: Final = (_LATENCY, MEASURES["latency_p99_s"])
+"""What is judged by whether it lies inside its predicted range."""
 _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
 
 
@@ -68,9 +78,6 @@ class ValidationRun(TypedDict):
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `slowdown` is
     how many times as long as at full speed the devices took during the hardware run (their paired simulation replays
     it), the mean over those that were read; null where none was. `background_load` is null where nothing told it.
-    `sampled_s` is of pairs
-    whose paired simulation replays slowdowns: latencies of a simulation that draws them, as the profile says; null of
-        others.
     `clocks` are those of servers on other hosts.
     """
 
@@ -85,18 +92,22 @@ class ValidationRun(TypedDict):
     backlog_growth: Worlds[float] | None
     slowdown: float | None
     background_load: BackgroundShares | None
-    sampled_s: dict[str, float | None] | None
     clocks: list[ClockRow]
 
 
 class PairDocument(TypedDict):
-    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where they mean nothing."""
+    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where they mean nothing.
+
+    `simulated` is one run, which replays the devices' slowdowns where they are known; `predicted` are the ranges of
+    many, which draw them.
+    """
 
     router: str
     seed: int
     load: float | None
     rate_img_s: float | None
     repeat: int
+    predicted: Ranges
     simulated: Result
     hardware: Result
     error_pct: dict[str, float | None]
@@ -104,14 +115,21 @@ class PairDocument(TypedDict):
     background_load: BackgroundShares | None
 
 
+class Span(TypedDict):
+    """From the least to the most that was measured."""
+
+    least: float
+    most: float
+
+
 class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
-    Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
-    `background_load`, `lateness_s` and `cpu` are those of the run that had most of it.
+    `predicted` is the mean of the seeds' ranges, `error_pct` of its median beside the mean that was measured (the bias
+    of the model). Intervals of `hardware` are over seeds, with the repeats of each averaged; over the repeats of one
+    trace where there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
     `stages_s` are mean seconds an image spent in each stage, null where that is not known.
-    `sampled_error_pct` is the error of latencies where slowdowns are drawn and not replayed: a prediction.
     """
 
     router: str
@@ -119,15 +137,14 @@ class Row(TypedDict):
     rate_img_s: float | None
     seeds: list[int]
     repeats: int
-    simulated: dict[str, float | None]
+    predicted: Ranges
     hardware: dict[str, MeanInterval]
-    error_pct: dict[str, MeanInterval]
-    repeatability_pct: dict[str, float | None]
-    target_pct: dict[str, float | None]
-    met: dict[str, bool | None]
+    measured: dict[str, Span | None]
+    coverage: dict[str, Coverage | None]
+    error_pct: dict[str, float | None]
+    case: dict[str, Case | None]
     stages_s: Worlds[dict[str, float] | None]
     slowdown: MeanInterval
-    sampled_error_pct: dict[str, MeanInterval]
     background_load: BackgroundShares | None
     lateness_s: Lateness | None
     cpu: Cpu | None
@@ -195,7 +212,7 @@ class FarApart(TypedDict):
 
 
 class ValidationDocument(TypedDict):
-    """`slimsched.validation/1`; without `far_apart` where its runs are not."""
+    """`slimsched.validation/1`; without `far_apart` where its runs are not. `coverage` is of all judged rows."""
 
     schema: str
     scenario: str
@@ -203,6 +220,7 @@ class ValidationDocument(TypedDict):
     ranking_tau: float | None
     reference_img_s: float | None
     rows: list[Row]
+    coverage: dict[str, Coverage | None]
     saturated: list[SaturatedRow]
     ranking: list[RankCorrelation]
     far_apart: NotRequired[FarApart]
@@ -258,19 +276,31 @@ def _served(runs: Sequence[ValidationRun]) -> Worlds[Served]:
     return Worlds(simulated=simulated, hardware=hardware)
 
 
-def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> ValidationDocument:
+Place = tuple[str, float | None, int]
+"""A router, a load and a seed."""
+
+Predictions = Mapping[Place, Ranges]
+
+
+def validate_results(
+    runs: Sequence[ValidationRun], power: Provenance, predictions: Predictions = MappingProxyType({})
+) -> ValidationDocument:
     """Everything set side by side; `power` says where the hardware's watts came from."""
     pairs = [run for run in runs if run["kind"] == "pair"]
     saturated = [run for run in runs if run["kind"] == "saturated"]
     assert pairs, "nothing to validate"
-    rows = [_row(group, power) for group in _groups(pairs)]
+    documents = [_pair(run, power, predictions) for run in pairs]
+    rows = [_row(group, documents, power) for group in _groups(pairs)]
+    flagged = {(row["router"], row["load"]) for row in rows if is_flagged(row["served"])}
+    judged = [pair for pair in documents if (pair["router"], pair["load"]) not in flagged]
     return ValidationDocument(
         schema="slimsched.validation/1",
         scenario=pairs[0]["simulated"]["scenario"],
-        pairs=[_pair(run, power) for run in pairs],
+        pairs=documents,
         ranking_tau=_overall_tau(pairs, {row["router"] for row in rows if is_flagged(row["served"])}),
         reference_img_s=reference_img_s(saturated) if saturated else None,
         rows=rows,
+        coverage={measure.stem: _coverage(judged, measure) for measure in PREDICTED},
         saturated=[_saturated_row(run) for run in saturated],
         ranking=[
             _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
@@ -321,7 +351,7 @@ def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
 # ---------------------------------------------------------------------------------------------------------- one router
 
 
-def _pair(run: ValidationRun, power: Provenance) -> PairDocument:
+def _pair(run: ValidationRun, power: Provenance, predictions: Predictions) -> PairDocument:
     reason = f"the executors' power is {power}, not metered: both sides would come from one formula"
     return PairDocument(
         router=run["router"],
@@ -329,6 +359,7 @@ def _pair(run: ValidationRun, power: Provenance) -> PairDocument:
         load=run["load"],
         rate_img_s=run["rate_img_s"],
         repeat=run["repeat"],
+        predicted=predictions.get((run["router"], run["load"], run["seed"]), {}),
         simulated=run["simulated"],
         hardware=run["hardware"],
         error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
@@ -343,31 +374,31 @@ def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float
     return change_pct(measure.of(run["simulated"]), measure.of(run["hardware"]))
 
 
-def _drawn_error_pct(run: ValidationRun, measure: Measure) -> float | None:
-    return change_pct((run["sampled_s"] or {}).get(measure.stem), measure.of(run["hardware"]))
+def _coverage(pairs: Sequence[PairDocument], measure: Measure) -> Coverage | None:
+    return coverage([(pair["predicted"].get(measure.stem), measure.of(pair["hardware"])) for pair in pairs])
 
 
-def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
+def _row(runs: Sequence[ValidationRun], documents: Sequence[PairDocument], power: Provenance) -> Row:
     shares, first = _served(runs), runs[0]
-    seeds = list(dict.fromkeys(run["seed"] for run in runs))
-    repeats = len({run["repeat"] for run in runs})
-    errors = {m.stem: _estimate_of(runs, [_error_pct(run, m, power) for run in runs]) for m in VALIDATED}
-    noise = {measure.stem: _repeatability_pct(runs, measure) for measure in VALIDATED}
-    targets = {name: _target_pct(name, first["load"], noise[name], repeats) for name in noise}
+    pairs = [pair for pair in documents if (pair["router"], pair["load"]) == (first["router"], first["load"])]
+    measures = [each for each in VALIDATED if each.stem not in _ENERGIES or power not in UNMETERED]
+    predicted = {each.stem: _predicted(pairs, each) for each in measures}
+    hardware = {each.stem: _estimate_of(runs, [each.of(run["hardware"]) for run in runs]) for each in VALIDATED}
+    covered = {each.stem: _coverage(pairs, each) for each in measures}
+    medians = {stem: None if found is None else found["median"] for stem, found in predicted.items()}
     return Row(
         router=first["router"],
         load=first["load"],
         rate_img_s=first["rate_img_s"],
-        seeds=seeds,
-        repeats=repeats,
-        simulated={m.stem: estimate([m.of(run["simulated"]) for run in runs])["mean"] for m in VALIDATED},
-        hardware={m.stem: _estimate_of(runs, [m.of(run["hardware"]) for run in runs]) for m in VALIDATED},
-        error_pct=errors,
-        repeatability_pct=noise,
-        target_pct=targets,
-        met={name: None if is_flagged(shares) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
+        seeds=list(dict.fromkeys(run["seed"] for run in runs)),
+        repeats=len({run["repeat"] for run in runs}),
+        predicted=predicted,
+        hardware=hardware,
+        measured={each.stem: _span([each.of(run["hardware"]) for run in runs]) for each in VALIDATED},
+        coverage=covered,
+        error_pct={stem: change_pct(median, hardware[stem]["mean"]) for stem, median in medians.items()},
+        case={stem: None if is_flagged(shares) else _case(predicted[stem], covered[stem]) for stem in predicted},
         slowdown=estimate([run["slowdown"] for run in runs]),
-        sampled_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
         background_load=_most((run["background_load"] for run in runs), background_share),
         lateness_s=_most((run["hardware"]["lateness_s"] for run in runs), lateness_share),
         cpu=_most((run["hardware"]["cpu"] for run in runs), cpu_share),
@@ -377,6 +408,33 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         ),
         served=shares,
     )
+
+
+def _predicted(pairs: Sequence[PairDocument], measure: Measure) -> Range | None:
+    """Of all seeds, each counted once."""
+    return mean_range(list({pair["seed"]: pair["predicted"].get(measure.stem) for pair in pairs}.values()))
+
+
+def _span(values: Sequence[float | None]) -> Span | None:
+    known = [value for value in values if value is not None]
+    return Span(least=min(known), most=max(known)) if known else None
+
+
+def _case(predicted: Range | None, covered: Coverage | None) -> Case | None:
+    if predicted is None or covered is None:
+        return None
+    if not holds(covered):
+        return "outside"
+    return "wide" if (half_width_pct(predicted) or 0.0) > WIDE_PCT else "inside"
+
+
+def farthest_stage(row: Row) -> tuple[str, float] | None:
+    """The stage in which both worlds differ most, and by how many seconds an image the executors took longer."""
+    simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
+    if simulated is None or hardware is None:
+        return None
+    longer_s = {name: hardware[name] - took_s for name, took_s in simulated.items() if name in hardware}
+    return max(longer_s.items(), key=lambda stage: abs(stage[1]), default=None)
 
 
 def _most(values: Iterable[T | None], share: Callable[[T], float]) -> T | None:
@@ -395,36 +453,8 @@ def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) 
     return estimate([estimate(values)["mean"] for values in by_seed.values()])
 
 
-def _target_pct(name: str, load: float | None, noise_pct: float | None, repeats: int) -> float | None:
-    """Null where nothing is promised."""
-    if name not in PROMISED_PCT or (load is not None and load > PROMISED_UP_TO_LOAD):
-        return None
-    return _widened_pct(PROMISED_PCT[name], noise_pct, repeats)
-
-
-def _widened_pct(promise_pct: float, noise_pct: float | None, repeats: int) -> float:
-    """The promise, or twice the hardware's own repeatability where that is more and known from enough repeats."""
-    return promise_pct if noise_pct is None or repeats < REPEATS_OF_NOISE else max(promise_pct, 2 * noise_pct)
-
-
 def _is_met(error_pct: float | None, target_pct: float | None) -> bool | None:
     return None if error_pct is None or target_pct is None else abs(error_pct) <= target_pct
-
-
-def _repeatability_pct(runs: Sequence[ValidationRun], measure: Measure) -> float | None:
-    """Relative standard deviation of the hardware over repeats of one trace, pooled over seeds; null for one repeat."""
-    by_seed: dict[int, list[float]] = {}
-    for run in runs:
-        value = measure.of(run["hardware"])
-        if value is None:
-            return None
-        by_seed.setdefault(run["seed"], []).append(value)
-    shares = [
-        float(np.std(values, ddof=1)) / float(np.mean(values))
-        for values in by_seed.values()
-        if len(values) > 1 and np.mean(values) != 0.0
-    ]
-    return 100 * sqrt(sum(share**2 for share in shares) / len(shares)) if shares else None
 
 
 def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
@@ -524,7 +554,7 @@ def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelat
         row["router"]: (simulated, hardware)
         for row in rows
         if row["router"] not in left_out
-        and (simulated := row["simulated"]["latency_mean"]) is not None
+        and (simulated := _mean_of(runs, row["router"])) is not None
         and (hardware := row["hardware"]["latency_mean"]["mean"]) is not None
     }
     signs = [
@@ -543,6 +573,10 @@ def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelat
         met=None if separated is None else separated >= PROMISED_TAU,
         left_out=left_out,
     )
+
+
+def _mean_of(runs: Sequence[ValidationRun], router: str) -> float | None:
+    return estimate([_LATENCY.of(run["simulated"]) for run in runs if run["router"] == router])["mean"]
 
 
 def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> float | None:

@@ -95,10 +95,14 @@ def write_run(
 ) -> list[Path]:
     """A run's result and record, in the place that `read_runs` looks at; returns the files.
 
-    Of later repeats only the requests are kept: their events differ in nothing but noise.
+    Of later repeats only the requests are kept: their events differ in nothing but noise. How fast CPU devices were is
+    kept of all, for a paired simulation replays it.
     """
     path = folder / run_place(result["mode"], result["router"], result["seed"], point, repeat)
     written = [write_table(path / "requests.parquet", record.requests)] if repeat else _write_record(path, record)
+    if record.references:
+        readings = [dict(zip(("server", "read_ns", "reference_s"), each, strict=True)) for each in record.references]
+        written.append(write_table(path / "speed.parquet", readings))
     write_json(path / "result.json", result)
     return [*written, path / "result.json"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time  # noqa: TID251 - wall time of a run
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from hw.host.limits import core_count
-from kit.chance import stream
+from kit.chance import derived_seed, stream
 from kit.parallel import Jobs, each
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
@@ -35,6 +36,7 @@ class RunOptions(TypedDict, total=False):
         detail: without it only requests are recorded.
         keep_log: every step; by the reference alone.
         slowdowns: those of the devices where they are known (`RunSpec.slowdowns`).
+        replica: the number of another draw of all that profiles leave to chance; arrivals, images and faults stay.
     """
 
     duration_s: float | None
@@ -44,6 +46,7 @@ class RunOptions(TypedDict, total=False):
     detail: bool
     keep_log: bool
     slowdowns: Mapping[int, tuple[tuple[int, float], ...]] | None
+    replica: int
     engine: Simulator
 
 
@@ -81,6 +84,8 @@ def _simulate(
         keep_log=options.get("keep_log", False),
         slowdowns=options.get("slowdowns"),
     )
+    if "replica" in options:
+        run = replace(run, seed=derived_seed(seed, f"replica {options['replica']}"))
     if engine == "compiled":
         world.simulation(run, engine).advance()  # compiled or loaded now: that is no part of the run's wall time
     began_ns = time.monotonic_ns()

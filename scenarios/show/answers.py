@@ -1,20 +1,30 @@
 """What a reader asks first, and its answers: which router won, can the simulation be trusted, what next.
 
 Facts of a run's comparison and validation, and the case that each answer is; the sentences are `templates/answers.j2`.
-Who wins says `scenarios.metrics.ranking` alone. How far off simulation is, is told of the router and load where it is
-worst: a mean over routers would hide it.
+Who wins says `scenarios.metrics.ranking` alone. The simulation is trusted where what executors showed lies inside the
+ranges that it predicted, or near them. How far off it is, is told of the router and load where it is worst: a mean over
+routers would hide it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Any, Final, Literal, NamedTuple
 
 from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument
-from scenarios.metrics.fidelity import RankCorrelation, Row, ValidationDocument, is_flagged
+from scenarios.metrics.fidelity import (
+    PREDICTED,
+    PROMISED_PCT,
+    RankCorrelation,
+    Row,
+    ValidationDocument,
+    farthest_stage,
+    is_flagged,
+)
+from scenarios.metrics.prediction import Coverage, half_width_pct, holds
 from scenarios.metrics.ranking import MIN_RUNS, InWorld, RankedRouter, Ranking, compared, long_run_accuracies, validated
 from scenarios.metrics.served import is_saturated
 from scenarios.metrics.statistics import estimate
@@ -26,12 +36,12 @@ from scenarios.show.words import origin_text, provenance, slo_measures
 from scenarios.terminal.screen import screen_width
 
 Mood = Literal["yes", "no", "open"]
-TrustCase = Literal["not run", "unserved", "unpromised", "order alone", "yes", "latencies alone", "no"]
+TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
 WON, TRUSTED, NEXT = "Which router won?", "Can the simulation be trusted?", "What to do next?"
-_UNSERVED: Final[tuple[Mood, TrustCase]] = "no", "unserved"
+_MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
 _MAX_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
-_MEAN, _P99, _ATTAINMENT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "slo_attainment"))
+_MEAN, _ATTAINMENT = MEASURES["latency_mean_s"], MEASURES["slo_attainment"]
 _OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput_img_s"))
 
 
@@ -182,7 +192,9 @@ class Trust:
         apart, alike: pairs of routers that executors tell apart, and those of them that simulation orders so.
         named: whom simulation of the same arrivals had named as winner, if that is another one.
         spoilt: servers whose calibration was disturbed to its end.
-        farthest: the largest error of each latency.
+        coverage: by the title of a latency, how many measured values lie inside their predicted ranges.
+        widest_pct: half the widest predicted range, as a share of its median.
+        farthest: the largest bias of each latency, with the stage that differs most there.
     """
 
     case: TrustCase
@@ -191,6 +203,8 @@ class Trust:
     alike: int = 0
     named: RankedRouter | None = None
     spoilt: Sequence[str] = ()
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    widest_pct: float = 0.0
     farthest: Sequence[Mapping[str, Any]] = ()
     is_metered: bool = True
     devices: str = ""
@@ -202,35 +216,37 @@ def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocume
     if validation is None:
         return "open", Trust("not run", origin="" if comparison is None else origin_text(comparison), spoilt=spoilt)
     rows = [row for row in validation["rows"] if not is_flagged(row["served"])]
-    judged = [met for row in rows for measure in (_MEAN, _P99) if (met := row["met"][measure.stem]) is not None]
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
     alike = sum(map(_alike_pairs, validation["ranking"]))
-    order: Mood = "open" if not apart else "yes" if alike == apart else "no"
-    mood, case = _judged(judged, order) if rows else _UNSERVED
+    case: TrustCase = _judged(rows, [each for each in validation["coverage"].values() if each]) if rows else "unserved"
     long_run = long_run_accuracies(comparison)
     worlds: tuple[InWorld, InWorld] = ("hardware", "simulated")
     real, simulated = (validated(validation, world, long_run=long_run).winner for world in worlds)
     several = len({row["load"] for row in validation["rows"]}) > 1
-    return mood, Trust(
+    ranges = [found for row in rows for measure in PREDICTED if (found := row["predicted"].get(measure.stem))]
+    return _MOODS.get(case, "open"), Trust(
         case,
         apart=apart,
         alike=alike,
         named=simulated if real and simulated and simulated.router != real.router else None,
         spoilt=spoilt,
-        farthest=[each for measure in (_MEAN, _P99) if (each := _worst(rows, measure, several))],
+        coverage={m.title: each for m in PREDICTED if (each := validation["coverage"].get(m.stem))},
+        widest_pct=max((half_width_pct(found) or 0.0 for found in ranges), default=0.0),
+        farthest=[worst for measure in PREDICTED if (worst := _worst(rows, measure, several))],
         is_metered=not any("energy" in name for pair in validation["pairs"] for name in pair["not_applicable"]),
         devices=emulated_devices(validation),
         is_busy=is_host_busy(validation),
     )
 
 
-def _judged(judged: Sequence[bool], order: Mood) -> tuple[Mood, TrustCase]:
-    """Judge by whether each latency is within what is promised, and by what is known of the order of routers."""
-    if not judged:
-        return order, "unpromised"
-    if all(judged):
-        return order, "yes" if order == "yes" else "latencies alone"
-    return ("open", "order alone") if order == "yes" else ("no", "no")
+def _judged(rows: Sequence[Row], coverage: Sequence[Coverage]) -> TrustCase:
+    """Inside the ranges; outside, but near; or neither."""
+    if not coverage:
+        return "unpredicted"
+    if all(map(holds, coverage)):
+        return "wide" if any(row["case"].get(m.stem) == "wide" for row in rows for m in PREDICTED) else "yes"
+    errors = [(abs(row["error_pct"].get(m.stem) or 0.0), PROMISED_PCT[m.stem]) for row in rows for m in PREDICTED]
+    return "near" if all(error <= promised for error, promised in errors) else "no"
 
 
 def _alike_pairs(ranking: RankCorrelation) -> int:
@@ -239,8 +255,8 @@ def _alike_pairs(ranking: RankCorrelation) -> int:
 
 
 def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, Any] | None:
-    """The largest error of all routers and loads, in percent; `load` where there are several."""
-    known = [(error, row) for row in rows if (error := row["error_pct"][measure.stem]["mean"]) is not None]
+    """The largest bias of all routers and loads, in percent; `load` where there are several."""
+    known = [(error, row) for row in rows if (error := row["error_pct"].get(measure.stem)) is not None]
     if not known:
         return None
     error, row = max(known, key=lambda each: abs(each[0]))
@@ -249,7 +265,7 @@ def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, An
         "error_pct": error,
         "router": row["router"],
         "load": row["load"] if several else None,
-        "allowed_pct": row["target_pct"][measure.stem],
+        "stage": farthest_stage(row) if measure is _MEAN else None,
     }
 
 

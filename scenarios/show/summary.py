@@ -11,12 +11,14 @@ from scenarios.metrics.fidelity import Row, ValidationDocument, is_flagged, was_
 from scenarios.metrics.ranking import Ranking, compared, long_run_accuracies, validated
 from scenarios.show.classes import classes_table
 from scenarios.show.comparison import comparison_table
-from scenarios.show.numbers import NONE, change, number, plural, shown
+from scenarios.show.numbers import NONE, number, plural, shown
 from scenarios.show.table import Column, Table, column, to_text
 from scenarios.show.validation import (
     disturbance_warnings,
     errors_tables,
     far_apart_warnings,
+    prediction_cells,
+    prediction_columns,
     rows_at_middle,
     saturation_tables,
     title_at_middle,
@@ -120,9 +122,9 @@ def _of_both_worlds(comparison: ComparisonDocument | None, validation: Validatio
     ranking = _ranking(comparison, validation)
     judged = {} if ranking is None else {one.router: one.accuracy for one in ranking.judged}
     accuracies = {**long_run_accuracies(comparison), **judged}
-    head = [Column("router"), Column("accuracy", "%", meaning=_LONG_RUN), column(_P99, "p99 on executors")]
-    head += [column(_P99, "p99 simulated"), Column("p99 error", "%")]
-    head.append(column(_P99, "p99 of all seeds") if long else Column(f"{_MEAN.title} error", "%"))
+    head = [Column("router"), Column("accuracy", "%", meaning=_LONG_RUN), *prediction_columns(_P99, "p99")[:2]]
+    head.append(Column("inside", is_text=True))
+    head.append(column(_P99, "p99 of all seeds") if long else Column("p99 error", "%"))
     title = f"{validation['scenario']}: {title_at_middle(validation)}"
     return Table(
         head,
@@ -130,7 +132,7 @@ def _of_both_worlds(comparison: ComparisonDocument | None, validation: Validatio
             [
                 flagged(router, _is_flagged(real.get(router), long.get(router))),
                 number(accuracies.get(router), _ACCURACY.digits, _ACCURACY.scale),
-                *_cells(real.get(router)),
+                *prediction_cells(real.get(router), _P99),
                 _last(real.get(router), long.get(router), bool(long)),
             ]
             for router in dict.fromkeys([*long, *real])
@@ -144,15 +146,7 @@ def _is_flagged(real: Row | None, long: Mapping[str, Any] | None) -> bool:
     return (real is not None and is_flagged(real["served"])) or (long is not None and long["is_flagged"])
 
 
-def _cells(row: Row | None) -> list[str]:
-    """Both worlds' p99 of the same arrivals, and the error; nothing for who did not run on executors."""
-    if row is None:
-        return [NONE] * 3
-    both = [shown(_P99, row[world][_P99.stem]) for world in ("hardware", "simulated")]
-    return [*both, change(row["error_pct"][_P99.stem], unit="")]
-
-
 def _last(real: Row | None, long: Mapping[str, Any] | None, is_compared: bool) -> str:
     if is_compared:
         return NONE if long is None else shown(_P99, _P99.of(long))
-    return NONE if real is None else change(real["error_pct"][_MEAN.stem], unit="")
+    return NONE if real is None else number(real["error_pct"].get(_P99.stem), 1, signed=True)

@@ -12,7 +12,7 @@ from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.fidelity import (
     MAX_APART_PCT,
-    REPEATS_OF_NOISE,
+    PREDICTED,
     FarRun,
     Row,
     SaturatedRow,
@@ -24,7 +24,7 @@ from scenarios.metrics.fidelity import (
     was_stopped,
 )
 from scenarios.metrics.result import MAX_LATE, MOST_CPU, charged_decisions, cpu_share, lateness_share
-from scenarios.show.numbers import NONE, change, interval, number, shown
+from scenarios.show.numbers import NONE, interval, number, shown
 from scenarios.show.table import Column, Table, column, columns
 from scenarios.show.wording import lines_of, say
 from scenarios.show.words import decisions_text, flagged, served_measures, unserved_lines
@@ -35,11 +35,6 @@ WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
     "simulated": "in simulation",
     "hardware": "on executors",
 }
-DRAWN = "error, slowdown drawn"
-_DRAWN = (
-    "the error of the mean latency where slow spells are drawn as the profile says, and not replayed: only that is a "
-    "prediction."
-)
 CPU_MEANING = (
     "what the router or an agent (but of a CPU device) took of a core, or all of them of the cores that they share, "
     "whichever was fuller, in the run that had most."
@@ -151,36 +146,50 @@ def errors_tables(validation: ValidationDocument) -> list[Table]:
 
 
 def _errors_table(rows: Sequence[Row]) -> Table:
-    judged = {name for row in rows for name, met in row["met"].items() if met is not None}
     slowed = any(map(_is_slowed, rows))
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head]
-    head += [column(_LATENCY, f"{_LATENCY.title} {world}") for world in ("simulated", "on executors")]
-    head.append(Column("noise of executors", "%"))
-    head += [*columns("device slowdown"), Column(DRAWN, "%", meaning=_DRAWN)] if slowed else []
+    for measure in PREDICTED:
+        head += prediction_columns(measure, measure.title)
     background_head, background_cells = _disturbances(rows)
-    head += background_head
-    measures = [each for each in VALIDATED if any(row["error_pct"][each.stem]["mean"] is not None for row in rows)]
-    for measure in measures:
-        head.append(Column(f"{measure.title} error", "%", meaning=measure.meaning))
-        head += columns("allowed") if measure.stem in judged else []
+    head += [*(columns("device slowdown") if slowed else []), *background_head]
+    measures = [each for each in VALIDATED if any(row["error_pct"].get(each.stem) is not None for row in rows)]
+    head += [Column(f"{measure.title} error", "%", meaning=measure.meaning) for measure in measures]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
-        cells = [_name(row), *served]
-        cells += [shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware")]
-        cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
-        cells += [interval(row["slowdown"], 2), _drawn(row)] if slowed else []
-        cells += background
-        for measure in measures:
-            cells.append(change(row["error_pct"][measure.stem], unit=""))
-            if measure.stem in judged:
-                cells.append(_allowed(row["target_pct"][measure.stem], row["met"][measure.stem]))
+        cells = [_name(row), *served, *(cell for measure in PREDICTED for cell in prediction_cells(row, measure))]
+        cells += [*([interval(row["slowdown"], 2)] if slowed else []), *background]
+        cells += [number(row["error_pct"].get(measure.stem), 1, signed=True) for measure in measures]
         body.append(cells)
     return Table(head, body, say("validation", "load", rows[0]), *_unserved_lines(rows))
 
 
-def _drawn(row: Row) -> str:
-    return change(row["sampled_error_pct"][_LATENCY.stem], unit="")
+def prediction_columns(measure: Measure, name: str) -> list[Column]:
+    """Of what was predicted, what was measured, and how many values lie inside."""
+    head = [column(measure, f"{name} {word}") for word in ("predicted", "measured")]
+    return [*head, Column(f"{name} inside", is_text=True)]
+
+
+def prediction_cells(row: Row | None, measure: Measure) -> list[str]:
+    """`83.1 (76.0-106)`, `82.4 (78.0-88.0)`, `5 of 5`; nothing for a router that did not run on executors."""
+    if row is None:
+        return [NONE] * 3
+    predicted, measured = row["predicted"].get(measure.stem), row["measured"][measure.stem]
+    covered, mean = row["coverage"].get(measure.stem), row["hardware"][measure.stem]["mean"]
+    return [
+        NONE if predicted is None else _range(measure, predicted["median"], predicted["low"], predicted["high"]),
+        NONE if measured is None or mean is None else _range(measure, mean, measured["least"], measured["most"]),
+        NONE if covered is None else f"{covered['inside']} of {covered['of']}",
+    ]
+
+
+def _range(measure: Measure, middle: float, low: float, high: float) -> str:
+    """In three digits: a range is known to no more."""
+    return "{} ({}-{})".format(*(_short(measure.scale * value) for value in (middle, low, high)))
+
+
+def _short(value: float) -> str:
+    return number(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)
 
 
 def _name(row: AnyRow) -> str:
@@ -269,7 +278,7 @@ def _allowed(target: float | None, is_met: bool | None) -> str:
 
 
 def validation_notes(validation: ValidationDocument) -> list[str]:
-    """What errors and intervals are, when noise widens what is allowed, how routers rank, and what nobody can know."""
+    """What ranges and errors are, how routers rank, and what cannot be known."""
     rows, everything = validation["rows"], _all_rows(validation)
     reasons: dict[str, dict[str, None]] = {}
     for pair in validation["pairs"]:
@@ -277,8 +286,7 @@ def validation_notes(validation: ValidationDocument) -> list[str]:
             reasons.setdefault(why, {})[TITLES[stem]] = None
     return lines_of(
         "validation", "notes", validation,
-        is_noise_known=any(row["repeats"] >= REPEATS_OF_NOISE for row in rows),
-        drawn=f"{DRAWN.capitalize()}: {_DRAWN}" if any(map(_is_slowed, rows)) else "",
+        is_slowed=any(map(_is_slowed, rows)),
         disturbances=[each for each in _DISTURBANCES if any(each.of(everything))],
         decisions=decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"])),
         reasons=reasons,

@@ -17,7 +17,8 @@ from kit.documents import write_json, write_text
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
 from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.fidelity import ValidationRun, validate_results
+from scenarios.metrics.fidelity import PREDICTED, Place, ValidationRun, validate_results
+from scenarios.metrics.prediction import Ranges, range_of
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.folder import OWN, RunFolder
@@ -67,7 +68,7 @@ def validation_run(simulated: Result, hardware: Result, **changes: Any) -> Valid
     told: ValidationRun = {
         "kind": "pair", "router": simulated["router"], "load": None, "rate_img_s": None, "seed": simulated["seed"],
         "repeat": 0, "simulated": simulated, "hardware": hardware, "backlog_growth": None,
-        "slowdown": None, "background_load": None, "sampled_s": None, "clocks": [],
+        "slowdown": None, "background_load": None, "clocks": [],
     }  # fmt: skip
     return {**told, **changes}  # type: ignore[typeddict-item]
 
@@ -95,6 +96,7 @@ def run_folder(
     """
     folder = flagged(path)
     results, pairs = [], []
+    ranges: dict[Place, Ranges] = {}
     for index, router in enumerate(routers):
         for seed in seeds:
             result, record = simulated(router, seed, 32 >> index)
@@ -104,9 +106,10 @@ def run_folder(
             real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * slower(index, seed)
             write_run(folder, real, record)
             pairs.append(validation_run(result, real))
+            ranges[router, None, seed] = {each.stem: range_of([each.of(result)] * 2) for each in PREDICTED}
     write_json(folder / "comparison.json", compare_results(results))
     write_json(folder / "results.json", results)
-    write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
+    write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED, ranges))
     write_text(folder / "scenario.yaml", "name: toy\n")
     device = {"name": "toy", "kind": "cpu", "telemetry": {"power": "polled"}}
     for stage in ("compare", "validate"):

@@ -116,23 +116,18 @@ def test_what_others_took_is_kept_with_the_run(world: World) -> None:
     assert [each.run["background_load"] for each in found] == [{"programs": 0.4, "stolen": 0.1}, None]
 
 
-def test_slowdowns_are_replayed_by_each_twin_and_drawn_once(world: World) -> None:
-    """Only what is drawn is a prediction; where none was read there is nothing to tell apart."""
+def test_slowdowns_are_replayed_by_each_paired_simulation(world: World) -> None:
     ours: list[PlannedRun] = []
     slowdowns: list[dict[int, Changes]] = [{0: ((0, 1.5),)}, {0: ((0, 2.0),)}]
     wanted = plan(world, ("random",), repeats=2)
     campaign = Campaign(wanted, side(world, ours), side(world, []), (), lambda _: slowdowns[len(campaign.runs)])
     first, second = [each.run for each in campaign.carry_out()]
-    assert [planned.slowdowns for planned in ours] == [slowdowns[0], {}, slowdowns[1]]
-    plain = side(world, [])(ours[1])[0]["latency_s"]
-    assert first["sampled_s"] == second["sampled_s"] == {"latency_mean": plain["mean"], "latency_p99": plain["p99"]}
-    assert first["simulated"]["latency_s"]["mean"] != plain["mean"]
+    assert [planned.slowdowns for planned in ours] == slowdowns
+    assert first["simulated"]["latency_s"]["mean"] != second["simulated"]["latency_s"]["mean"]
     again: list[PlannedRun] = []
     resumed = Campaign(wanted, side(world, again), side(world, []), (first,), lambda _: slowdowns[1])
-    assert [each.run["sampled_s"] for each in resumed.carry_out()] == [first["sampled_s"]]
+    assert len(list(resumed.carry_out())) == 1
     assert [planned.slowdowns for planned in again] == [slowdowns[1]]
-    unread = Campaign(wanted, side(world, []), side(world, []))
-    assert [each.run["sampled_s"] for each in unread.carry_out()] == [None, None]
 
 
 def test_loads_are_shares_of_what_the_slowest_router_carries(world: World, slower: World) -> None:

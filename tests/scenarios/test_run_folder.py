@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -90,9 +91,11 @@ def test_a_stage_that_fails_is_not_done(tmp_path: Path) -> None:
 def test_records_come_back(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
     """Every table has the record's rows and values; nested parts are columns."""
     result, record = run
+    record = replace(record, references=((0, 7, 4e-5), (1, 9, 6e-5)))
     write_run(RunFolder(tmp_path), result, record)  # type: ignore[arg-type]
     (stored,) = read_runs(RunFolder(tmp_path))
     assert stored.result == result
+    assert stored.columns("speed") == {"server": [0, 1], "read_ns": [7, 9], "reference_s": [4e-5, 6e-5]}
     requests = stored.columns("requests")
     assert requests["widths"] == [list(request.widths) for request in record.requests]
     assert requests["finished_ns"] == [request.finished_ns for request in record.requests]

@@ -14,7 +14,8 @@ from kit.errors import WorkError
 from policies.records import RequestRecord
 from policies.vocabulary import Provenance
 from scenarios.metrics.comparison import ComparisonDocument, compare_results
-from scenarios.metrics.fidelity import ValidationRun, validate_results
+from scenarios.metrics.fidelity import Predictions, ValidationRun, validate_results
+from scenarios.metrics.prediction import Range
 from scenarios.metrics.result import Result
 from scenarios.show.charts import trade_off_chart
 from scenarios.show.comparison import comparison_table
@@ -160,10 +161,14 @@ def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> Non
     """Shares of both worlds, the reasons in words; the ranking goes on without the router."""
     runs = [pair("a", {}, {}), pair("b", {"failed": 3, "latency_s": 2.0}, {"failed": 50, "latency_s": 2.0}),
             pair("c", {"latency_s": 3.0}, {"latency_s": 0.5})]  # fmt: skip
-    found = validate_results(runs, Provenance.MEASURED)
+    ranges: Predictions = {
+        (router, None, 0): {"latency_mean": Range(low=1.9, median=2.0, high=2.1)} for router in ("a", "b")
+    }
+    found = validate_results(runs, Provenance.MEASURED, ranges)
     a, b, _ = found["rows"]
-    assert (a["met"]["latency_mean"], b["met"]["latency_mean"]) == (True, None)
-    assert b["error_pct"]["latency_mean"]["mean"] == 0.0
+    assert (a["case"]["latency_mean"], b["case"]["latency_mean"]) == ("inside", None)
+    assert b["error_pct"]["latency_mean"] == 0.0
+    assert found["coverage"]["latency_mean"] == {"inside": 0, "of": 1, "least": 0}, "a alone is judged"
     assert b["served"]["hardware"]["failures"] == {"deadline": 0.05}
     assert found["ranking"][0]["left_out"] == ["b"]
     assert found["ranking"][0]["pairs"] == 1

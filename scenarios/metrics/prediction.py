@@ -1,0 +1,89 @@
+"""Predicted ranges beside measured values: how many lie inside, and what that says of the ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import comb
+from typing import Final, Literal, TypedDict
+
+import numpy as np
+
+SHARE: Final = 0.9  # of measured values that honest ranges hold
+SURE: Final = 0.05  # honest ranges hold so few values at most so often
+WIDE_PCT: Final = 25.0  # half a range as a share of its median: more tells too little
+GOAL_PCT: Final = 10.0  # half a range that a run is long enough for
+
+Case = Literal["inside", "wide", "outside"]
+
+
+class Range(TypedDict):
+    """From the 5th to the 95th percentile of what was predicted."""
+
+    low: float
+    median: float
+    high: float
+
+
+Ranges = Mapping[str, Range | None]
+"""By measure; None where a replica had no value."""
+
+
+class Coverage(TypedDict):
+    """How many measured values lie inside their predicted ranges; honest ranges leave at least `least` there."""
+
+    inside: int
+    of: int
+    least: int
+
+
+def range_of(values: Sequence[float | None]) -> Range | None:
+    """The range of a measure's values in replicas."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    low, median, high = np.quantile(known, [(1 - SHARE) / 2, 0.5, (1 + SHARE) / 2]).tolist()
+    return Range(low=low, median=median, high=high)
+
+
+def mean_range(ranges: Sequence[Range | None]) -> Range | None:
+    """Of several seeds: the mean of their ends and medians."""
+    known = [each for each in ranges if each is not None]
+    if not known or len(known) < len(ranges):
+        return None
+    low, median, high = (float(np.mean([each[end] for each in known])) for end in ("low", "median", "high"))
+    return Range(low=low, median=median, high=high)
+
+
+def half_width_pct(found: Range) -> float | None:
+    """Half a range, as a share of its median."""
+    return 50 * (found["high"] - found["low"]) / found["median"] if found["median"] else None
+
+
+def coverage(pairs: Sequence[tuple[Range | None, float | None]]) -> Coverage | None:
+    """Of ranges and what was measured; None where nothing can be compared."""
+    known = [(found, value) for found, value in pairs if found is not None and value is not None]
+    if not known:
+        return None
+    inside = sum(found["low"] <= value <= found["high"] for found, value in known)
+    return Coverage(inside=inside, of=len(known), least=least_inside(len(known)))
+
+
+def least_inside(number: int) -> int:
+    """Of so many values, the fewest that honest ranges hold but by a chance of `SURE` (binomial)."""
+    chance = 0.0
+    for inside in range(number + 1):
+        chance += comb(number, inside) * SHARE**inside * (1 - SHARE) ** (number - inside)
+        if chance > SURE:
+            return inside
+    return number
+
+
+def holds(found: Coverage) -> bool:
+    """Whether ranges that hold so many may be honest."""
+    return found["inside"] >= found["least"]
+
+
+def images_needed(found: Range, images: int) -> int | None:
+    """About how many images narrow a range to `GOAL_PCT`: it falls with the root of their number."""
+    width_pct = half_width_pct(found)
+    return None if width_pct is None else round(images * max(1.0, width_pct / GOAL_PCT) ** 2)
