@@ -91,7 +91,7 @@ def validate(
 
     named = session.scenario.validate_.routers
     job = session.job()
-    with job.folder.opened(session.path), announcing_compilation(named):
+    with job.folder.opened(session.path), announcing_compilation(named, "compiled"):
         world = job.world()
         job.describe()
         return Validation(stage.validate(job, with_decision_times(job, world, named)), session.folder)

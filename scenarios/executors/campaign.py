@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, sqrt
+from typing import NamedTuple
 
 from kit.errors import InputError, WorkError
 from policies.records import BackgroundLoad, RunRecord, ServerClock
@@ -62,8 +63,15 @@ class PlannedRun:
         return ", ".join(filter(None, [at, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
 
 
-PlannedPair = tuple[str, float | None, int, float | None]
-"""Router, load, seed and rate of runs in both worlds."""
+class PlannedPair(NamedTuple):
+    """All repeats of one router, load and seed, in simulation and on executors."""
+
+    router: str
+    load: float | None
+    seed: int
+    rate_img_s: float | None
+
+
 Ran = tuple[Result, RunRecord]
 Side = Callable[[PlannedRun], Ran]
 
@@ -119,11 +127,12 @@ class ValidationPlan:
         return len(self.routers) * (self.is_saturated + len(given.seeds) * given.repeats * max(1, len(given.loads)))
 
     def pairs(self) -> list[PlannedPair]:
-        """Those at the workload's own rate."""
-        return [(router, None, seed, self.base_img_s) for router in self.routers for seed in self.section.seeds]
+        """Return those at the workload's own rate."""
+        seeds, rate_img_s = self.section.seeds, self.base_img_s
+        return [PlannedPair(router, None, seed, rate_img_s) for router in self.routers for seed in seeds]
 
     def scale_of(self, rate_img_s: float | None) -> float:
-        """What multiplies the workload's own rate to have this one."""
+        """Return what multiplies the workload's own rate to give this one."""
         return 1.0 if rate_img_s is None or self.base_img_s is None else rate_img_s / self.base_img_s
 
     def in_order(self, runs: Iterable[ValidationRun]) -> list[ValidationRun]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import (
     FarApart,
+    Place,
     Predictions,
     ValidationDocument,
     ValidationRun,
@@ -31,7 +33,7 @@ from scenarios.metrics.fidelity import (
     validate_results,
     was_stopped,
 )
-from scenarios.metrics.prediction import GOAL_PCT, half_width_pct, images_needed
+from scenarios.metrics.prediction import GOAL_PCT, Ranges, half_width_pct, images_needed
 from scenarios.metrics.ranking import P99
 from scenarios.metrics.served import completed_nothing
 from scenarios.runs.control import accept_wishes
@@ -42,11 +44,11 @@ from scenarios.runs.predict import PredictedRun, predict
 from scenarios.runs.records import load_point, write_run
 from scenarios.runs.simulate import RunOptions
 from scenarios.show.validation import first_far_text
-from scenarios.terminal.progress import Progress
+from scenarios.terminal.progress import Progress, Say
 from scenarios.world.routers import routers_tuned_elsewhere
 from scenarios.world.world import World
 
-STAGE = "validate"
+STAGE, PREDICT = "validate", "predict"
 
 
 def validate(job: ScenarioJob, world: World) -> ValidationDocument:
@@ -80,7 +82,15 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
             job.warn(f"warning: {doubt}")
         folder = job.folder
         validation = validate_world(
-            world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, memo=memo, quiet=job.quiet
+            world,
+            folder,
+            job.model_to_serve,
+            plan,
+            given.routers,
+            made_in=job.folder.path,
+            memo=memo,
+            predicted=folder.memo(PREDICT, fingerprint),
+            quiet=job.quiet,
         )
         write_json(target, validation)
         if any(completed_nothing(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
@@ -138,12 +148,14 @@ def validate_world(
     *,
     made_in: Path | None,
     memo: Memo,
+    predicted: Memo,
     quiet: bool = False,
 ) -> ValidationDocument:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
     Finished runs are rows of the memo as well, each with its files; those that are there already, and whole, are not
-    made again. Where they say that the rest is hopeless it is not made, unless the plan goes on.
+    made again, nor are predictions (rows of `predicted`). If the finished runs say that the rest is hopeless it is not
+    made, unless the plan goes on.
     """
     evaluation, data = world.accuracy.evaluation, None
     if model is not None:
@@ -155,7 +167,12 @@ def validate_world(
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
-    predictions = {} if plan.section.loads else predictions_of(world, plan, routers, plan.pairs(), made_in, quiet)
+    if not predicted.rows:
+        folder.remove_outputs(PREDICT)
+    predict_all = partial(
+        predictions_of, world, plan, routers, made_in=made_in, kept=predicted, say=folder.say, quiet=quiet
+    )
+    predictions = {} if plan.section.loads else predict_all(plan.pairs())
     if advice := length_advice(plan, predictions):
         folder.say(f"{STAGE}: {advice}")
     with Progress("executors", plan.hardware_runs, unit="run", quiet=quiet) as progress:
@@ -178,10 +195,10 @@ def validate_world(
                     memo.add({"run": latest.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
-    if plan.section.loads:  # shares of what the executors carried
+    if plan.section.loads:  # shares of the executors' capacity, which is known only now
         pairs = [run for run in runs if run["kind"] == "pair"]
-        places = dict.fromkeys((run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
-        predictions = predictions_of(world, plan, routers, list(places), made_in, quiet)
+        keys = (PlannedPair(run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
+        predictions = predict_all([*dict.fromkeys(keys)])
     validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
     if far := far_runs(plan.in_order(runs)):
         kept = str(memo.path.relative_to(folder.path))
@@ -193,22 +210,33 @@ def predictions_of(
     world: World,
     plan: ValidationPlan,
     routers: Sequence[str],
-    places: Sequence[PlannedPair],
+    pairs: Sequence[PlannedPair],
+    *,
     made_in: Path | None,
+    kept: Memo,
+    say: Say,
     quiet: bool = False,
 ) -> Predictions:
-    """Predict what executors will show: a range for each router, load and seed."""
+    """Predict what executors will show: ranges for each router, load and seed; those in `kept` are not made again."""
     makers = {display_name(router): world.router_maker(router, made_in) for router in routers}
-    runs = [PredictedRun(makers[router], seed, plan.scale_of(rate_img_s)) for router, _, seed, rate_img_s in places]
-    engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), lambda text: None)
+    found: dict[Place, Ranges] = {tuple(row["place"]): row["ranges"] for row in kept.rows}
+    missing = [pair for pair in pairs if pair[:3] not in found]
+    if not missing:
+        return found
+    runs = [PredictedRun(makers[pair.router], pair.seed, plan.scale_of(pair.rate_img_s)) for pair in missing]
+    engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), say)
     options: RunOptions = {"duration_s": plan.duration_s, "warmup_s": plan.warmup_s, "engine": engine}
     with Progress("predict", len(runs), unit="run", quiet=quiet) as progress:
-        ranges = predict(world, runs, options, core_count(), progress.update)
-    return {(router, load, seed): found for (router, load, seed, _), found in zip(places, ranges, strict=True)}
+        for index, ranges in predict(world, runs, options, core_count()):
+            place: Place = missing[index][:3]
+            found[place] = ranges
+            kept.add({"place": place, "ranges": ranges})
+            progress.update()
+    return found
 
 
 def length_advice(plan: ValidationPlan, predictions: Predictions) -> str:
-    """How long runs must be for a p99 that is known to a tenth; empty where they are, or nothing tells."""
+    """Return how long runs must be for a p99 known to a tenth; empty if they are, or if it is unknown."""
     known = [(router, found) for (router, _, _), ranges in predictions.items() if (found := ranges.get(P99.stem))]
     widths = [(half_width_pct(found) or 0.0, router, found) for router, found in known]
     if plan.base_img_s is None or not widths or (widest := max(widths, key=itemgetter(0)))[0] <= GOAL_PCT:

@@ -1,12 +1,12 @@
-"""Predictions: the same arrivals simulated many times, with other draws of what profiles leave to chance.
+"""Predictions: the same arrivals simulated many times, each time with other draws of what profiles leave to chance.
 
-One simulated run of a thousand images tells little of its p99: two replicas differ by more than 10 % in a quarter to a
-half of all pairs. So what is predicted is a range.
+The p99 of one simulated run of a thousand images is chaotic: in a quarter to a half of all pairs, two replicas differ
+by more than 10 %. So a prediction is a range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -19,11 +19,11 @@ from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 
 REPLICAS: Final = 100
-"""The standard error of their 95th percentile is 5 ms where a p99 of 83 ms lies between 76 and 106 ms."""
+"""With a p99 of 83 ms (76 to 106), the standard error of their 95th percentile is 5 ms."""
 
 
 class PredictedRun(NamedTuple):
-    """What is to be predicted: the latencies and the like of one router with one seed's arrivals."""
+    """One router with the arrivals of one seed, at `scale` times the workload's own rate."""
 
     router: RouterMaker
     seed: int
@@ -31,30 +31,27 @@ class PredictedRun(NamedTuple):
 
 
 def predict(
-    world: World,
-    runs: Sequence[PredictedRun],
-    options: RunOptions,
-    jobs: Jobs = 1,
-    told: Callable[[], None] = lambda: None,
-) -> list[Ranges]:
-    """Predict each run as ranges by measure, from `REPLICAS` simulations.
+    world: World, runs: Sequence[PredictedRun], options: RunOptions, jobs: Jobs = 1, replicas: int = REPLICAS
+) -> Iterator[tuple[int, Ranges]]:
+    """Predict each run from several simulations: its index and its ranges by measure, as they are finished.
 
     Args:
         options: of all runs.
-        told: is called as each is done.
     """
-    found: list[Ranges] = [{}] * len(runs)
-    with closing(each(_predicted, (world, options), runs, jobs)) as results:
-        for place, ranges in results:
-            found[place] = ranges
-            told()
-    return found
+    with closing(each(_predicted, (world, options, replicas), runs, jobs, _compile)) as results:
+        yield from results
 
 
-def _predicted(common: tuple[World, RunOptions], run: PredictedRun) -> Ranges:
-    world, options = common
+def _compile(common: tuple[World, RunOptions, int]) -> None:
+    """Once on a machine, and not in every process."""
+    world, options, _ = common
+    world.simulation(world.run_spec(world.scenario.seed), options.get("engine", "simpy")).advance()
+
+
+def _predicted(common: tuple[World, RunOptions, int], run: PredictedRun) -> Ranges:
+    world, options, replicas = common
     name, values = display_name(run.router.name), dict[str, list[float | None]]()
-    for replica in range(REPLICAS):
+    for replica in range(replicas):
         policy = run.router.make(world.context)
         of: RunOptions = {**options, "scale": run.scale, "replica": replica}
         result = simulate_metrics(world, policy, name, run.seed, **of)

@@ -297,7 +297,17 @@ def test_an_interrupted_validation_keeps_each_run(
 
     def validate() -> ValidationDocument:
         model = ModelFile(tmp_path / "none", None)
-        return validate_world(world, folder, model, wanted, ROUTERS, made_in=None, memo=Memo(path, ""), quiet=True)
+        return validate_world(
+            world,
+            folder,
+            model,
+            wanted,
+            ROUTERS,
+            made_in=None,
+            memo=Memo(path, ""),
+            predicted=Memo(tmp_path / "predicted", ""),
+            quiet=True,
+        )
 
     monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):

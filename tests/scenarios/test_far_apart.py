@@ -127,7 +127,15 @@ class Bench:
         model = ModelFile(self.folder.path / "none", None)
         with self.folder.opened():
             return validate_world(
-                self.world, self.folder, model, plan, routers, made_in=None, memo=self.memo, quiet=True
+                self.world,
+                self.folder,
+                model,
+                plan,
+                routers,
+                made_in=None,
+                memo=self.memo,
+                predicted=self.folder.memo("predict", "0" * 12),
+                quiet=True,
             )
 
     @property

@@ -1,0 +1,94 @@
+"""Predictions: replicas differ by what profiles draw alone, ranges are reproducible, and none is simulated twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.memo import Memo
+from scenarios.executors.campaign import ValidationPlan
+from scenarios.files.spec import ValidateSection
+from scenarios.job import validation
+from scenarios.job.validation import length_advice, predictions_of
+from scenarios.metrics.prediction import Range
+from scenarios.runs.predict import PredictedRun, predict
+from scenarios.runs.simulate import RunOptions, run_simulation, simulate_metrics
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+
+SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "paper-live-quick.yaml"
+OPTIONS: RunOptions = {"duration_s": 1.0, "warmup_s": 0.0, "engine": "compiled"}
+ROUTERS = ("jsq", "sticky")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return load_world(SCENARIO)
+
+
+def test_replicas_have_the_same_arrivals_and_other_latencies(world: World) -> None:
+    replicas: list[RunOptions] = [OPTIONS, {**OPTIONS, "replica": 0}, {**OPTIONS, "replica": 1}]
+    runs = [run_simulation(world, world.router("jsq"), "jsq", 0, **of)[1].requests for of in replicas]
+    arrivals = [sorted(request.arrived_ns for request in requests) for requests in runs]
+    assert arrivals[0] == arrivals[1] == arrivals[2]
+    ends = [tuple(sorted(request.finished_ns for request in requests)) for requests in runs]
+    assert len({*ends}) == 3
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_replica_is_the_same_on_both_engines(world: World, router: str) -> None:
+    reference: RunOptions = {"duration_s": 1.0, "warmup_s": 0.0, "replica": 3}
+    compiled: RunOptions = {**reference, "engine": "compiled"}
+    found = [simulate_metrics(world, world.router(router), router, 0, **of) for of in (reference, compiled)]
+    assert found[0]["latency_s"] == found[1]["latency_s"]
+
+
+def test_ranges_are_those_of_the_replicas_in_any_number_of_processes(world: World) -> None:
+    runs = [PredictedRun(world.router_maker(router), 0, 1.0) for router in ROUTERS]
+    alone, together = (dict(predict(world, runs, OPTIONS, jobs, 6)) for jobs in (1, 2))
+    assert alone == together
+    several: list[RunOptions] = [{**OPTIONS, "replica": number} for number in range(6)]
+    replicas = [simulate_metrics(world, world.router("jsq"), "jsq", 0, **of) for of in several]
+    means_s = sorted(result["latency_s"]["mean"] or 0.0 for result in replicas)
+    found = alone[0]["latency_mean"]
+    assert found is not None
+    assert means_s[0] <= found["low"] < found["high"] <= means_s[-1]
+    assert found["median"] == pytest.approx((means_s[2] + means_s[3]) / 2)
+
+
+def test_a_prediction_that_is_kept_is_not_made_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an interrupted one continues with what is missing."""
+    plan = ValidationPlan.of(world, ROUTERS, ValidateSection(seeds=(0, 1), duration_s=1.0, warmup_s=0.0))
+    asked: list[int] = []
+
+    def counted(world: World, runs: Any, options: RunOptions, jobs: int) -> Any:
+        asked.append(len(runs))
+        return predict(world, runs, options, jobs, replicas=2)
+
+    def made(count: int) -> Any:
+        kept = Memo(tmp_path / "kept", "")
+        return predictions_of(
+            world, plan, ROUTERS, plan.pairs()[:count], made_in=None, kept=kept, say=print, quiet=True
+        )
+
+    monkeypatch.setattr(validation, "predict", counted)
+    made(1)
+    found = made(4)
+    assert asked == [1, 3]
+    assert made(4) == found
+    assert asked == [1, 3]
+    assert {place[0] for place in found} == {*ROUTERS}
+    assert len(found) == 4
+
+
+def test_a_run_that_is_long_enough_gets_no_advice(world: World) -> None:
+    plan = ValidationPlan.of(world, ROUTERS, ValidateSection(seeds=(0,), duration_s=3.0, warmup_s=1.0))
+    narrow, wide = ({"latency_p99": Range(low=1 - w, median=1.0, high=1 + w)} for w in (0.09, 0.2))
+    assert length_advice(plan, {("jsq", None, 0): narrow}) == ""
+    advice = length_advice(plan, {("jsq", None, 0): narrow, ("sticky", None, 0): wide})
+    assert "the p99 of sticky by +-20 %" in advice
+    assert "validate.duration_s: 9)" in advice, "four times the 2 s that count, and the warm-up"
