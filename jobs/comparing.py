@@ -228,17 +228,17 @@ def run_all(
     return {named.name: records[named.name] for named in case.policies}
 
 
-GROWN: Final = 1.5  # a longest wait is told and guarded against from so many times the baseline's on
+GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the answer a warning
 
 
 def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None:
-    """The best policy that stops no job, with a guard of age and reservations, where its longest wait grows.
+    """Give the best policy that stops no job a guard of age and reservations, if its longest wait grows.
 
-    The guard is a third of the baseline's longest wait. It reserves (`easy`): without a reservation small jobs go on
-    starting before the oldest job, until as many GPUs as it asks for happen to be free.
+    The guard is a third of the baseline's longest wait. It reserves (`easy`): without a reservation small jobs keep
+    starting before the oldest job, until the GPUs that it needs happen to be free.
 
     Returns:
-        None where no longest wait grows, or the policy can have no other guard.
+        None if no longest wait grows, or the policy already has a guard or cannot have one.
     """
     longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
     named = next((named for named in case.policies if [named.name] == comparison["least"][-1:]), case.baseline)

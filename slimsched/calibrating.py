@@ -98,7 +98,7 @@ def _measured(
     from kit.documents import write_text
     from scenarios.executors.checking import SERVING_S, with_serving
     from scenarios.executors.devices import EMULATED
-    from scenarios.show.profile import spoilt
+    from scenarios.show.profile import unreliable
     from scenarios.terminal.places import writable_file
 
     named = network_of(network)
@@ -124,7 +124,7 @@ def _measured(
                 profile, measuring.file, subject.section, measuring.seed, allow_busy=measuring.allow_busy
             )
         write_text(subject.path, served.to_yaml())
-        if problem := spoilt(profile):
+        if problem := unreliable(profile):
             warnings.append(f"{name}: {problem}")
     return [subject.path for subject in chosen], warnings
 

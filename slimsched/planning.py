@@ -102,7 +102,9 @@ def plan(
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = planning.Trial(world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update)
-        found = replace(planning.plan(trial, candidates, unmade), spoilt=_spoilt(world), trusted=_trusted(folder))
+        found = replace(
+            planning.plan(trial, candidates, unmade), unreliable=_unreliable(world), trusted=_trusted(folder)
+        )
         found = _with_rule(found, session)
     router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
     commands = () if found.choice is None else _commands(session, _words(scenario, changes, out), router)
@@ -122,12 +124,12 @@ def _slo_of(world: World) -> Slo:
     return replace(slo, floor=floor)
 
 
-def _spoilt(world: World) -> tuple[str, ...]:
+def _unreliable(world: World) -> tuple[str, ...]:
     """See `Plan`."""
-    from scenarios.show.profile import spoilt
+    from scenarios.show.profile import unreliable
 
     owners = world.scenario.cluster.owners
-    return tuple(server.name for server in owners if spoilt(world.profile_of(server.name)))
+    return tuple(server.name for server in owners if unreliable(world.profile_of(server.name)))
 
 
 def _trusted(folder: RunFolder) -> str | None:

@@ -143,8 +143,7 @@ def compare(
             (`compare.routers`); may be given several times.
         seeds: instead of the scenario's (`compare.seeds`); may be given several times.
         engine: as for `simulate`; `auto` goes on with the one that has begun the comparison.
-        jobs: runs beside each other, each in a process of its own; by default one a core, or one where work is little.
-            A Python script must then keep what it does under `if __name__ == "__main__":`.
+        jobs: parallel processes; by default one a core, or one for little work. Scripts need the guard of `__main__`.
         ray: spread over the cores of a running Ray cluster, by the address of its head, or `auto` for what RAY_ADDRESS
             says or the cluster that runs here (docs/cluster.md). What comes out is the same.
         bound: also compute the bound that no router can beat; takes some seconds.

@@ -1,6 +1,6 @@
-"""What a page says that a command of it prints is what the command prints today, to the page's digits.
+"""The figures that a page shows for a command are those that the command prints, to the page's digits.
 
-The commands are those of simulations and bounds that need nothing but what ships. Tutorials and how-to pages are
+The commands are those of simulations and bounds that need only bundled files. Tutorials and how-to pages are
 followed by `tests.test_site`, and figures of training, tuning, calibrations and executors are of the commit that their
 page names.
 """

@@ -138,8 +138,8 @@ class JobPolicy:
 # Every policy for training jobs that has a name: the one list that names, help and checks ask.
 #
 # A name is a kind (`sjf`), followed by words that differ from the kind's own (`sjf-oracle`, `fifo-easy-requested`,
-# `saf-history-strict`), and by its guard of age (`qssf-easy-24h`). A policy that knows true durations says so in its
-# name, wherever that is shown.
+# `saf-history-strict`), and by its guard of age (`qssf-easy-24h`). If a policy knows true
+# durations, its name shows it everywhere.
 
 
 @dataclass(frozen=True, slots=True)

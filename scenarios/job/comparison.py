@@ -19,7 +19,7 @@ from scenarios.runs.engines import able_to_run
 from scenarios.runs.equal import EqualRuns
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
-from scenarios.show.profile import spoilt
+from scenarios.show.profile import unreliable
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
@@ -60,7 +60,7 @@ def compare(
     results = _compared(job, world, engine, jobs, within)
     compared = partial(
         compare_results, results, baseline, learned=learned_among(section.routers, job.folder.path),
-        spoilt=[server.name for server in job.scenario.cluster.owners if spoilt(world.profile_of(server.name))],
+        unreliable=[server.name for server in job.scenario.cluster.owners if unreliable(world.profile_of(server.name))],
         equal=equal,
     )  # fmt: skip
     document = compared()

@@ -155,7 +155,7 @@ def validate_world(
 
     Finished runs are rows of the memo as well, each with its files; those that are there already, and whole, are not
     made again, nor are predictions (rows of `predicted`). If the finished runs say that the rest is hopeless it is not
-    made, unless the plan goes on.
+    made, unless `validate.go_on` is set.
     """
     evaluation, data = world.accuracy.evaluation, None
     if model is not None:

@@ -86,7 +86,7 @@ class ComparisonDocument(TypedDict):
 
     Attributes:
         learned: the routers whose files say that they have learned.
-        spoilt: the servers whose calibration was disturbed to its end.
+        unreliable: the servers whose calibration stayed disturbed.
         equal: what each router's dial was set to, so that all have one accuracy; None where none was set.
     """
 
@@ -105,7 +105,7 @@ class ComparisonDocument(TypedDict):
     own_decision_s: dict[str, float]
     slo: SloDocument | None
     learned: list[str]
-    spoilt: list[str]
+    unreliable: list[str]
     equal: EqualAccuracy | None
 
 
@@ -119,7 +119,7 @@ def compare_results(
     bounds: Bounds | None = None,
     references: Mapping[str, ParetoPoint] | None = None,
     learned: Sequence[str] = (),
-    spoilt: Sequence[str] = (),
+    unreliable: Sequence[str] = (),
     equal: EqualAccuracy | None = None,
 ) -> ComparisonDocument:
     """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
@@ -128,7 +128,7 @@ def compare_results(
         baseline: the router that changes and paired differences are to; `random` by default, where it is among them.
         bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
         references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
-        learned, spoilt, equal: see `ComparisonDocument`.
+        learned, unreliable, equal: see `ComparisonDocument`.
 
     Raises:
         InputError: `baseline` is no router of the results.
@@ -160,7 +160,7 @@ def compare_results(
         own_decision_s=charged_decisions(results),
         slo=results[0]["slo"],
         learned=list(learned),
-        spoilt=list(spoilt),
+        unreliable=list(unreliable),
         equal=equal,
     )
 

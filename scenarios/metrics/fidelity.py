@@ -1,4 +1,4 @@
-"""How far simulation is off: predicted ranges beside what was measured, and both worlds' results side by side.
+"""How far simulation is off: predicted ranges and measured values, and the results of simulation and executors.
 
 It computes from finished results alone; how they came about is `scenarios.executors.campaign`'s business.
 """
@@ -96,9 +96,9 @@ class ValidationRun(TypedDict):
 
 
 class PairDocument(TypedDict):
-    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where they mean nothing.
+    """One run in simulation and on executors; errors are 100 (simulated - hardware) / hardware, null if meaningless.
 
-    `simulated` is one run, which replays the devices' slowdowns where they are known; `predicted` are the ranges of
+    `simulated` is one run, which replays the devices' slowdowns if they are known; `predicted` are the ranges of
     many, which draw them.
     """
 
@@ -127,7 +127,7 @@ class Row(TypedDict):
 
     `predicted` is the mean of the seeds' ranges, `error_pct` of its median beside the mean that was measured (the bias
     of the model). Intervals of `hardware` are over seeds, with the repeats of each averaged; over the repeats of one
-    trace where there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run that had most of it.
+    trace if there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
     `stages_s` are mean seconds an image spent in each stage, null where that is not known.
     """
@@ -429,7 +429,7 @@ def _case(predicted: Range | None, covered: Coverage | None) -> Case | None:
 
 
 def farthest_stage(row: Row) -> tuple[str, float] | None:
-    """The stage in which both worlds differ most, and by how many seconds an image the executors took longer."""
+    """Return the stage that differs most, and by how many seconds an image it was longer on executors."""
     simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
     if simulated is None or hardware is None:
         return None
@@ -438,7 +438,7 @@ def farthest_stage(row: Row) -> tuple[str, float] | None:
 
 
 def _most(values: Iterable[T | None], share: Callable[[T], float]) -> T | None:
-    """Of the run that had most of it: a mean would hide one that was spoilt."""
+    """Of the run that had most of it: a mean would hide one that was disturbed."""
     return max((each for each in values if each is not None), key=share, default=None)
 
 

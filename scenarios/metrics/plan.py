@@ -127,7 +127,7 @@ class Plan(OwnDocument):
         unmade: routers of the scenario that were not tried, for its run has not made them yet.
         provenance, accuracy_provenance: of what all rests on.
         assumed: parts of the profiles that nobody has measured, each with where it comes from.
-        spoilt: the servers whose calibration was disturbed to its end.
+        unreliable: the servers whose calibration stayed disturbed.
         trusted: what real runs in the run folder say of the simulation, in words; None where there are none.
         file: where the choice's rule was written; None where it has a name or a file of its own.
         commands: what to type to go on with the choice.
@@ -155,7 +155,7 @@ class Plan(OwnDocument):
     servers: tuple[PlannedServer, ...]
     changes: tuple[Change, ...]
     unmade: tuple[str, ...]
-    spoilt: tuple[str, ...] = ()
+    unreliable: tuple[str, ...] = ()
     trusted: str | None = None
     file: Path | None = None
     commands: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Predicted ranges beside measured values: how many lie inside, and what that says of the ranges."""
+"""Predicted ranges and measured values: how many are inside, and whether the ranges are honest."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final, Literal, TypedDict
 
 import numpy as np
 
-SHARE: Final = 0.9  # of measured values that honest ranges hold
-SURE: Final = 0.05  # honest ranges hold so few values at most so often
-WIDE_PCT: Final = 25.0  # half a range as a share of its median: more tells too little
+SHARE: Final = 0.9  # of measured values are inside honest ranges
+SURE: Final = 0.05  # significance level of the binomial test
+WIDE_PCT: Final = 25.0  # half a range as a share of its median: a wider one is of little use
 GOAL_PCT: Final = 10.0  # half a range that a run is long enough for
 
 Case = Literal["inside", "wide", "outside"]
@@ -25,11 +25,11 @@ class Range(TypedDict):
 
 
 Ranges = Mapping[str, Range | None]
-"""By measure; None where a replica had no value."""
+"""By measure; None if a replica had no value."""
 
 
 class Coverage(TypedDict):
-    """How many measured values lie inside their predicted ranges; honest ranges leave at least `least` there."""
+    """How many measured values are inside their predicted ranges; honest ranges have at least `least` there."""
 
     inside: int
     of: int
@@ -37,7 +37,7 @@ class Coverage(TypedDict):
 
 
 def range_of(values: Sequence[float | None]) -> Range | None:
-    """The range of a measure's values in replicas."""
+    """Return the range of a measure's values in replicas."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -46,7 +46,7 @@ def range_of(values: Sequence[float | None]) -> Range | None:
 
 
 def mean_range(ranges: Sequence[Range | None]) -> Range | None:
-    """Of several seeds: the mean of their ends and medians."""
+    """Average the ends and the medians of several seeds' ranges."""
     known = [each for each in ranges if each is not None]
     if not known or len(known) < len(ranges):
         return None
@@ -55,12 +55,12 @@ def mean_range(ranges: Sequence[Range | None]) -> Range | None:
 
 
 def half_width_pct(found: Range) -> float | None:
-    """Half a range, as a share of its median."""
+    """Return half a range, in percent of its median; None if that is 0."""
     return 50 * (found["high"] - found["low"]) / found["median"] if found["median"] else None
 
 
 def coverage(pairs: Sequence[tuple[Range | None, float | None]]) -> Coverage | None:
-    """Of ranges and what was measured; None where nothing can be compared."""
+    """Count measured values inside their ranges; None if nothing can be compared."""
     known = [(found, value) for found, value in pairs if found is not None and value is not None]
     if not known:
         return None
@@ -69,7 +69,7 @@ def coverage(pairs: Sequence[tuple[Range | None, float | None]]) -> Coverage | N
 
 
 def least_inside(number: int) -> int:
-    """Of so many values, the fewest that honest ranges hold but by a chance of `SURE` (binomial)."""
+    """Return the fewest of `number` values inside honest ranges, but for a chance of `SURE` (binomial)."""
     chance = 0.0
     for inside in range(number + 1):
         chance += comb(number, inside) * SHARE**inside * (1 - SHARE) ** (number - inside)
@@ -79,11 +79,11 @@ def least_inside(number: int) -> int:
 
 
 def holds(found: Coverage) -> bool:
-    """Whether ranges that hold so many may be honest."""
+    """Return whether the ranges may be honest, by how many values are inside."""
     return found["inside"] >= found["least"]
 
 
 def images_needed(found: Range, images: int) -> int | None:
-    """About how many images narrow a range to `GOAL_PCT`: it falls with the root of their number."""
+    """Estimate how many images narrow a range to `GOAL_PCT`: it falls with the root of their number."""
     width_pct = half_width_pct(found)
     return None if width_pct is None else round(images * max(1.0, width_pct / GOAL_PCT) ** 2)

@@ -227,9 +227,9 @@ def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
 
 
 def floor_doubt(world: World, slo: Slo) -> str:
-    """What a floor deserves that lies between two members of a family who differ by no more than chance; else nothing.
+    """Warn of a floor between two members of a family whose accuracies do not differ significantly; otherwise empty.
 
-    Of the images that only one of them gets right, either should have half (a sign test).
+    It is a sign test: of the images that only one of them gets right, either should have half.
     """
     from scipy.stats import binomtest  # slow to open
 
@@ -246,8 +246,10 @@ def floor_doubt(world: World, slo: Slo) -> str:
     if sum(alone) and binomtest(alone[0], sum(alone)).pvalue <= CHANCE:
         return ""
     (one, other), images = (model.name_of(widths[0]) for widths in (above, below)), len(evaluation.correct)
-    said = f"{one} ({top1[above]:.1%}) and {other} ({top1[below]:.1%}) differ by no more than chance on {images} images"
-    return f"slo.floor: {said}, and the floor of {slo.floor:.1%} lies between them: more images would tell"
+    said = (
+        f"{one} ({top1[above]:.1%}) and {other} ({top1[below]:.1%}) are not significantly different on {images} images"
+    )
+    return f"slo.floor: {said}, and the floor of {slo.floor:.1%} is between them; evaluate them on more images"
 
 
 # ------------------------------------------------------------------------------------------ what the choice does

@@ -2,7 +2,7 @@
 
 Facts of a run's comparison and validation, and the case that each answer is; the sentences are `templates/answers.j2`.
 Who wins says `scenarios.metrics.ranking` alone. The simulation is trusted where what executors showed lies inside the
-ranges that it predicted, or near them. How far off it is, is told of the router and load where it is worst: a mean over
+ranges that it predicted, or near them. Its error is that of the worst router and load: a mean over
 routers would hide it.
 """
 
@@ -38,7 +38,7 @@ from scenarios.terminal.screen import screen_width
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
 WON, TRUSTED, NEXT = "Which router won?", "Can the simulation be trusted?", "What to do next?"
-_MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
+_MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "no": "no", "unserved": "no"}
 _MAX_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _ATTAINMENT = MEASURES["latency_mean_s"], MEASURES["slo_attainment"]
@@ -191,7 +191,7 @@ class Trust:
     Attributes:
         apart, alike: pairs of routers that executors tell apart, and those of them that simulation orders so.
         named: whom simulation of the same arrivals had named as winner, if that is another one.
-        spoilt: servers whose calibration was disturbed to its end.
+        unreliable: servers whose calibration stayed disturbed.
         coverage: by the title of a latency, how many measured values lie inside their predicted ranges.
         widest_pct: half the widest predicted range, as a share of its median.
         farthest: the largest bias of each latency, with the stage that differs most there.
@@ -202,7 +202,7 @@ class Trust:
     apart: int = 0
     alike: int = 0
     named: RankedRouter | None = None
-    spoilt: Sequence[str] = ()
+    unreliable: Sequence[str] = ()
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     widest_pct: float = 0.0
     farthest: Sequence[Mapping[str, Any]] = ()
@@ -212,9 +212,11 @@ class Trust:
 
 
 def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> tuple[Mood, Trust]:
-    spoilt = [] if comparison is None else comparison["spoilt"]
+    unreliable = [] if comparison is None else comparison["unreliable"]
     if validation is None:
-        return "open", Trust("not run", origin="" if comparison is None else origin_text(comparison), spoilt=spoilt)
+        return "open", Trust(
+            "not run", origin="" if comparison is None else origin_text(comparison), unreliable=unreliable
+        )
     rows = [row for row in validation["rows"] if not is_flagged(row["served"])]
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
     alike = sum(map(_alike_pairs, validation["ranking"]))
@@ -229,7 +231,7 @@ def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocume
         apart=apart,
         alike=alike,
         named=simulated if real and simulated and simulated.router != real.router else None,
-        spoilt=spoilt,
+        unreliable=unreliable,
         coverage={m.title: each for m in PREDICTED if (each := validation["coverage"].get(m.stem))},
         widest_pct=max((half_width_pct(found) or 0.0 for found in ranges), default=0.0),
         farthest=[worst for measure in PREDICTED if (worst := _worst(rows, measure, several))],
@@ -255,7 +257,7 @@ def _alike_pairs(ranking: RankCorrelation) -> int:
 
 
 def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, Any] | None:
-    """The largest bias of all routers and loads, in percent; `load` where there are several."""
+    """Return the largest bias of all routers and loads, in percent; `load` only if there are several."""
     known = [(error, row) for row in rows if (error := row["error_pct"].get(measure.stem)) is not None]
     if not known:
         return None

@@ -33,8 +33,9 @@ from kit.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument
-from scenarios.metrics.fidelity import ValidationDocument
-from scenarios.metrics.ranking import P99, RankedRouter, compared, validated
+from scenarios.metrics.fidelity import ValidationDocument, middle_load
+from scenarios.metrics.prediction import Range
+from scenarios.metrics.ranking import P99, RankedRouter, compared, long_run_accuracies, validated
 from scenarios.show.words import flagged
 from scenarios.terminal.screen import visible
 
@@ -70,6 +71,7 @@ FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not dr
 ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
 LEAST_SPAN_PCT: Final = 0.5  # of an axis of accuracies
+FLOOR: Final[Mapping[str, Any]] = {"color": "#888", "linestyle": ":", "linewidth": 1.2}
 LITTLE = 0.005  # of a bar: what no eye sees
 WORLDS: Final = ("simulated", "on executors")
 FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
@@ -178,60 +180,93 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
     return figure
 
 
+class Standing(NamedTuple):
+    """A router's p99 latency with the ends of its interval, in ms, and its accuracy."""
+
+    router: str
+    p99_ms: float
+    low_ms: float
+    high_ms: float
+    accuracy: float
+
+
 def standings(
     comparison: ComparisonDocument | None, validation: ValidationDocument | None
-) -> dict[str, list[RankedRouter]]:
-    """The routers that executors ran, in both worlds, else those that were compared."""
+) -> dict[str, list[Standing]]:
+    """The routers that executors ran, predicted and measured; without a validation those that were compared."""
     if validation is not None and validation["rows"]:
-        real, promised = (validated(validation, world, of=P99).judged for world in ("hardware", "simulated"))
+        long_run = long_run_accuracies(comparison)
+        real, promised = (
+            validated(validation, world, of=P99, long_run=long_run).judged for world in ("hardware", "simulated")
+        )
+        load = middle_load(row["load"] for row in validation["rows"])
+        rows = [row for row in validation["rows"] if row["load"] == load]
+        ranges = {row["router"]: row["predicted"].get(P99.stem) for row in rows}
         ran = {one.router for one in real}
-        return {WORLDS[0]: [one for one in promised if one.router in ran], WORLDS[1]: list(real)}
-    return {} if comparison is None else {WORLDS[0]: list(compared(comparison, P99).judged)}
+        predicted = [_standing(one, ranges[one.router]) for one in promised if one.router in ran]
+        return {WORLDS[0]: predicted, WORLDS[1]: [_standing(one) for one in real]}
+    return {} if comparison is None else {WORLDS[0]: [_standing(one) for one in compared(comparison, P99).judged]}
+
+
+def _standing(one: RankedRouter, predicted: Range | None = None) -> Standing:
+    half_s = one.interval["ci95"] or 0.0
+    found_s = (one.mean, one.mean - half_s, one.mean + half_s)
+    if predicted is not None:
+        found_s = (predicted["median"], predicted["low"], predicted["high"])
+    middle, low, high = (1000 * value_s for value_s in found_s)
+    return Standing(one.router, middle, low, high, one.accuracy)
 
 
 def ranking_chart(
-    worlds: Mapping[str, Sequence[RankedRouter]],
+    worlds: Mapping[str, Sequence[Standing]],
     colors: Mapping[str, str],
     accuracy: Measure,
     first: Collection[str] = (),
     floor: float | None = None,
 ) -> Figure:
-    """A line a router, the quickest above: p99 latency, hollow simulated and filled on executors, beside the accuracy.
+    """A line a router, the fastest above: p99 latency, hollow simulated and filled on executors; and the accuracy.
 
     Args:
         accuracy: which one the routers are judged by.
         first: who has won, or ties; in bold letters.
         floor: of accuracy, drawn as a line.
     """
-    routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean)]
+    routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.p99_ms)]
     offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
     with canvas(WIDTH, 1.3 + 0.4 * len(routers), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
-        intervals = [one.interval for candidates in worlds.values() for one in candidates]
-        _frame_costs(left, [(1000 * (of["mean"] or 0.0), 1000 * (of["ci95"] or 0.0)) for of in intervals], 5)
-        for (world, candidates), offset in zip(worlds.items(), offsets, strict=True):
-            for one in candidates:
-                place, half_ms = routers.index(one.router) + offset, 1000 * (one.interval["ci95"] or 0.0)
+        every = [one for standing in worlds.values() for one in standing]
+        _frame_costs(left, [(one.p99_ms, one.high_ms - one.p99_ms) for one in every], 5)
+        for (world, standing), offset in zip(worlds.items(), offsets, strict=True):
+            for one in standing:
+                place = routers.index(one.router) + offset
                 style: Any = {"color": colors[one.router], "fillstyle": FILLS[world], "marker": "o", "markersize": 6}
-                _interval(left, "x", 1000 * one.mean, half_ms, place, colors[one.router])
-                left.plot(1000 * one.mean, place, **style)
+                _interval(left, "x", (one.low_ms, one.high_ms), place, colors[one.router])
+                left.plot(one.p99_ms, place, **style)
                 right.plot(100 * one.accuracy, place, **style)
         left.set_yticks(range(len(routers)), [label_of(router) for router in routers])
         for router, label in zip(routers, left.get_yticklabels(), strict=True):
             label.set_fontweight("bold" if router in first else "normal")
         left.set_ylim(len(routers) - 0.5, -0.5)
-        right.xaxis.set_major_locator(MaxNLocator(3))
-        right.margins(x=0.15)
-        if floor:
-            right.axvline(100 * floor, color="#888", linestyle=":", linewidth=1.2)
-        low, high = right.get_xlim()
-        lack = max(0.0, LEAST_SPAN_PCT - (high - low)) / 2  # noise of hundredths shall not look like a difference
-        right.set_xlim(low - lack, high + lack)
         left.set(xlabel=P99.axis)
-        right.set(xlabel=f"{accuracy.axis}{' (dotted: the floor)' if floor else ''}")
+        right.set(xlabel=accuracy.axis)
+        _frame_accuracies(right, floor)
         style = {"marker": "o", "linestyle": "none", "color": "#444"}
         handles = [Line2D([], [], fillstyle=FILLS[world], **style) for world in worlds]
-        figure.legend(handles, list(worlds), loc="outside upper center", ncols=2)
+        floors = [Line2D([], [], **FLOOR)] if floor else []
+        names = [*worlds, *(["floor"] if floor else [])]
+        figure.legend([*handles, *floors], names, loc="outside upper center", ncols=3)
     return figure
+
+
+def _frame_accuracies(axes: Axes, floor: float | None) -> None:
+    """Show at least `LEAST_SPAN_PCT`, so that hundredths do not look like a difference."""
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.margins(x=0.15)
+    if floor:
+        axes.axvline(100 * floor, **FLOOR)
+    low, high = axes.get_xlim()
+    missing = max(0.0, LEAST_SPAN_PCT - (high - low)) / 2
+    axes.set_xlim(low - missing, high + missing)
 
 
 def trade_off_chart(comparison: ComparisonDocument) -> Figure:
@@ -307,8 +342,8 @@ def _draw_trade_off(
         (drawn["fluid bound"],) = axes.plot(*zip(*bound, strict=True), "--", color=GREY, linewidth=1.2, zorder=1)
     _frame_points(axes, points)
     for index, point in enumerate(points):
-        _interval(axes, "x", point.x, point.x_error, point.y, colors[point.name])
-        _interval(axes, "y", point.y, point.y_error, point.x, colors[point.name])
+        _interval(axes, "x", (point.x - point.x_error, point.x + point.x_error), point.y, colors[point.name])
+        _interval(axes, "y", (point.y - point.y_error, point.y + point.y_error), point.x, colors[point.name])
         (drawn[flagged(point.name, point.is_flagged)],) = axes.plot(
             point.x,
             point.y,
@@ -321,10 +356,10 @@ def _draw_trade_off(
     return drawn
 
 
-def _interval(axes: Axes, along: Literal["x", "y"], mean: float, half: float, at: float, color: str) -> None:
+def _interval(axes: Axes, along: Literal["x", "y"], ends: tuple[float, float], at: float, color: str) -> None:
     """Pale, and below all points: a wide one hides none. One that goes on ends at the frame."""
-    ends = (mean - half, mean + half), (at, at)
-    axes.plot(*(ends if along == "x" else ends[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
+    line = ends, (at, at)
+    axes.plot(*(line if along == "x" else line[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
 
 
 def _frame_costs(axes: Axes, intervals: Sequence[tuple[float, float]], ticks: int) -> None:

@@ -13,7 +13,7 @@ from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
 DISTURBED = "disturbed"  # the stamp of steps that were disturbed
-SPOILT_SHARE = 0.05  # of the steps may have stayed so
+UNRELIABLE_SHARE = 0.05  # of the steps may have stayed so
 PROMISES_NOTHING = (
     "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
     "calibrate` measures a device"
@@ -24,7 +24,7 @@ def described(profile: Profile) -> str:
     """All that a profile says of itself, but for its curves."""
     width = screen_width()
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
-    disturbed = spoilt(profile) or profile.device.stamps.get(DISTURBED, "")
+    disturbed = unreliable(profile) or profile.device.stamps.get(DISTURBED, "")
     head = f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.origin}"
     parts = [f"{head}\n{facts_text(lines_of('profile', 'facts', profile, stamps, disturbed), width)}"]
     if profile.provenance == Provenance.DATASHEET:
@@ -53,11 +53,11 @@ def range_table(profile: Profile) -> Table:
     return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
 
 
-def spoilt(profile: Profile) -> str:
+def unreliable(profile: Profile) -> str:
     """What to say of a calibration of which many steps stayed disturbed, and by what; empty for a good one."""
     text = profile.device.stamps.get(DISTURBED, "")
     if match := re.search(r"of (\d+) steps .* (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
         steps, still, taken, slow = map(int, match.groups())
-        if still > SPOILT_SHARE * steps:
-            return say("profile", "spoilt", still, steps, taken, slow)
+        if still > UNRELIABLE_SHARE * steps:
+            return say("profile", "unreliable", still, steps, taken, slow)
     return ""

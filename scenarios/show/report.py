@@ -32,6 +32,7 @@ from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import ValidationDocument, middle_load
+from scenarios.metrics.ranking import Promise
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
@@ -254,8 +255,7 @@ def _ranking(material: Material) -> Markup | None:
         return None
     first = places(material.comparison, material.validation)
     colors = charts.router_colors([*_compared(material), *routers])
-    slo = material.comparison["slo"] if material.comparison else None
-    floor = slo.get("floor") if slo else None
+    floor = Promise.of(material.comparison["slo"]).floor if material.comparison else None
     accuracy = accuracy_measure(material.comparison["rows"] if material.comparison else [])
     return charts.to_svg(charts.ranking_chart(worlds, colors, accuracy, first, floor))
 

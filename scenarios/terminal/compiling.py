@@ -76,9 +76,9 @@ class _Signals:
 
 def _end_late(signals: socket.socket) -> None:
     with signals:
-        while (heard := signals.recv(1)) and heard[0] != signal.SIGINT:
+        while (number := signals.recv(1)) and number[0] != signal.SIGINT:
             pass
-        if heard:
+        if number:
             signals.settimeout(GRACE_S)
             try:
                 while signals.recv(1):

@@ -128,7 +128,7 @@ def test_a_row_is_over_repeats() -> None:
     ],
 )
 def test_a_prediction_is_a_range(hardware: list[float], ranges: Any, inside: int, case: str) -> None:
-    """Honest ranges of 90 % hold fewer than 3 of 5 values with a chance of 1 %; a wide one tells little."""
+    """Honest ranges of 90 % hold fewer than 3 of 5 values with a chance of 1 %; a wide one is of little use."""
     found = validated(*repeats("a", 1.0, hardware), ranges={("a", None, 0): spanning(*ranges)})
     (row,) = found["rows"]
     assert row["coverage"]["latency_p99"] == {"inside": inside, "of": 5, "least": 3}
@@ -324,7 +324,7 @@ def cell_of(table: Table, head: str) -> str:
 def test_what_is_in_no_simulation_is_told_of_the_run_that_had_most(
     head: str, make: Callable[..., ValidationRun], shares: list[Any], cell: str, warning: str | None
 ) -> None:
-    """A mean over repeats would hide one that was spoilt; beyond its limit a row is flagged, and a sentence says
+    """A mean over repeats would hide one that was disturbed; beyond its limit a row is flagged, and a sentence says
     why."""
     found = validated(*(make(*each, repeat=number) for number, each in enumerate(shares)))
     assert cell_of(errors_tables(found)[0], head) == cell
