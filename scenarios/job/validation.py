@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -88,8 +89,7 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
             plan,
             given.routers,
             made_in=job.folder.path,
-            memo=memo,
-            predicted=folder.memo(PREDICT, fingerprint),
+            kept=Kept(memo, folder.memo(PREDICT, fingerprint)),
             quiet=job.quiet,
         )
         write_json(target, validation)
@@ -139,6 +139,14 @@ def warn_of_other_programs(job: ScenarioJob) -> None:
             job.warn(text)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What an earlier try has finished: runs on executors, a row each with its files, and predictions."""
+
+    runs: Memo
+    predictions: Memo
+
+
 def validate_world(
     world: World,
     folder: RunFolder,
@@ -147,14 +155,12 @@ def validate_world(
     routers: Sequence[str],
     *,
     made_in: Path | None,
-    memo: Memo,
-    predicted: Memo,
+    kept: Kept,
     quiet: bool = False,
 ) -> ValidationDocument:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
-    Finished runs are rows of the memo as well, each with its files; those that are there already, and whole, are not
-    made again, nor are predictions (rows of `predicted`). If the finished runs say that the rest is hopeless it is not
+    What is kept already, and whole, is not made again. If the finished runs say that the rest is hopeless it is not
     made, unless `validate.go_on` is set.
     """
     evaluation, data = world.accuracy.evaluation, None
@@ -162,15 +168,15 @@ def validate_world(
         if evaluation is None:
             raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
         data = load_measured(world.scenario, evaluation)
-    runs = whole_runs(folder, memo.rows, plan.section.repeats)
+    runs = whole_runs(folder, kept.runs.rows, plan.section.repeats)
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
-    if not predicted.rows:
+    if not kept.predictions.rows:
         folder.remove_outputs(PREDICT)
     predict_all = partial(
-        predictions_of, world, plan, routers, made_in=made_in, kept=predicted, say=folder.say, quiet=quiet
+        predictions_of, world, plan, routers, made_in=made_in, kept=kept.predictions, say=folder.say, quiet=quiet
     )
     predictions = {} if plan.section.loads else predict_all(plan.pairs())
     if advice := length_advice(plan, predictions):
@@ -192,7 +198,7 @@ def validate_world(
                 runs.append(latest.run)
                 progress.set(len(runs))
                 if not completed_nothing(latest.run["hardware"]):
-                    memo.add({"run": latest.run, "outputs": outputs})
+                    kept.runs.add({"run": latest.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
     if plan.section.loads:  # shares of the executors' capacity, which is known only now
@@ -201,8 +207,8 @@ def validate_world(
         predictions = predict_all([*dict.fromkeys(keys)])
     validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
     if far := far_runs(plan.in_order(runs)):
-        kept = str(memo.path.relative_to(folder.path))
-        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=kept)
+        path = str(kept.runs.path.relative_to(folder.path))
+        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=path)
     return validation
 
 

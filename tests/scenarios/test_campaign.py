@@ -18,7 +18,7 @@ from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran,
 from scenarios.executors.slowdown import Changes
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
-from scenarios.job.validation import keep_runs, validate_world
+from scenarios.job.validation import Kept, keep_runs, validate_world
 from scenarios.metrics.fidelity import ValidationDocument, ValidationRun, validate_results
 from scenarios.metrics.result import Mode
 from scenarios.runs.folder import RunFolder
@@ -304,8 +304,7 @@ def test_an_interrupted_validation_keeps_each_run(
             wanted,
             ROUTERS,
             made_in=None,
-            memo=Memo(path, ""),
-            predicted=Memo(tmp_path / "predicted", ""),
+            kept=Kept(Memo(path, ""), Memo(tmp_path / "predicted", "")),
             quiet=True,
         )
 

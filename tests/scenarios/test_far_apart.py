@@ -16,7 +16,7 @@ from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Vali
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
 from scenarios.job.job import ScenarioJob
-from scenarios.job.validation import validate_world
+from scenarios.job.validation import Kept, validate_world
 from scenarios.metrics.fidelity import (
     MIN_IMAGES,
     ValidationDocument,
@@ -133,8 +133,7 @@ class Bench:
                 plan,
                 routers,
                 made_in=None,
-                memo=self.memo,
-                predicted=self.folder.memo("predict", "0" * 12),
+                kept=Kept(self.memo, self.folder.memo("predict", "0" * 12)),
                 quiet=True,
             )
 
