@@ -152,8 +152,7 @@ def _stages_ns(entered_ns: int, block: _OpenDecision, batch: BatchTold, now_ns: 
     commanded_ns = min(max(arrived_ns, batch.commanded_ns), now_ns)
     started_ns = min(max(commanded_ns, batch.started_ns), now_ns)
     forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
-    seen_ns = min(forward_ended_ns + batch.late_ns, now_ns)
-    ended_ns = min(max(seen_ns, batch.ended_ns), now_ns)
+    ended_ns = min(max(forward_ended_ns, batch.ended_ns), now_ns)
     load_began_ns, loaded_ns = batch.load_ns
     load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))
     return (
@@ -163,9 +162,8 @@ def _stages_ns(entered_ns: int, block: _OpenDecision, batch: BatchTold, now_ns: 
         arrived_ns - gathered_ns + now_ns - ended_ns,
         commanded_ns - arrived_ns - load_ns,
         load_ns,
-        started_ns - commanded_ns + ended_ns - seen_ns,
+        started_ns - commanded_ns + ended_ns - forward_ended_ns,
         forward_ended_ns - started_ns,
-        seen_ns - forward_ended_ns,
     )
 
 

@@ -18,7 +18,7 @@ STATUSES: tuple[RequestStatus, ...] = ("completed", "in_flight", "failed")
 COMPLETED, IN_FLIGHT, FAILED = range(3)  # their places
 NOT_PASSED = -1  # in the place of a width
 
-STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "dispatch", "run", "late", "lost")
+STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "dispatch", "run", "lost")
 """Where an image's time goes, summed over its segments; for a completed one they add up to its latency.
 
     router_wait   in the router's FIFO, until a decision's snapshot that it is a candidate of
@@ -28,7 +28,6 @@ STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "d
     queue, load   until its batch is commanded; `load` is the part in which the instance that then ran it was loading
     dispatch      from the command to the start of the forward pass, and from its end until the scheduler knows
     run           the forward pass
-    late          how much later than the model says an emulated pass was seen to end; 0 elsewhere
     lost          tries that failed, and segments that had to be run again
 """
 
@@ -183,7 +182,8 @@ class RouterCost(msgspec.Struct, frozen=True):
         kind: decisions with the sending of their blocks, or messages that brought requests back.
         blocks_at_once: how many of them, where several were taken together.
         images: in all of them.
-        sent_ns: of a decision's `cpu_ns`, what had passed when its block was sent; the rest kept the books.
+        done_ns: of `cpu_ns`, what had passed when the block was sent, or when the first requests were back; the rest
+            kept the books.
         pause_ns: for how long the process had waited before; 0 where it came from other work.
     """
 
@@ -191,7 +191,7 @@ class RouterCost(msgspec.Struct, frozen=True):
     blocks_at_once: int
     images: int
     cpu_ns: int
-    sent_ns: int = 0
+    done_ns: int = 0
     pause_ns: int = 0
 
 

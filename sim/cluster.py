@@ -341,6 +341,8 @@ class Simulation:
             return
         heard_ns = self._host.hear(message.server, number, len(message.requests), self.now_ns)
         self._agenda.at(heard_ns, HOST, self._tell_router, message)
+        if self._host.free_ns > heard_ns:
+            self._agenda.at(self._host.free_ns, HOST, self._pass)
 
     def _pass(self) -> None:
         """An instant at which nothing happens by itself."""

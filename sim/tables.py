@@ -32,11 +32,11 @@ class KeyTable:
 
     Attributes:
         latency_ns: time on an idle device with jitter off (the mean).
-        typical_ns: the median, which `jitter` multiplies.
+        typical_ns: what `jitter` multiplies: the median; the mean where its quantiles are of served passes.
         demand_permille, host_permille, busy_permille: d, h and u of the device model.
         bandwidth: m.
         power_mw: solo power above context idle, k b / L.
-        jitter: quantiles of sample / median; empty where the profile has none.
+        jitter: for each size quantiles of sample / that; empty where the profile has none.
     """
 
     latency_ns: tuple[int, ...]
@@ -317,7 +317,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
     times, extra_s = 1 + profile.served_extra_share, profile.served_extra_s
     extra_s += profile.served_extra_per_byte_s * profile.weights_bytes(curve.segment, curve.width)
     mean_s = mean_slowdown_of(profile, jitter) * (times * solo_s + extra_s)
-    median_s = times * latency_table_s(curve.batches, curve.p50_s, limit) + extra_s
+    typical_s = times * (solo_s if profile.served_ratios else latency_table_s(curve.batches, curve.p50_s, limit))
     sizes = range(1, limit + 1)
 
     def along(values: tuple[float, ...]) -> list[float]:
@@ -331,18 +331,20 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
     power_s = solo_s if profile.device.kind == "cpu" else mean_s
     return KeyTable(
         latency_ns=(0, *(nanoseconds(mean_s[b]) for b in sizes)),
-        typical_ns=(0, *(nanoseconds(median_s[b]) for b in sizes)),
+        typical_ns=(0, *(nanoseconds(typical_s[b] + extra_s) for b in sizes)),
         demand_permille=permille(demands(whole_s.tolist())[: limit + 1]),
         host_permille=permille([0.0, *along(curve.host_share)]),
         busy_permille=permille([0.0, *along(utilization)]),
         bandwidth=(0.0, *along(curve.bandwidth_share)),
         power_mw=(0.0, *(1000 * k * b / float(power_s[b]) for k, b in zip(joules, sizes, strict=True))),
-        jitter=_jitter_rows(curve, limit) if jitter else (),
+        jitter=_jitter_rows(curve, limit, profile) if jitter else (),
     )
 
 
-def _jitter_rows(curve: LatencyCurve, limit: int) -> tuple[tuple[float, ...], ...]:
-    """For every batch size the quantiles of the measured size that is nearest (the larger one where two are)."""
+def _jitter_rows(curve: LatencyCurve, limit: int, profile: Profile) -> tuple[tuple[float, ...], ...]:
+    """For every size the quantiles of served passes, or those of the nearest measured size (the larger of two)."""
+    if profile.served_ratios:
+        return (profile.served_ratios,) * (limit + 1)
     if not curve.jitter:
         return ()
     nearest = [

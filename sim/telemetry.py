@@ -8,7 +8,7 @@ from sim.physics import SimulatedDevice
 
 
 class WindowedSensor:
-    """Averages of power and utilization over whole periods up to the latest one."""
+    """Averages of power and utilization over whole periods up to the latest; before the first the device was idle."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         tables = device.tables
@@ -18,18 +18,19 @@ class WindowedSensor:
         self._readings: deque[tuple[int, float, float]] = deque(maxlen=max(self._windows) + 1)
 
     def read(self, now_ns: int) -> tuple[float, float]:
-        """(power_w, utilization) now; the instantaneous values where there is no past yet."""
+        """(power_w, utilization) now."""
         device = self._device
         self._readings.append((now_ns, device.energy_mj(now_ns), device.busy_ms(now_ns)))
-        if len(self._readings) == 1:
-            return device.power_mw / 1000, device.busy_permille / 1000
         power_window, utilization_window = self._windows
-        return self._average(1, power_window), self._average(2, utilization_window)
+        idle_w = device.tables.context_idle_mw / 1000
+        return self._average(1, power_window, idle_w), self._average(2, utilization_window, 0.0)
 
-    def _average(self, column: int, window: int) -> float:
+    def _average(self, column: int, window: int, idle: float) -> float:
         """Over the last `window` periods; both integrals are in thousandths times seconds."""
         latest, earlier = self._readings[-1], self._readings[max(0, len(self._readings) - 1 - window)]
-        return (latest[column] - earlier[column]) * 1e6 / (latest[0] - earlier[0])
+        elapsed_ns = latest[0] - earlier[0]
+        idle_ns = max(0, window * self._period_ns - elapsed_ns)
+        return ((latest[column] - earlier[column]) * 1e6 + idle * idle_ns) / (elapsed_ns + idle_ns)
 
     def restart(self) -> None:
         """The server is new: it has no past."""

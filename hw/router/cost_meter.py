@@ -27,7 +27,7 @@ class CostMeter:
         self._at_ns = time.thread_time_ns()
         self._open: list[tuple[int, int, int, int]] = []  # (images, CPU time, until it was made, pause) of this turn
         self._pause_ns = 0
-        self._made_ns = 0
+        self._made_ns = self._told_ns = 0
         self._rest_ns = 0
         self._has_heard = False
         self._handed_ns: dict[int, int] = {}
@@ -47,12 +47,17 @@ class CostMeter:
         pause_ns, self._pause_ns = self._pause_ns, 0
         return pause_ns
 
+    def tells(self) -> None:
+        """What has come is about to be told to the core."""
+        self._told_ns = max(0, self._lap_ns())
+
     def heard(self, messages: int, images: int) -> None:
-        """So many messages with requests were taken; with none it was something else."""
-        lap_ns = max(0, self._lap_ns())
+        """So many messages with requests were taken, since `tells`; with none it was something else."""
+        lap_ns = self._told_ns + max(0, self._lap_ns())
         if messages:
             self._has_heard = True
-            self.costs.append(RouterCost("returned", messages, images, lap_ns, pause_ns=self._take_pause_ns()))
+            cost = RouterCost("returned", messages, images, lap_ns, self._told_ns, self._take_pause_ns())
+            self.costs.append(cost)
         else:
             self._rest_ns += lap_ns
 

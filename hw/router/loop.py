@@ -454,11 +454,12 @@ class RouterLoop:
                 meter.came_back(server.index, returned[0].told.ended_ns, heard_ns)
             for message in messages:
                 self._hear(server, message)
+            self._hear_samples(server)
+            meter.tells()
+            self._settle()
             for message in returned:
                 for block, arrived_ns in message.told.arrivals:
                     meter.arrived(server.index, block, arrived_ns)
-            self._hear_samples(server)
-            self._settle()
             meter.heard(len(returned), sum(len(message.requests) for message in returned))
         return bool(ready)
 

@@ -10,6 +10,7 @@ that no reported run uses, and go into the profiles:
     busy_serving           the same ways and dispatches where some pass runs
     the link's latency     from a block's departure to its arrival, less its bytes at the link's rate and the handover
     served_extra_...       what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
+    served_ratios          how single served passes lie around that, where the device is real
     chores                 what a server's process does besides passes on a CPU device's cores
 
 Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are looked for
@@ -296,6 +297,7 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
             "served_extra_share": extra.share,
             "served_extra_per_byte_s": extra.per_byte_s,
             "extra_after_pause_s": extra.after_pause_s,
+            "served_ratios": found.ratios,
         }
     return profile.model_copy(update=update)
 

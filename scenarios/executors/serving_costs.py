@@ -2,7 +2,7 @@
 
 No waiting is booked as a cost, for simulation adds its own: what processes do is CPU time, which stands still for who
 waits; ways and dispatches are told apart by whether some pass ran on the device then; what a pass takes more is told by
-passes that had their device to themselves. An emulated pass's lateness is not in it.
+passes that had their device to themselves.
 
 A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the agents read of it in
 the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.slowdown`) where they read nothing.
@@ -28,7 +28,7 @@ from sim.profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost
 from sim.tables import DeviceTables
 
 WARMUP_S = 1.0
-PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
+PARTS, RATIO_PARTS, SPREAD_PARTS = 32, 64, 16  # equal parts of a distribution
 ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
@@ -57,6 +57,7 @@ class DeviceCosts:
     Attributes:
         dispatch_s: quantiles in equal parts, where no pass ran on the device.
         transfer_s: a mean.
+        ratios: see `Profile.served_ratios`.
     """
 
     handover: HandoverTimes | None = None
@@ -64,6 +65,7 @@ class DeviceCosts:
     busy: BusyServing | None = None
     transfer_s: float | None = None
     extra: PassExtra | None = None
+    ratios: tuple[float, ...] = ()
     chores: Chores | None = None
 
 
@@ -98,6 +100,7 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
             there_s=quantiles(busy_there_s, PARTS),
             back_s=quantiles(busy_back_s if len(busy_back_s) >= MIN_SAMPLES else back_s, PARTS),
         )
+    extra = _extra(runs)
     return DeviceCosts(
         handover=HandoverTimes(there_s=quantiles(there_s, PARTS), back_s=quantiles(back_s, PARTS))
         if has_ways
@@ -105,7 +108,8 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
         dispatch_s=dispatch_s,
         busy=busy,
         transfer_s=light.transfer_s(chores),
-        extra=_extra(runs),
+        extra=extra,
+        ratios=() if extra is None or tables.profile.device.emulated_slowdown else _ratios(runs, extra),
         chores=chores,
     )
 
@@ -180,7 +184,7 @@ class _DeviceRun:
         An idle device stays so until the pass.
         """
         return [
-            (b.started_ns - b.commanded_ns + b.ended_ns - b.forward_ended_ns - b.late_ns) / NS_PER_S / self.own_slowdown
+            (b.started_ns - b.commanded_ns + b.ended_ns - b.forward_ended_ns) / NS_PER_S / self.own_slowdown
             for b in self._batches
             if (self.running(b.commanded_ns) > 0 if is_busy else self._is_free(b.commanded_ns, b.started_ns - 1))
         ]
@@ -381,6 +385,16 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
     return PassExtra(always_s, share, per_byte_s, tuple(np.cumsum(added_s).tolist()))
 
 
+def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
+    """What passes that had their device to themselves took, over what is expected; of few it tells nothing."""
+    ratios = []
+    for run in runs:
+        for longer_s, calibrated_s, weight_bytes, pause in map(run.extra_row, run.alone):
+            expected_s = calibrated_s * (1 + extra.share) + extra.always_s + extra.per_byte_s * weight_bytes
+            ratios.append((longer_s + calibrated_s) / (expected_s + (0.0, *extra.after_pause_s)[pause]))
+    return quantiles(ratios, RATIO_PARTS) if len(ratios) >= MIN_SAMPLES else ()
+
+
 def _differ(values: NDArray[np.float64]) -> bool:
     """Enough to tell what depends on them."""
     return bool(values.max() > TELLING_RATIO * values.min())
@@ -404,14 +418,19 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
         means_s = means_s * np.array((1.0, *after_pause))[pauses]
         single = (table[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
         ratios.append(table[single, 2] / means_s[single])
-    decisions = [sample for sample in samples if sample.kind == "decision"]
     return RouterHost(
         decision=fitted["decision"],
         returned=fitted["returned"],
-        sent_share=min(1.0, sum(each.sent_ns for each in decisions) / max(1, sum(each.cpu_ns for each in decisions))),
+        sent_share=_done_share(samples, "decision"),
+        heard_share=_done_share(samples, "returned"),
         spread=quantiles(np.concatenate(ratios), SPREAD_PARTS, mean=1.0),
         after_pause=tuple(np.mean(factors, axis=0).tolist()),
     )
+
+
+def _done_share(samples: Sequence[RouterCost], kind: str) -> float:
+    chosen = [sample for sample in samples if sample.kind == kind]
+    return min(1.0, sum(each.done_ns for each in chosen) / max(1, sum(each.cpu_ns for each in chosen)))
 
 
 def quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:

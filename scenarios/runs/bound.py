@@ -483,13 +483,15 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
                 solo_s = _solo_s(table, padded)
                 image_s = solo_s / batch
                 returned_s = _host_s(host.returned, batch) if host is not None else 0.0
+                is_last = edge[0] == config.segments  # else the next decision waits until the books are kept
+                back_s = returned_s * (host.heard_permille / 1000 if host is not None and is_last else 1.0)
                 yield _Run(
                     kind=number,
                     edge=edge,
                     demand_s=table.demand_permille[padded] / 1000 * image_s,
                     host_s=table.host_permille[padded] / 1000 * image_s,
                     returned_s=returned_s / batch,
-                    latency_s=sent_s + max(ways_s + solo_s, booked_s) + returned_s,
+                    latency_s=sent_s + max(ways_s + solo_s, booked_s) + back_s,
                     joules=_joules(tables, table.power_mw[padded], table.demand_permille[padded], image_s),
                 )
 

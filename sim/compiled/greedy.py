@@ -805,8 +805,8 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         server.read += 1
         report = report_at(p, server, server.reports)
         report.received_ns, report.sampled_ns, report.epoch = now + model.lag_ns, now, server.epoch
-        report.power_w = _average(p, server, True, model.power_window, device.power_mw / 1000)
-        report.utilization = _average(p, server, False, model.utilization_window, device.busy_permille / 1000)
+        report.power_w = _average(p, server, True, model.power_window, model.idle_mw / 1000)
+        report.utilization = _average(p, server, False, model.utilization_window, 0.0)
         report.vram_bytes, report.queue_length = server.used_bytes, server.queued + server.running
         if model.lag_ns == 0:
             _report(c, p, server, report, now)
@@ -816,16 +816,16 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 
 @kernel
-def _average(p: Parameters, server: Server, is_power: bool, window: int, present: float) -> float:
-    """Over the last `window` periods, or as many as there are; `present` where there is no past (`WindowedSensor`)."""
+def _average(p: Parameters, server: Server, is_power: bool, window: int, idle: float) -> float:
+    """Over the last `window` periods; before the first reading the device was idle (`WindowedSensor`)."""
     count = server.read
-    if count == 1:
-        return present
     model = model_at(p, server.device)
     kept = min(count, 1 + max(model.power_window, model.utilization_window))
     latest, earlier = reading_at(p, server, count - 1), reading_at(p, server, count - 1 - min(window, kept - 1))
     change = latest.energy_mj - earlier.energy_mj if is_power else latest.busy_ms - earlier.busy_ms
-    return change * 1e6 / (latest.sampled_ns - earlier.sampled_ns)
+    elapsed_ns = latest.sampled_ns - earlier.sampled_ns
+    idle_ns = max(0, window * model.period_ns - elapsed_ns)
+    return (change * 1e6 + idle * idle_ns) / (elapsed_ns + idle_ns)
 
 
 @kernel

@@ -130,9 +130,11 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
         return
     mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
     cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
-    _work(c, p, cost_ns, now)
+    before = c.host_free_ns
+    begun = max(_work(c, p, cost_ns, now), before)
     c.turns += 1
-    message.due_ns, message.turn = c.host_free_ns, c.turns
+    message.due_ns = min(c.host_free_ns, begun + cost_ns * p.heard_permille // 1000)
+    message.turn = c.turns
     if c.first_heard == NONE:
         c.first_heard = message.slot
         c.hear_ns = message.due_ns
@@ -143,7 +145,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
 
 @kernel
 def hear_next(c: Cluster, p: Parameters, now: int) -> None:
-    """The host is done with the message that came first."""
+    """The requests of the message that came first are back."""
     message = message_at(c, p, c.first_heard)
     c.first_heard = message.next
     c.hear_ns = NEVER if message.next == NONE else message_at(c, p, message.next).due_ns

@@ -266,7 +266,7 @@ class Journey(Record):
 class Stages(Record):
     """Where an image's time goes in a segment (`policies.records.STAGES` but `lost`)."""
 
-    router_wait = decision = transfer = handover = queue = load = dispatch = run = late = INT
+    router_wait = decision = transfer = handover = queue = load = dispatch = run = INT
 
 
 class Instance(Record):
@@ -407,7 +407,7 @@ class Parameters(Record):
     decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
-    ) = returned_image_ns = sent_permille = INT
+    ) = returned_image_ns = sent_permille = heard_permille = INT
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT

@@ -215,7 +215,7 @@ def note_return(c: Cluster, p: Parameters, server: Server, message: Message, req
     stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, gathered - sent
     stages.handover = arrived - gathered + now - ended
     stages.queue, stages.load = commanded - arrived - load, load
-    stages.dispatch, stages.run, stages.late = started - commanded, ended - started, 0
+    stages.dispatch, stages.run = started - commanded, ended - started
     journey.since_ns = now
 
 

@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _samples(meter: CostMeter) -> list[tuple[Any, ...]]:
     return [
-        (each.kind, each.blocks_at_once, each.images, each.cpu_ns, each.sent_ns, each.pause_ns) for each in meter.costs
+        (each.kind, each.blocks_at_once, each.images, each.cpu_ns, each.done_ns, each.pause_ns) for each in meter.costs
     ]
 
 
@@ -38,7 +38,9 @@ def test_a_turn_of_two_messages_and_two_decisions(clock: Clock) -> None:
     meter = CostMeter()
     clock.now_ns += 70  # of which 50 looked out
     meter.waited(50, 4_000)
-    clock.now_ns += 30
+    clock.now_ns += 21
+    meter.tells()
+    clock.now_ns += 9  # the core, and its books
     meter.heard(2, 6)
     clock.now_ns += 8  # arrivals
     for images, made_ns, rest_ns in ((3, 10, 20), (1, 11, 5)):
@@ -50,7 +52,7 @@ def test_a_turn_of_two_messages_and_two_decisions(clock: Clock) -> None:
     clock.now_ns += 12  # the ledger
     meter.end_turn()
     assert _samples(meter) == [
-        ("returned", 2, 6, 50, 0, 4_000),
+        ("returned", 2, 6, 50, 41, 4_000),
         ("decision", 1, 3, 30 + 10, 10, 0),
         ("decision", 1, 1, 16 + 10, 11, 0),
     ]

@@ -95,6 +95,18 @@ def test_books_that_are_kept_after_a_block_has_gone_delay_the_next_one_alone() -
     assert set(in_stage(quarter, "decision")) == {MS // 4}
 
 
+def test_books_that_are_kept_after_a_return_delay_the_next_one_alone() -> None:
+    """A fifth of the host's cost stands before an image is back; who comes next waits for all of it."""
+    arrivals_s = worlds.poisson_s(600.0, 4.0)
+    whole, fifth = (
+        simulate(quick(HostTable(decision=(0, 0), returned=(MS, 0), heard_permille=permille)), arrivals_s, 4.0)
+        for permille in (1000, 200)
+    )
+    latency_ns = [np.array([each.finished_ns - each.arrived_ns for each in run.requests]) for run in (whole, fifth)]
+    assert set(latency_ns[0] - latency_ns[1]) == {MS - MS // 5}
+    assert max(in_stage(fifth, "handover")) > 2 * MS  # somebody waited for all of another's
+
+
 def test_spread_costs_wait_longer_by_pollaczek_and_khinchine() -> None:
     """The same mean, but costs that differ: the wait grows by (1 + c^2), c^2 = 1 where each is nothing or twice D."""
     means_ms = []

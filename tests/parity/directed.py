@@ -71,10 +71,11 @@ def host(
     returned: tuple[int, int] = (0, 0),
     spread: tuple[float, ...] = (),
     sent_permille: int = 1000,
+    heard_permille: int = 1000,
 ) -> HostTable:
     """A router's process; (a block, an image) in units."""
     in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
-    return HostTable(in_ns[0], in_ns[1], spread, sent_permille)
+    return HostTable(in_ns[0], in_ns[1], spread, sent_permille, heard_permille)
 
 
 def device(**changes: object) -> Device:
@@ -635,6 +636,19 @@ def _host_scenes() -> Iterator[Directed]:
         lambda s, r: (
             [b.sent_ns - b.snapshot_ns for b in r.blocks] == [3 * u] * 4
             and [b.snapshot_ns for b in r.blocks[:3]] == [3 * u, 8 * u, 13 * u]
+        ),
+    )
+    yield Directed(
+        scene(
+            "an image is back in the middle of its message's cost, and the next decision waits for all of it",
+            [device(segments=2)],
+            [3, 60],
+            host=host(returned=(4, 0), heard_permille=500),
+            knobs=[loaded],
+            router=many,
+        ),
+        lambda s, r: (
+            [b.snapshot_ns - a.ended_ns for a, b in zip(r.blocks[::2], r.blocks[1::2], strict=True)] == [2 * u] * 2
         ),
     )
     yield Directed(

@@ -145,15 +145,15 @@ def test_energy_and_busy_time_are_the_integrals_of_power_and_utilization() -> No
 
 def test_the_sensor_averages_over_its_windows_and_never_reads_the_present() -> None:
     """Two windows: power over one period, utilization over two."""
-    device = SimulatedDevice(dataclasses.replace(tables(), power_window=1, utilization_window=2))
+    device = SimulatedDevice(dataclasses.replace(tables(), period_ns=20 * MS, power_window=1, utilization_window=2))
     sensor = WindowedSensor(device)
-    sensor.read(0)
+    assert sensor.read(0) == (30.0, 0.0)  # before its first reading it was idle
     start(device, 10 * MS, 1)
     running_mw, busy = device.power_mw, device.busy_permille
     device.finish(0, 1, 15 * MS)
     power_w, utilization = sensor.read(20 * MS)
     assert power_w == pytest.approx((30_000 * 15 + running_mw * 5) / 20 / 1000)
-    assert utilization == pytest.approx(busy * 5 / 20 / 1000)
+    assert utilization == pytest.approx(busy * 5 / 40 / 1000)  # of two periods, the first of which was before
     power_w, utilization = sensor.read(40 * MS)
     assert power_w == pytest.approx(30.0)
     assert utilization == pytest.approx(busy * 5 / 40 / 1000)
