@@ -384,6 +384,8 @@ class Simulation:
         for source, requests in command.moves:
             begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
             _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), begins_ns)
+            if source != ROUTER:
+                arrival_ns = max(arrival_ns, self.now_ns + tables.fetch_ns)
             if self._ledger.keeps_starts:
                 self._tell_router(TransferStarted(block.block, source, block.server, requests))
             self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)

@@ -424,6 +424,8 @@ class Profile(StrictModel):
         dispatch_quantiles_s: of the same, in equal parts, ascending, with that mean; empty where it is not known.
         router_host: what the router's process costs on this host, where it was measured.
         handover: how far that process is from a server's, where it was measured.
+        fetch_s: from when a block is sent until activations that another server has are at its own, at least: that
+            server's process is asked, writes them, and answers.
         served_extra_s, served_extra_share, served_extra_per_byte_s: what a served pass takes of the device beyond its
             solo pass, where it was measured: always, as a share of that, and for each byte of the instance's weights,
             which come from memory and not from a cache.
@@ -456,6 +458,7 @@ class Profile(StrictModel):
     dispatch_quantiles_s: tuple[Cost, ...] = ()
     router_host: RouterHost | None = None
     handover: HandoverTimes | None = None
+    fetch_s: NonNegative = 0.0
     served_extra_s: NonNegative = 0.0
     served_extra_share: Annotated[float, Field(gt=-1)] = 0.0
     served_extra_per_byte_s: NonNegative = 0.0

@@ -99,6 +99,7 @@ class DeviceTables:
         awake_mw, awake_ns: what the device draws above idle while nothing runs, for so long after the last pass.
         chores: what a server's process does on the device's own cores besides passes; none on a GPU.
         beside_load: how many times as long passes take while an instance is loaded on the device.
+        fetch_ns: what it takes at least until activations of another server are here.
         chores_mw, chores_permille: power and utilization of the device meanwhile, if no pass runs.
     """
 
@@ -135,6 +136,7 @@ class DeviceTables:
     busy_back_ns: tuple[int, ...] = ()
     extra_ns: tuple[int, ...] = (0,) * (len(PAUSES_S) + 1)
     chores: ChoreTable | None = None
+    fetch_ns: int = 0
     chores_mw: float = 0.0
     chores_permille: int = 0
     beside_load: float = 1.0
@@ -205,6 +207,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         busy_back_ns=() if busy is None else _drawn_ns(busy.back_s, jitter),
         extra_ns=_in_ns((0.0, *(profile.extra_after_pause_s or (0.0,) * len(PAUSES_S)))),
         chores=None if chores is None else _chore_table(chores),
+        fetch_ns=nanoseconds(profile.fetch_s),
         chores_mw=0.0 if chores is None else 1000 * (idle_w + core_share * (power.cap_w - idle_w)),
         chores_permille=0 if chores is None else round(1000 * core_share),
         context_idle_mw=power.context_idle_w * 1000,

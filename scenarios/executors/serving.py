@@ -8,7 +8,9 @@ that no reported run uses, and go into the profiles:
     handover               from that process to a server's, and back, where no pass runs on the device
     dispatch_s             within a server's process, command to pass, and pass end to the scheduler; likewise
     busy_serving           the same ways and dispatches where some pass runs
-    the link's latency     from a block's departure to its arrival, less its bytes at the link's rate and the handover
+    the link's latency     of a block from the router, departure to arrival, less its bytes at the link's rate and the
+                           handover
+    fetch_s                the same of what another server has, with its bytes: its process is asked, and answers
     served_extra_...       what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
     served_ratios          how single served passes lie around that, where the device is real
     chores                 what a server's process does besides passes on a CPU device's cores
@@ -291,6 +293,8 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
         }
     if found.transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": found.transfer_s})
+    if found.fetch_s is not None:
+        update["fetch_s"] = found.fetch_s
     if (extra := found.extra) is not None:
         update |= {
             "served_extra_s": extra.always_s,

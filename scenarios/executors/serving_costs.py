@@ -56,7 +56,7 @@ class DeviceCosts:
 
     Attributes:
         dispatch_s: quantiles in equal parts, where no pass ran on the device.
-        transfer_s: a mean.
+        transfer_s, fetch_s: means: of blocks that come from the router, and of those that another server has.
         ratios: see `Profile.served_ratios`.
     """
 
@@ -64,6 +64,7 @@ class DeviceCosts:
     dispatch_s: tuple[float, ...] = ()
     busy: BusyServing | None = None
     transfer_s: float | None = None
+    fetch_s: float | None = None
     extra: PassExtra | None = None
     ratios: tuple[float, ...] = ()
     chores: Chores | None = None
@@ -107,7 +108,8 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
         else None,
         dispatch_s=dispatch_s,
         busy=busy,
-        transfer_s=light.transfer_s(chores),
+        transfer_s=light.transfer_s(),
+        fetch_s=light.fetch_s(),
         extra=extra,
         ratios=() if extra is None or tables.profile.device.emulated_slowdown else _ratios(runs, extra),
         chores=chores,
@@ -246,25 +248,27 @@ class _DeviceRun:
         """What its servers' agents did besides passes."""
         return [cost for cost in self._record.chores if cost.server in self.servers and cost.at_ns >= self._after_ns]
 
-    def transfer_s(self, chores: Chores | None) -> float | None:
-        """What a block's way takes beyond its bytes, beyond the handover that comes after, and beyond what the agent
-        that had its inputs did on the device's cores, where that is told by itself."""
-        moved = [
+    def transfer_s(self) -> float | None:
+        """What the way of a block from the router takes beyond its bytes, and beyond the handover that comes after."""
+        return self._gathered_s([self._beyond_bytes_s(block) for block in self._moved if block.head.location < 0])
+
+    def fetch_s(self) -> float | None:
+        """How long it takes to gather what another server has: until it was asked, has written it, and has answered."""
+        of_others = [block for block in self._moved if block.head.location >= 0]
+        return self._gathered_s([(block.arrived_ns - block.sent_ns) / NS_PER_S for block in of_others])
+
+    @cached_property
+    def _moved(self) -> list[BlockRecord]:
+        return [
             block
             for block in self._record.blocks
             if block.server in self.servers and block.snapshot_ns >= self._after_ns and block.arrived_ns
             and block.head.location != block.server
         ]  # fmt: skip
-        way_s = mean_of([self._beyond_bytes_s(block) for block in moved])
-        handed_s = mean_of([way.took_ns / NS_PER_S for way in self._ways(True)])
-        if way_s is None or handed_s is None:
-            return None
-        return max(0.0, way_s - handed_s - (0.0 if chores is None else self._copied_s(chores.moved, moved)))
 
-    def _copied_s(self, cost: WorkCost, moved: Sequence[BlockRecord]) -> float:
-        """Estimate the mean cost of copying; what the router has itself is copied by no agent."""
-        images = [block.size for block in moved if block.head.location >= 0]
-        return self.slowdown * sum(cost.block_s + cost.image_s * size for size in images) / len(moved)
+    def _gathered_s(self, ways_s: Sequence[float]) -> float | None:
+        way_s, handed_s = mean_of(ways_s), mean_of([way.took_ns / NS_PER_S for way in self._ways(True)])
+        return None if way_s is None or handed_s is None else max(0.0, way_s - handed_s)
 
     def _beyond_bytes_s(self, block: BlockRecord) -> float:
         """What a block's way takes beyond its bytes at the link's rate."""

@@ -449,7 +449,7 @@ class DeviceModel(Record):
     awake_ns = period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
     input_bytes_at = dispatches_at = dispatches_count = there_at = there_count = back_at = back_count = INT
     busy_dispatches_at = busy_dispatches_count = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
-    slice_ns = INT
+    slice_ns = fetch_ns = INT
     extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
         ended_image_ns
     ) = INT

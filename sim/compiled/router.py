@@ -468,6 +468,8 @@ def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now:
             moved += member_at(p, block, position).source == move.source
         begins_ns = _copy(c, p, server_at(c, p, move.source), moved, now) if move.source != NONE else now
         move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, begins_ns)
+        if move.source != NONE:
+            move.end_ns = max(move.end_ns, now + model.fetch_ns)
         move.is_moving = 1
         server.times.transfer = min(server.times.transfer, move.end_ns)
     reschedule(c, p, server)

@@ -225,6 +225,7 @@ class Device:
     busy_there_ns: tuple[int, ...] = ()
     busy_back_ns: tuple[int, ...] = ()
     extra_ns: tuple[int, ...] = (0,) * 4
+    fetch_ns: int = 0
     chores: ChoreTable | None = None
     chores_mw: float = 0.0
     chores_permille: int = 0
@@ -276,6 +277,7 @@ class Device:
             busy_there_ns=self.busy_there_ns,
             busy_back_ns=self.busy_back_ns,
             extra_ns=self.extra_ns,
+            fetch_ns=self.fetch_ns,
             chores=self.chores,
             chores_mw=self.chores_mw,
             chores_permille=self.chores_permille,
@@ -705,6 +707,7 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
         if draws.chance(70)
         else None,
         "extra_ns": draws.pick(((0,) * 4, (0, step_ns, 2 * step_ns, 7 * step_ns))),
+        "fetch_ns": step_ns * draws.pick((0, 0, 2, 9)),
         "chores_mw": draws.pick((0.0, 44_000.5)),
         "chores_permille": draws.pick((0, 500, 1000)),
     }

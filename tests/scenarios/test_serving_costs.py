@@ -250,6 +250,45 @@ def test_a_links_latency_is_what_a_way_takes_beyond_its_bytes_and_the_handover()
     assert (profile.link.latency_s, profile.link.bandwidth_bytes_s) == pytest.approx((90e-6, 1e6))
 
 
+def test_what_another_server_has_is_there_when_it_was_asked_and_has_answered() -> None:
+    """Sent to arrived, bytes and all, less the handover that comes after; simulated transfers take that at least."""
+    tables, terms = device("cuda"), RewardTerms(0.0, 0.0, 0.0, 0.0, 0.0)
+    blocks = [
+        BlockRecord(n, HeadKey(2, 1.0, 1), 0, 1.0, 2, BEGIN_NS, BEGIN_NS, BEGIN_NS + took_ns, 0, 0.0, terms)
+        for n, took_ns in enumerate((800 * US, 1000 * US))
+    ]
+    ways = tuple(Handover(0, True, 10**10 + i * MS, 100 * US) for i in range(9))
+    run = replace(served(tables), blocks=tuple(blocks), handovers=(*ways, Handover(0, False, 1, 1)))
+    costs = found(run, tables)
+    assert costs.fetch_s == pytest.approx(800e-6)
+    assert costs.transfer_s is None  # nothing came from the router
+    assert compile_tables(with_costs(tables.profile, None, costs), 32).fetch_ns == 800 * US
+
+
+def test_served_passes_of_a_real_device_lie_around_what_is_expected_of_them() -> None:
+    """Three of four take what is expected, every fourth takes twice that; an emulated device's are its model's."""
+    tables = device("cuda")
+    usual_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
+    starts_ns = [BEGIN_NS + i * 100 * MS for i in range(80)]
+    passes = [
+        BatchRecord(0, i, 0, 1, 1.0, 0.0, 2, at_ns, at_ns, at_ns + usual_ns * (1 + (i % 4 == 3)), at_ns + 50 * MS)
+        for i, at_ns in enumerate(starts_ns)
+    ]
+    costs = found(record(batches=tuple(passes)), tables)
+    assert len(costs.ratios) == 64
+    assert costs.ratios[0] == pytest.approx(costs.ratios[47])
+    assert costs.ratios[63] / costs.ratios[0] == pytest.approx(2.0)
+    served_as = compile_tables(with_costs(tables.profile, None, costs), 32)
+    key = served_as.keys[1, 1.0, 0.0]
+    assert set(key.jitter) == {costs.ratios}
+    drawn_ns = [key.typical_ns[2] * ratio for ratio in key.jitter[2]]
+    assert min(drawn_ns) == pytest.approx(usual_ns, rel=1e-3)
+    assert max(drawn_ns) == pytest.approx(2 * usual_ns, rel=1e-3)
+    emulated = tables.profile.device.model_copy(update={"emulated_slowdown": 1.0})
+    like_it = compile_tables(tables.profile.model_copy(update={"device": emulated}), 32)
+    assert found(record(batches=tuple(passes)), like_it).ratios == ()
+
+
 def test_the_profile_keeps_what_was_calibrated_and_can_be_read_again() -> None:
     tables = device()
     run = served(tables)
@@ -274,9 +313,14 @@ def test_what_was_measured_here_no_longer_names_another_host() -> None:
 def test_a_rare_block_of_several_images_tells_no_images_part() -> None:
     """Seen on emulated servers: two slow blocks of a hundred made an image cost 96 us, and a block nothing."""
     rows = [(1, 1, 100 * US)] * 98 + [(1, 2, 240 * US)] * 2
-    samples = [RouterCost(kind, *row, 0, 0) for kind in ("decision", "returned") for row in [*rows, (1, 1, MS)]]
+    done = {"decision": 20 * US, "returned": 75 * US}
+    samples = [
+        RouterCost(kind, *row, done[kind], 0) for kind in ("decision", "returned") for row in [*rows, (1, 1, MS)]
+    ]
     host = costs_of([record(router_costs=tuple(samples))], [], []).router_host
     assert host is not None
+    cpu_us = 98 * 100 + 2 * 240 + 1000
+    assert (host.sent_share, host.heard_share) == pytest.approx((101 * 20 / cpu_us, 101 * 75 / cpu_us))
     assert host.returned.image_s == 0.0
     assert host.returned.block_s == pytest.approx(102.8e-6)
 
