@@ -21,9 +21,17 @@ $(BIN)/.installed: $(BIN)/.usable
 
 install: $(BIN)/.installed
 
-quickstart: $(BIN)/.usable  ## the whole main job on what is here, and on the paper's cluster, emulated; resumes if interrupted
-	$(BIN)/slimsched run scenarios/quickstart.yaml
+quickstart: $(BIN)/.usable  ## the paper's cluster, emulated; then the whole main job on what is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/paper-live-quick.yaml
+	@echo
+	@echo 'Your own question (. $(BIN)/activate first):'
+	@echo '  an engineer    slimsched model add torchvision:resnet18,resnet34 --weights FOLDER --images FOLDER'
+	@echo '  a researcher   slimsched compare main-mmpp-1g --router my_router:MyRouter --router ladder --equal-accuracy'
+	@echo '  an operator    slimsched jobs import jobs.log'
+	@echo
+	@echo 'Now the devices of this machine: measured, simulated, run, in some minutes. Ctrl-C stops it; the same command goes on.'
+	@echo
+	$(BIN)/slimsched run scenarios/quickstart.yaml
 
 dist: install  ## a wheel and an sdist, in dist/
 	rm -f dist/slim_scheduler-*

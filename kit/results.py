@@ -53,6 +53,11 @@ class Document:
         return pandas.DataFrame(self.rows())
 
     @property
+    def afterword(self) -> str:
+        """What is said when the result has been shown; empty where nothing is."""
+        return ""
+
+    @property
     def exit_code(self) -> int:
         """Of the command."""
         return 0

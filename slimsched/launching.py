@@ -135,6 +135,9 @@ class Terminal:
             self.remark(text)
         else:
             sys.stdout.write(visible_text(text) + "\n")
+            sys.stdout.flush()
+            if afterword := result.afterword:
+                sys.stdout.write(visible_text(afterword) + "\n")
         result.require_whole()
         return result.exit_code
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -275,20 +276,33 @@ class Job(Document):
 
     Attributes:
         validation: None where the scenario has no devices.
-        report: the page's file.
+        folder: the run folder.
         endings: lines that stand below all tables: wall times, and what was cut.
     """
 
     comparison: Comparison
     validation: Validation | None
-    report: Path
+    folder: Path
     endings: tuple[str, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def report(self) -> Path:
+        """The page's file, which is drawn now."""
+        from scenarios.runs.folder import RunFolder
+        from scenarios.show.report import build_report
+
+        return build_report(RunFolder(self.folder))
 
     @property
     def document(self) -> Mapping[str, Any]:
         """Both documents, and where the page is."""
         validation = None if self.validation is None else self.validation.document
         return {"comparison": self.comparison.document, "validation": validation, "report": str(self.report)}
+
+    @property
+    def afterword(self) -> str:
+        """Where the page is: it is drawn when all else has been shown."""
+        return f"report: {self.report}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Those of the comparison."""

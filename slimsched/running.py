@@ -14,7 +14,8 @@ from slimsched.working import announcing_compilation, begin, observer, require_m
 def run(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> Job:
     """Do the whole job, from the network to the report.
 
-    That is: network, calibration, routers, comparison, validation, report. It goes on from what is finished.
+    That is: network, calibration, routers, comparison, validation, report. It goes on from what is finished. The report
+    is drawn when it is asked for, and by the command at its end.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name, such as quickstart; or what `load` returned.
@@ -45,7 +46,7 @@ def run(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None =
     return Job(
         Comparison(outcome.comparison, results_of(job), session.folder),
         None if outcome.validation is None else Validation(outcome.validation, session.folder),
-        outcome.report,
+        session.folder,
         tuple(filter(None, (job.wall_text, cuts_text(session.scenario)))),
     )
 

@@ -46,7 +46,7 @@ def _job(result: Job) -> str:
     return _apart(
         format_answers(comparison, validation, short_plan(comparison, result.comparison.results)),
         format_summary(comparison, validation),
-        to_text(["\n".join(result.endings)], screen_width()) + f"\nreport: {result.report}",
+        to_text(["\n".join(result.endings)], screen_width()),
     )
 
 

@@ -1,4 +1,4 @@
-"""The main job, end to end: model, calibration, router, comparison, validation, report; each stage resumes.
+"""The main job, end to end: model, calibration, router, comparison, validation; each stage resumes.
 
 A stage is skipped when its outputs are there and what it was made from is unchanged, so an interrupted job goes on from
 the last finished stage (and, inside calibration, training and comparison, from the last finished piece).
@@ -19,15 +19,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
 from scenarios.files.made_routers import PPO, made_kinds
 from scenarios.files.router_names import is_router_file
+from scenarios.job.ahead import compiling_ahead
 from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
-from scenarios.job.first_answer import first_answer
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
@@ -38,18 +37,15 @@ from scenarios.learn.train import require_one_class
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.runs.engines import engine_of, require_memory
-from scenarios.show.report import build_report
-from scenarios.terminal.progress import is_written
 from scenarios.world.routers import require_routers, routers_tuned_elsewhere
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a job ends with: the tables' documents, and where the report is."""
+    """What a job ends with: the tables' documents."""
 
     comparison: ComparisonDocument
     validation: ValidationDocument | None
-    report: Path
 
 
 def carry_out(job: ScenarioJob) -> JobOutcome:
@@ -65,8 +61,6 @@ def _carry_out(job: ScenarioJob) -> JobOutcome:
     job.describe()
     if line := devices_text(job.scenario.cluster.owners):
         job.say(line)
-    if job.scenario.model.is_runnable and is_written(job.quiet) and not (job.folder / "profiles").exists():
-        job.say(first_answer())
     if job.scenario.model.is_runnable:
         require_accuracy(job)
         make_model(job)
@@ -81,7 +75,12 @@ def _carry_out(job: ScenarioJob) -> JobOutcome:
     if job.can_validate:
         require_ready(world, job.model_to_serve, job.scenario.validate_.routers, None)
         warn_of_another_stack(job, world)
-        make_serving(job)
+        if all(server.emulated for server in job.scenario.cluster.owners):  # else it would be among what is measured
+            with compiling_ahead(job.say) as wait_for_engine:
+                make_serving(job)
+                wait_for_engine()
+        else:
+            make_serving(job)
         world = job.world()
     for doubt in world.trace_doubts():
         job.warn(f"warning: {doubt}")
@@ -91,7 +90,7 @@ def _carry_out(job: ScenarioJob) -> JobOutcome:
     world = with_decision_times(job, world, job.routers_that_run)
     comparison = compare(job, world, engine_to_go_on(job, world, engine))
     validation = validate(job, world) if job.can_validate else None
-    return JobOutcome(comparison, validation, build_report(job.folder))
+    return JobOutcome(comparison, validation)
 
 
 def require_what_is_known(job: ScenarioJob) -> None:

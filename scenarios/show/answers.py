@@ -38,7 +38,7 @@ from scenarios.terminal.screen import screen_width
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
 WON, TRUSTED, NEXT = "Which router won?", "Can the simulation be trusted?", "What to do next?"
-_MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "no": "no", "unserved": "no"}
+_MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
 _MAX_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _ATTAINMENT = MEASURES["latency_mean_s"], MEASURES["slo_attainment"]
@@ -55,21 +55,20 @@ class Answer:
 
 
 def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
-    """The three of them; none where neither document has two routers side by side."""
+    """The three of them, whether to trust simulation first where that was tried; none without two routers."""
     validation = validation if validation is not None and validation["rows"] else None
-    contests = list(_contests(comparison, validation))
+    contests = _contests(comparison, validation)
     if max((each.routers for each in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
-    sentences = [say("answers", "won", each) for each in contests]
+    before = ["", *(each.winner for each in contests)]  # who wins again needs no figures
+    sentences = [say("answers", "won", *each) for each in zip(contests, before, strict=False)]
     sentences += [say("answers", "attainment", comparison["slo"], most)] if comparison and most else []
     mood, trusted = _trusted(comparison, validation)
     advice = _next(contests, trusted, most)
-    return [
-        Answer(WON, " ".join(sentences), contests[0].mood),
-        Answer(TRUSTED, say("answers", "trusted", trusted), mood),
-        Answer(NEXT, say("answers", "next", advice)),
-    ]
+    won = Answer(WON, " ".join(sentences), contests[0].mood)
+    judged = Answer(TRUSTED, say("answers", "trusted", trusted), mood)
+    return [*((judged, won) if validation else (won, judged)), Answer(NEXT, say("answers", "next", advice))]
 
 
 def format_answers(
@@ -85,8 +84,13 @@ def box_text(entries: Sequence[Answer], width: int) -> str:
     return framed(((each.question, each.text) for each in entries), width)
 
 
-def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Iterator[Contest]:
-    """One a world, executors first."""
+def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Contest]:
+    """One a world, executors first, unless their few runs only confirm whom simulation names."""
+    found = list(_of_worlds(comparison, validation))
+    return found[::-1] if len(found) == 2 and found[0].case == "open" and found[1].winner == found[0].first else found
+
+
+def _of_worlds(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Iterator[Contest]:
     learned = frozenset(() if comparison is None else comparison["learned"])
     if validation is not None:
         ranking = validated(validation, "hardware", long_run=long_run_accuracies(comparison))
@@ -145,6 +149,16 @@ class Contest:
         if len(self.ranking.able) < 2:
             return "alone" if self.ranking.able else "nobody"
         return "won" if self.ranking.winner else "open" if self.ranking.is_open else "tie"
+
+    @property
+    def first(self) -> str:
+        """Who is first among those that keep what is promised, by chance or not; empty where nobody does."""
+        return self.ranking.able[0].router if self.ranking.able else ""
+
+    @property
+    def winner(self) -> str:
+        """Its name; empty where none can be named."""
+        return self.ranking.winner.router if self.ranking.winner else ""
 
     @property
     def mood(self) -> Mood:

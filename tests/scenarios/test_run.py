@@ -92,7 +92,6 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     assert told[0] == "validate: begins"
     assert re.match(r"validate: in runs of \d+ images chance moves the p99 of \w+ by \+-\d+ %", told[1])
     assert len(told) == 2
-    assert job.outcome.report.is_file()
     pairs = read_json(job.folder / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["random", "ppo"]
     for pair in pairs:
@@ -103,29 +102,6 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
         assert 0.0 <= pair["background_load"]["programs"] <= 1.0
     assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
-
-
-def test_a_first_answer_comes_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of profiles that ship, which it says; not again where this machine's are there, and not when quiet."""
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    (tmp_path / "small.yaml").write_text(SCENARIO)
-    monkeypatch.setattr(network, "train_model", stop)
-    words = ["run", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "run")]
-    assert main([*words, "--quiet"]) == 130
-    assert "first answer" not in capsys.readouterr().err
-    assert main(words) == 130
-    before, begins, _ = capsys.readouterr().err.partition("model: begins")
-    assert begins
-    assert "A first answer, of shipped profiles" in before
-    assert len(re.findall(r"^(?:random|jsq|ladder) +[0-9.]+ ", before, re.MULTILINE)) == 3
-    (tmp_path / "run" / "profiles").mkdir()
-    assert main(words) == 130
-    assert "first answer" not in capsys.readouterr().err
 
 
 def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:
