@@ -119,6 +119,6 @@ def test_the_glossary_is_short() -> None:
 def test_its_picture_is_of_the_output_in_the_quickstart() -> None:
     """`python -m benchmarks.study.terminal_picture` makes it."""
     lines = first_block((ROOT / PAGE).read_text(encoding="utf-8"))
-    assert lines[0].startswith("$ slimsched run quickstart")
+    assert lines[0].startswith("$ slimsched run paper-live-quick")
     assert (ROOT / PICTURE).read_text(encoding="utf-8") == picture(lines)
     assert f"]({PICTURE})" in README

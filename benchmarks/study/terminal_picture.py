@@ -1,6 +1,6 @@
 """The picture of a terminal in README: the first block of `docs/quickstart.md` as an SVG file that plays once.
 
-    COLUMNS=100 slimsched run quickstart                 # in a terminal; its output goes into docs/quickstart.md
+    COLUMNS=100 slimsched run paper-live-quick           # in a terminal; its output goes into docs/quickstart.md
     python -m benchmarks.study.terminal_picture           # docs/images/quickstart.svg is made of what stands there
 
 Lines appear one after another. Whoever asks for less motion, or has a viewer that plays nothing, sees all at once.
