@@ -25,7 +25,7 @@ class HostTable:
     Attributes:
         decision, returned: (block, image) of a decision, and of a message that brings requests back.
         sent_permille: of a decision's cost, how much has passed when its block is sent; the rest keeps the books.
-        heard_permille: of a message's cost, how much has passed when its requests are back; likewise.
+        received_permille: of a message's cost, how much has passed when its requests are back; likewise.
         after_pause: see `sim.profile.RouterHost`; led by 1, for no pause.
         devices: on whose cores the router's process runs; empty where it has one of its own.
     """
@@ -34,14 +34,14 @@ class HostTable:
     returned: tuple[int, int]
     spread: tuple[float, ...] = ()
     sent_permille: int = 1000
-    heard_permille: int = 1000
+    received_permille: int = 1000
     after_pause: tuple[float, ...] = (1.0,) * (len(PAUSES_S) + 1)
     devices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
         """From a profile; without jitter every cost is its mean."""
-        shares = round(1000 * host.sent_share), round(1000 * host.heard_share)
+        shares = round(1000 * host.sent_share), round(1000 * host.received_share)
         table = cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), *shares)
         return table if host.after_pause is None else replace(table, after_pause=(1.0, *host.after_pause))
 
@@ -104,7 +104,7 @@ class SimulatedHost:
         drawn, before_ns = hashed(self._returned_salt, server, message), self.free_ns
         cost_ns = self.table.cost_ns(self.table.returned, images, drawn, now_ns - before_ns)
         begun_ns = max(self._work(cost_ns, now_ns), before_ns)
-        return min(self.free_ns, begun_ns + cost_ns * self.table.heard_permille // 1000)
+        return min(self.free_ns, begun_ns + cost_ns * self.table.received_permille // 1000)
 
     def _work(self, work_ns: int, now_ns: int) -> int:
         """Do something after all that is to be done; returns when it begins.

@@ -305,7 +305,7 @@ class RouterHost(StrictModel):
         decision: a decision, the sending of its block, and the books that are kept after it.
         returned: a message that brings requests back.
         sent_share: of a decision's cost, what has passed when its block is sent.
-        heard_share: of a message's cost, what has passed when its requests are back.
+        received_share: of a message's cost, what has passed when its requests are back.
         spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty where nothing is known
             but the mean.
         after_pause: how many times as much a cost is after a pause of at least each of `PAUSES_S`: caches are cold.
@@ -314,7 +314,7 @@ class RouterHost(StrictModel):
     decision: WorkCost
     returned: WorkCost
     sent_share: Share = 1.0
-    heard_share: Share = 1.0
+    received_share: Share = 1.0
     spread: tuple[NonNegative, ...] = ()
     after_pause: Factors | None = None
 
@@ -431,7 +431,7 @@ class Profile(StrictModel):
             which come from memory and not from a cache.
         extra_after_pause_s: what is added to that where no pass has run for at least each of `PAUSES_S`.
         served_ratios: quantiles, in equal parts, of what served passes took at full speed, over what all of the above
-            makes of the calibrated mean; they take the place of `jitter`. Empty where it was not measured.
+            makes of the calibrated mean; they take the place of `jitter`. Empty if not measured.
         busy_serving: what serving takes while passes run, where it was measured; else it takes the same.
         chores: what else a server's process does on a CPU device's cores, where it was measured.
         slowdown: how the device's speed comes and goes; None where it was not seen to.

@@ -36,7 +36,7 @@ class KeyTable:
         demand_permille, host_permille, busy_permille: d, h and u of the device model.
         bandwidth: m.
         power_mw: solo power above context idle, k b / L.
-        jitter: for each size quantiles of sample / that; empty where the profile has none.
+        jitter: for each size quantiles of sample / that; empty if the profile has none.
     """
 
     latency_ns: tuple[int, ...]

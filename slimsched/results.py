@@ -301,7 +301,7 @@ class Job(Document):
 
     @property
     def afterword(self) -> str:
-        """Where the page is: it is drawn when all else has been shown."""
+        """The page's path: it is drawn after all else was shown."""
         return f"report: {self.report}"
 
     def rows(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from slimsched.working import announcing_compilation, begin, observer, require_m
 def run(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> Job:
     """Do the whole job, from the network to the report.
 
-    That is: network, calibration, routers, comparison, validation, report. It goes on from what is finished. The report
+    That is: network, calibration, routers, comparison, validation, report. It resumes. The report
     is drawn when it is asked for, and by the command at its end.
 
     Args:

@@ -59,7 +59,7 @@ class HostRun:
         return (
             f"decision {_cost(host.decision.block_s, host.decision.image_s)}, "
             f"returned {_cost(host.returned.block_s, host.returned.image_s)}, sent after {host.sent_share:.2f}, "
-            f"heard after {host.heard_share:.2f}; "
+            f"received after {host.received_share:.2f}; "
             f"there {_mean_us(self.way.there_s):.0f} us, back {_mean_us(self.way.back_s):.0f} us; "
             f"the router was busy for {100 * self.busy:.0f} % of the time in bursts"
         )

@@ -48,7 +48,7 @@ class CostMeter:
         return pause_ns
 
     def tells(self) -> None:
-        """What has come is about to be told to the core."""
+        """The core is about to receive what has arrived."""
         self._told_ns = max(0, self._lap_ns())
 
     def heard(self, messages: int, images: int) -> None:

@@ -12,7 +12,7 @@ that no reported run uses, and go into the profiles:
                            handover
     fetch_s                the same of what another server has, with its bytes: its process is asked, and answers
     served_extra_...       what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
-    served_ratios          how single served passes lie around that, where the device is real
+    served_ratios          how single served passes of a real device vary around that
     chores                 what a server's process does besides passes on a CPU device's cores
 
 Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are looked for

@@ -390,7 +390,7 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
 
 
 def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
-    """What passes that had their device to themselves took, over what is expected; of few it tells nothing."""
+    """Quantiles of measured over expected time, of passes that had their device to themselves; empty for few."""
     ratios = []
     for run in runs:
         for longer_s, calibrated_s, weight_bytes, pause in map(run.extra_row, run.alone):
@@ -426,7 +426,7 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
         decision=fitted["decision"],
         returned=fitted["returned"],
         sent_share=_done_share(samples, "decision"),
-        heard_share=_done_share(samples, "returned"),
+        received_share=_done_share(samples, "returned"),
         spread=quantiles(np.concatenate(ratios), SPREAD_PARTS, mean=1.0),
         after_pause=tuple(np.mean(factors, axis=0).tolist()),
     )

@@ -1,4 +1,4 @@
-"""The engine, compiled while a job waits for executors: by a process of its own, which gives way to all others."""
+"""The engine, compiled while a job waits for executors, by a separate process of the lowest priority."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def compiling_ahead(say: Say) -> Iterator[Callable[[], None]]:
     if not IS_ON or cache_problem() is not None or is_kept("sim.compiled.decide", "run_cluster"):
         yield lambda: None
         return
-    say(f"compile: the engine, beside what follows; once, it is kept in {cache_folder()}")
+    say(f"compile: the engine, in the background; only once, it is kept in {cache_folder()}")
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([sys.executable, "-m", __name__], stdin=quiet, stdout=quiet, stderr=quiet)  # noqa: S603 - this module
 
     def wait() -> None:
         if process.poll() is None:
-            say("compile: not done yet; the job waits for it")
-            process.wait()  # who fails leaves it to the first simulation, which says why
+            say("compile: still running; the job waits for it")
+            process.wait()  # if it failed, the first simulation compiles, and shows why
 
     try:
         yield wait

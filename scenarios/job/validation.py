@@ -160,7 +160,7 @@ def validate_world(
 ) -> ValidationDocument:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
-    What is kept already, and whole, is not made again. If the finished runs say that the rest is hopeless it is not
+    What is kept already, and whole, is not made again. If the finished runs show that the rest is hopeless it is not
     made, unless `validate.go_on` is set.
     """
     evaluation, data = world.accuracy.evaluation, None

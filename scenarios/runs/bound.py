@@ -484,7 +484,7 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
                 image_s = solo_s / batch
                 returned_s = _host_s(host.returned, batch) if host is not None else 0.0
                 is_last = edge[0] == config.segments  # else the next decision waits until the books are kept
-                back_s = returned_s * (host.heard_permille / 1000 if host is not None and is_last else 1.0)
+                back_s = returned_s * (host.received_permille / 1000 if host is not None and is_last else 1.0)
                 yield _Run(
                     kind=number,
                     edge=edge,

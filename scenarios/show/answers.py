@@ -55,7 +55,7 @@ class Answer:
 
 
 def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
-    """The three of them, whether to trust simulation first where that was tried; none without two routers."""
+    """The three of them; with a validation, first whether to trust simulation; none without two routers."""
     validation = validation if validation is not None and validation["rows"] else None
     contests = _contests(comparison, validation)
     if max((each.routers for each in contests), default=0) < 2:
@@ -85,7 +85,7 @@ def box_text(entries: Sequence[Answer], width: int) -> str:
 
 
 def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Contest]:
-    """One a world, executors first, unless their few runs only confirm whom simulation names."""
+    """One a world, executors first, unless their few runs only confirm the winner of simulation."""
     found = list(_of_worlds(comparison, validation))
     return found[::-1] if len(found) == 2 and found[0].case == "open" and found[1].winner == found[0].first else found
 
@@ -152,7 +152,7 @@ class Contest:
 
     @property
     def first(self) -> str:
-        """Who is first among those that keep what is promised, by chance or not; empty where nobody does."""
+        """The first of those that keep what is promised, by chance or not; empty if none does."""
         return self.ranking.able[0].router if self.ranking.able else ""
 
     @property

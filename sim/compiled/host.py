@@ -133,7 +133,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
     before = c.host_free_ns
     begun = max(_work(c, p, cost_ns, now), before)
     c.turns += 1
-    message.due_ns = min(c.host_free_ns, begun + cost_ns * p.heard_permille // 1000)
+    message.due_ns = min(c.host_free_ns, begun + cost_ns * p.received_permille // 1000)
     message.turn = c.turns
     if c.first_heard == NONE:
         c.first_heard = message.slot

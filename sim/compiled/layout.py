@@ -407,7 +407,7 @@ class Parameters(Record):
     decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
-    ) = returned_image_ns = sent_permille = heard_permille = INT
+    ) = returned_image_ns = sent_permille = received_permille = INT
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT

@@ -99,7 +99,7 @@ def test_books_that_are_kept_after_a_return_delay_the_next_one_alone() -> None:
     """A fifth of the host's cost stands before an image is back; who comes next waits for all of it."""
     arrivals_s = worlds.poisson_s(600.0, 4.0)
     whole, fifth = (
-        simulate(quick(HostTable(decision=(0, 0), returned=(MS, 0), heard_permille=permille)), arrivals_s, 4.0)
+        simulate(quick(HostTable(decision=(0, 0), returned=(MS, 0), received_permille=permille)), arrivals_s, 4.0)
         for permille in (1000, 200)
     )
     latency_ns = [np.array([each.finished_ns - each.arrived_ns for each in run.requests]) for run in (whole, fifth)]

@@ -71,11 +71,11 @@ def host(
     returned: tuple[int, int] = (0, 0),
     spread: tuple[float, ...] = (),
     sent_permille: int = 1000,
-    heard_permille: int = 1000,
+    received_permille: int = 1000,
 ) -> HostTable:
     """A router's process; (a block, an image) in units."""
     in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
-    return HostTable(in_ns[0], in_ns[1], spread, sent_permille, heard_permille)
+    return HostTable(in_ns[0], in_ns[1], spread, sent_permille, received_permille)
 
 
 def device(**changes: object) -> Device:
@@ -643,7 +643,7 @@ def _host_scenes() -> Iterator[Directed]:
             "an image is back in the middle of its message's cost, and the next decision waits for all of it",
             [device(segments=2)],
             [3, 60],
-            host=host(returned=(4, 0), heard_permille=500),
+            host=host(returned=(4, 0), received_permille=500),
             knobs=[loaded],
             router=many,
         ),

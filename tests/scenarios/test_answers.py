@@ -167,7 +167,7 @@ def test_fewer_than_five_runs_name_no_winner() -> None:
 
 
 def test_few_runs_on_executors_confirm_whom_simulation_names() -> None:
-    """They name nobody by themselves; where they have another first, that stays open, and comes first."""
+    """Alone they name no winner; if another router is first there, that stays open, and comes first."""
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
     won, _, after = told(one, validation(*CLEAR, wobble=WOBBLE[:3]))
     assert won.mood == "yes"

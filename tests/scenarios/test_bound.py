@@ -200,7 +200,7 @@ def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
     sooner = FluidModel(made(early, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
     assert found.latency_mean_s - sooner.latency_mean_s == pytest.approx(2 * 0.8 * 2.5e-4, rel=1e-6)
     assert sooner.capacity_img_s == pytest.approx(found.capacity_img_s, rel=1e-6)
-    heard = toy("a", 4.0, router_host={**HOST, "heard_share": 0.25}, handover=HANDOVER, host_share=0.0)
+    heard = toy("a", 4.0, router_host={**HOST, "received_share": 0.25}, handover=HANDOVER, host_share=0.0)
     known = FluidModel(made(heard, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
     assert found.latency_mean_s - known.latency_mean_s == pytest.approx(
         0.75 * 3.4e-4, rel=1e-6

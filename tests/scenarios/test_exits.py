@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from subprocess import PIPE
 from threading import Event
 from types import SimpleNamespace
@@ -100,6 +101,15 @@ def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
     assert told.strip() == "slimsched: interrupted while compiling"
 
 
+@pytest.fixture
+def _minded() -> Iterator[None]:
+    """Python's own handler, also in a process that was started with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_minded")
 def test_a_signal_that_python_hears_ends_a_compilation_as_it_does_all_else() -> None:
     compiled = SimpleNamespace(py_func=exit_code)
     compiling = trigger_event("numba:compile", data={"dispatcher": compiled})

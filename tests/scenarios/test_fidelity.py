@@ -275,7 +275,7 @@ def test_stages_of_both_worlds_stand_in_one_cell() -> None:
     assert stages_table(validated(run)["rows"]).rows == []
     run["simulated"]["stages_s"], run["hardware"]["stages_s"] = stages, {**stages, "lost": 0.003}
     (row,) = stages_table(validated(run)["rows"]).rows
-    assert row == ["a", *["1.00/1.00"] * 3, "-/-", *["2.00/2.00"] * 4, "-/-", "2.00/3.00"]
+    assert row == ["a", *["1.00/1.00"] * 3, "-/-", *["2.00/2.00"] * 4, "2.00/3.00"]
 
 
 def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any) -> ValidationRun:

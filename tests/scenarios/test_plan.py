@@ -125,7 +125,7 @@ def test_what_the_run_knew_is_told(tmp_path: Path) -> None:
     plan = slimsched.plan(path, ["jsq"], out=run)
     told = words_of(plan)
     assert "The calibration of fast stayed disturbed (UNRELIABLE" in told
-    _, trusted, _ = answers(None, validation(*CLEAR))
+    trusted, _, _ = answers(None, validation(*CLEAR))
     assert f"{trusted.question} {trusted.text}" in told
     assert "slimsched validate" not in told
     calibrated = words_of(replace(plan, assumed={"power": "modelled"}))

@@ -320,7 +320,7 @@ def test_a_rare_block_of_several_images_tells_no_images_part() -> None:
     host = costs_of([record(router_costs=tuple(samples))], [], []).router_host
     assert host is not None
     cpu_us = 98 * 100 + 2 * 240 + 1000
-    assert (host.sent_share, host.heard_share) == pytest.approx((101 * 20 / cpu_us, 101 * 75 / cpu_us))
+    assert (host.sent_share, host.received_share) == pytest.approx((101 * 20 / cpu_us, 101 * 75 / cpu_us))
     assert host.returned.image_s == 0.0
     assert host.returned.block_s == pytest.approx(102.8e-6)
 
