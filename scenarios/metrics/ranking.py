@@ -137,8 +137,8 @@ class Ranking:
 
     @property
     def winner(self) -> RankedRouter | None:
-        """None for a tie, and where fewer than two can win."""
-        return self.able[0] if len(self.able) > 1 and not self.tied else None
+        """None for a tie, after too few runs, and if fewer than two can win."""
+        return self.able[0] if len(self.able) > 1 and not self.tied and not self.is_open else None
 
     @property
     def first(self) -> tuple[str, ...]:

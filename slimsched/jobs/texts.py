@@ -223,8 +223,8 @@ def answers(comparison: Row) -> list[Answer]:
     if room := say("room", best, comparison["bounds"]):
         replies.append(Answer("How far is it from the best possible?", room))
     waits_s = {name: row["wait_s"]["mean"] for name, row in rows.items() if row["wait_s"]["mean"] is not None}
-    error, believed = comparison["baseline_log_error"], Answer("Can it be believed?", say("believed", comparison, base))
-    replies.insert(0 if error is not None and error > NEAR else len(replies), believed)
+    believed = Answer("Can it be believed?", say("believed", comparison, base))
+    replies.insert(len(replies) if comparison["baseline_log_error"] is None else 0, believed)
     return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying], waits_s))]
 
 

@@ -22,3 +22,13 @@ def test_who_is_as_quick_and_less_accurate_has_lost_where_no_floor_is_asked_for(
     assert Ranking.by(Promise(floor=0.7), routers).first == ("ladder", "own", "near")
     better = [router("quick", 0.73), router("accurate", 0.76, 1.06)]
     assert Ranking.by(Promise(), better).first == ("quick", "accurate")
+
+
+def test_of_one_run_nobody_wins_by_accuracy_either() -> None:
+    """Without a floor the less accurate one is out, which leaves no tie; but one run tells nothing of chance."""
+    one, other = (
+        RankedRouter(name, top1, p99_s, {0: p99_s}, {}) for name, top1, p99_s in (("a", 0.73, 1), ("b", 0.69, 2))
+    )
+    ranking = Ranking.by(Promise(), [one, other])
+    assert ranking.is_open
+    assert ranking.winner is None
