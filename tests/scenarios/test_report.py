@@ -155,7 +155,7 @@ def test_the_answers_stand_before_all_else(page: str) -> None:
     box = page[page.index('<div class="box">') : page.index("</div>", page.index('<div class="box">'))]
     assert re.findall(r'<h2 class="(\w+)">([^<]*)</h2>', box) == [
         ("no", "Can the simulation be trusted?"),
-        ("yes", "Which router won?"),
+        ("open", "Which router won?"),
         ("open", "What to do next?"),
         ("open", "What do I run where?"),
     ]
