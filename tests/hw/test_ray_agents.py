@@ -100,18 +100,21 @@ def test_clients_are_answered_by_servers_of_several_hosts(served: HardwareCluste
         assert sum(server.images > 0 for server in door.tally.servers) > 1
 
 
-def test_agents_that_die_or_hang_are_replaced(ray_hosts: RayNodes, served: HardwareCluster, model: SlimResNet) -> None:
+def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: SlimResNet) -> None:
     """On their hosts, under another address; what they had is served elsewhere."""
-    before = [slot.agent.address for slot in served.slots]
     faults = (Crash(0, NS_PER_S), Hang(1, 2 * NS_PER_S))
-    run = dataclasses.replace(true_run(model, WIDTHS, 12.0 * ray_hosts.slowness, 60.0), faults=faults)
-    record = carry_out(served, run)
-    require_all_right(record)
-    assert sorted((down.server, down.reason) for down in record.downtimes) == [(0, WORKER_DIED), (1, WORKER_HUNG)]
+    for seconds in (12.0, 48.0, 192.0):  # a busy machine may take a minute to start a successor
+        before = [slot.agent.address for slot in served.slots]
+        run = dataclasses.replace(true_run(model, WIDTHS, seconds, 60.0), faults=faults)
+        record = carry_out(served, run)
+        require_all_right(record)
+        assert sorted((down.server, down.reason) for down in record.downtimes) == [(0, WORKER_DIED), (1, WORKER_HUNG)]
+        if all(down.up_ns is not None for down in record.downtimes):
+            break
     assert all(down.up_ns is not None for down in record.downtimes)
     after = [slot.agent.address for slot in served.slots]
     assert (after[0] != before[0], after[1] != before[1], after[2] != before[2]) == (True, True, False)
-    lost = next(log for log in record.agent_logs if log.server == 0 and log.epoch == 1)
+    lost = next(log for log in record.agent_logs if log.server == 0 and log.ended)
     assert len(lost.steps) >= lost.heard > 0  # it has come here before the agent was killed
 
 
