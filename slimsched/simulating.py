@@ -261,6 +261,7 @@ def capacity(
     """
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router, display_name
+    from scenarios.metrics.prediction import NEW_RUNS
     from scenarios.metrics.slo import Slo
     from scenarios.runs import capacity as searching
     from scenarios.show.wording import say
@@ -274,7 +275,7 @@ def capacity(
     world = session.world()
     chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
     searched = searching.under_poisson(world)
-    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4  # most of the seeds say whether a rate is carried
+    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4 + NEW_RUNS  # most of the seeds say whether it is carried
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
     warn_of_routers(world, (named,), session.folder)
     slo = Slo(floor, p99_s, classes=Slo.of(session.scenario).classes)

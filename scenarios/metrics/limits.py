@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kit.results import OwnDocument
+from scenarios.metrics.prediction import Range
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Capacity(OwnDocument):
         fell: those that did not keep what is asked.
         floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
         p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
+        p99_range_s: there, over runs with other seeds: it holds the p99 of a further one with a chance of 90 %. None if
+            no p99 was asked for, or a run had none.
         duration_s: of each run.
         classes: by name, where requests have classes: each must be kept what it is promised.
     """
@@ -116,6 +119,7 @@ class Capacity(OwnDocument):
     accuracy: float | None
     energy_per_image_j: float | None
     duration_s: float
+    p99_range_s: Range | None = None
     checks: int = 0
     fell: tuple[FallenRate, ...] = ()
     classes: Mapping[str, ClassCarried] = field(default_factory=dict)

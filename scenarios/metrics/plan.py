@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kit.results import OwnDocument
+from scenarios.metrics.prediction import Range
 from scenarios.metrics.statistics import MeanInterval
 
 Role = Literal["candidate", "full width", "single width"]
@@ -121,6 +122,8 @@ class Plan(OwnDocument):
             where there are any, who serves most (up to 99 %), and of these the lowest p99.
         tied: those that can't be told apart from the one that carries most, without the choice.
         quickest: of those that keep them, the one with the lowest p99 under the scenario's load.
+        p99_range_s: of the choice, or of the nearest, under the scenario's load, over runs with other seeds: it holds
+            the p99 of a further one with a chance of 90 %. None if a run completed nothing.
         routers: all that were tried, full width and the best single width among them.
         servers: what the choice has each server do.
         changes: what ten more percent of load, and the loss of the fastest device, do to the choice.
@@ -151,6 +154,7 @@ class Plan(OwnDocument):
     tied: tuple[str, ...]
     nearest: str | None
     quickest: str | None
+    p99_range_s: Range | None
     routers: tuple[PlannedRouter, ...]
     servers: tuple[PlannedServer, ...]
     changes: tuple[Change, ...]

@@ -12,6 +12,8 @@ SHARE: Final = 0.9  # of measured values are inside honest ranges
 SURE: Final = 0.05  # significance level of the binomial test
 WIDE_PCT: Final = 25.0  # half a range as a share of its median: a wider one is of little use
 GOAL_PCT: Final = 10.0  # half a range that a run is long enough for
+NEW_RUNS: Final = 19
+"""The next of 20 exchangeable runs lies between the least and the greatest of the others with a chance of 18/20."""
 
 Case = Literal["inside", "wide", "outside"]
 
@@ -43,6 +45,15 @@ def range_of(values: Sequence[float | None]) -> Range | None:
         return None
     low, median, high = np.quantile(known, [(1 - SHARE) / 2, 0.5, (1 + SHARE) / 2]).tolist()
     return Range(low=low, median=median, high=high)
+
+
+def range_of_new_runs(values: Sequence[float | None]) -> Range | None:
+    """Return the range that holds the value of a further run with a chance of `SHARE`, of `NEW_RUNS` values."""
+    assert len(values) == NEW_RUNS
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return Range(low=min(known), median=float(np.median(known)), high=max(known))
 
 
 def mean_range(ranges: Sequence[Range | None]) -> Range | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns, RunCo
 from policies.vocabulary import NS_PER_S
 from scenarios.files.spec import PoissonWorkload, ServerDownFault
 from scenarios.metrics.limits import Capacity, ClassCarried, FallenRate
+from scenarios.metrics.prediction import NEW_RUNS, range_of_new_runs
 from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.slo import NO_SLO, P99, ROUNDING, Slo, has_floor
@@ -86,7 +88,8 @@ class Search:
         precision: of the rate, as a share of it.
         slo: what a rate must keep, besides being stable.
         lost: servers that are down for the whole run.
-        is_checked: whether rates below the answer are run once more, with seeds of their own.
+        is_checked: whether rates below the answer are run once more, with seeds of their own, and the answer itself
+            where a p99 is asked for.
     """
 
     router: str
@@ -183,8 +186,11 @@ def capacity(
     _require_possible(world, search.slo)
     first_img_s, tries = world.capacity_img_s, list[TriedRate]()
 
+    def run(rate_img_s: float, seed: int) -> RateReading:
+        return read(world, policy(), rate_img_s / first_img_s, seed, search)
+
     def attempt(rate_img_s: float) -> TriedRate:
-        trial = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / first_img_s, seed, search), search)
+        trial = _tried(rate_img_s, partial(run, rate_img_s), search)
         tries.append(trial)
         on_progress(trial)
         return trial
@@ -197,13 +203,11 @@ def capacity(
             raise WorkError(f"{search.router}: {_why_none(tries, search.slo, world)}")
         middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
         low, high = (middle, high) if middle.carries else (low, middle)
-    seeds = (max(search.seeds) + 1, max(search.seeds) + 2)
-    checks = [FallenRate(share * low.rate_img_s, seed) for share in CHECKS * search.is_checked for seed in seeds]
-    fell = [
-        each
-        for each in checks
-        if not read(world, policy(), each.rate_img_s / first_img_s, each.seed, search).keeps(search.slo)
-    ]
+    unused = range(max(search.seeds) + 1, max(search.seeds) + 1 + NEW_RUNS)
+    checks = [FallenRate(share * low.rate_img_s, seed) for share in CHECKS * search.is_checked for seed in unused[:2]]
+    fell = [each for each in checks if not run(each.rate_img_s, each.seed).keeps(search.slo)]
+    is_promised = search.is_checked and search.slo.p99_limit_s is not None
+    new = [run(low.rate_img_s, seed) for seed in unused] if is_promised else []
     return Capacity(
         engine=search.engine,
         duration_s=search.duration_s,
@@ -212,12 +216,13 @@ def capacity(
         seeds=search.seeds,
         stable_img_s=low.rate_img_s,
         unstable_img_s=high.rate_img_s,
-        runs=sum(len(each.readings) for each in tries) + len(checks),
+        runs=sum(len(each.readings) for each in tries) + len(checks) + len(new),
         checks=len(checks),
         fell=tuple(fell),
         floor=search.slo.floor,
         p99_limit_s=search.slo.p99_limit_s,
         p99_s=_mean(each.p99_s for each in low.kept(search.slo)),
+        p99_range_s=range_of_new_runs([each.p99_s for each in new]) if new else None,
         accuracy=_mean(each.accuracy for each in low.kept(search.slo)),
         energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.slo)),
         classes=_classes_at(low, world.scenario.class_names, search.slo),

@@ -27,6 +27,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.made_routers import KEEPING, made_file, made_kind
 from scenarios.files.router_names import display_name
 from scenarios.metrics.plan import Carried, Change, Outcome, Plan, PlannedRouter, PlannedServer, Role
+from scenarios.metrics.prediction import NEW_RUNS, Range, range_of_new_runs
 from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.served import LIMIT, leaves_many, served
 from scenarios.metrics.slo import Slo, has_floor
@@ -71,12 +72,8 @@ class Trial:
 
     def outcome(self, router: Candidate, *, scale: float = 1.0, lost: Sequence[str] = ()) -> Outcome:
         """What it reaches under the scenario's load, or so many times as much, or with servers lost."""
-        world, results = without(self.world, lost), list[Result]()
-        for seed in self.seeds:
-            results.append(simulate_metrics(
-                world, router.make(), router.name, seed, scale=scale, engine=self.engine, detail=False
-            ))  # fmt: skip
-            self.on_step()
+        world = without(self.world, lost)
+        results = [self._run(world, router, seed, scale) for seed in self.seeds]
         p99 = estimate([result["latency_s"]["p99"] for result in results])
         accuracy = estimate([result["expected_accuracy"] for result in results])
         energy_j = estimate([result["energy_per_image_j"]["total"] for result in results])
@@ -85,6 +82,18 @@ class Trial:
         keeps = keeps and has_floor(accuracy["mean"], self.slo.floor)
         keeps = keeps and (self.slo.p99_limit_s is None or (p99["mean"] or 0.0) <= self.slo.p99_limit_s)
         return Outcome(p99, accuracy, energy_j, shares["unserved"] or 0.0, keeps)
+
+    def p99_range_s(self, router: Candidate) -> Range | None:
+        """The range of its p99 under the scenario's load (`Plan.p99_range_s`)."""
+        seeds = range(max(self.seeds) + 1, max(self.seeds) + 1 + NEW_RUNS)
+        return range_of_new_runs([self._run(self.world, router, seed)["latency_s"]["p99"] for seed in seeds])
+
+    def _run(self, world: World, router: Candidate, seed: int, scale: float = 1.0) -> Result:
+        result = simulate_metrics(
+            world, router.make(), router.name, seed, scale=scale, engine=self.engine, detail=False
+        )  # fmt: skip
+        self.on_step()
+        return result
 
     def carried(self, router: Candidate, lost: tuple[str, ...] = ()) -> Carried | None:
         """The rate that it carries; None where there is none with some seed."""
@@ -117,7 +126,9 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
     world, scenario = trial.world, trial.world.scenario
     rows = tuple(map(trial.planned, routers))
     chosen, tied = choice_of(rows, scenario.tuning.objective == "energy")
-    router = next((each for each in routers if chosen is not None and each.name == chosen.router), None)
+    nearest = nearest_of(rows, trial.slo.floor) if chosen is None else None
+    by_name = {each.name: each for each in routers}
+    router = None if chosen is None else by_name[chosen.router]
     kept = [each for each in rows if each.outcome.keeps]
     quickest = min(kept, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
     return Plan(
@@ -134,8 +145,9 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
         assumed=_assumed(world),
         choice=None if chosen is None else chosen.router,
         tied=tuple(each.router for each in tied),
-        nearest=nearest_of(rows, trial.slo.floor) if chosen is None else None,
+        nearest=nearest,
         quickest=None if quickest is None else quickest.router,
+        p99_range_s=trial.p99_range_s(router or by_name[nearest or ""]),
         routers=rows,
         servers=() if router is None else _servers(trial, router),
         changes=() if router is None else tuple(_changes(trial, router)),
@@ -309,4 +321,4 @@ def fastest_device(world: World) -> tuple[str, ...]:
 def steps_of(world: World, routers: int, seeds: int) -> int:
     """How many runs and searches a plan takes."""
     after_changes = 3 if len(fastest_device(world)) < len(world.cluster.servers) else 1
-    return (2 * routers + after_changes) * seeds + 1
+    return (2 * routers + after_changes) * seeds + NEW_RUNS + 1

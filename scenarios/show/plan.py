@@ -51,7 +51,8 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
     for result in runs:
         passes.update({server["name"]: server["images"] for server in result["servers"]})
     shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
-    return [Answer(WHERE, say("plan", "short", row, best.accuracy, tied, shares))]
+    p99s_s = sorted(result["latency_s"]["p99"] or 0.0 for result in runs)
+    return [Answer(WHERE, say("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
 
 
 def servers_table(plan: Plan) -> Table:

@@ -105,6 +105,22 @@ def test_rates_below_the_answer_are_looked_at_again(tmp_path: Path) -> None:
     assert (sound.checks, sound.fell) == (4, ())
 
 
+def test_the_p99_there_is_a_range_over_new_seeds(tmp_path: Path) -> None:
+    """Where one is asked for: the least and the greatest of 19 runs; one without a p99 leaves none."""
+    p99s_s: dict[int, float | None] = {seed: 0.004 + 0.001 * (7 * seed % 20) for seed in range(1, 20)}
+
+    def drawn(world: World, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
+        return RateReading(scale * (world.rate_img_s or 0.0) < 1000, p99s_s.get(seed, 0.0))
+
+    limit = Slo(p99_limit_s=0.02)
+    found = search(world_of(tmp_path), drawn, is_checked=True, slo=limit)
+    assert found.p99_range_s == {"low": 0.005, "median": pytest.approx(0.014), "high": 0.023}
+    assert "(5.00 ms to 23.00 ms in 90 % of runs)" in say("capacity", "found", found, 0.03)
+    assert search(world_of(tmp_path), drawn, is_checked=True).p99_range_s is None
+    p99s_s[19] = None
+    assert search(world_of(tmp_path), drawn, is_checked=True, slo=limit).p99_range_s is None
+
+
 def test_bursts_and_faults_do_not_count(tmp_path: Path) -> None:
     """A rate that can last is that of the cluster, whatever the scenario's arrivals do on it."""
     plain = search(world_of(tmp_path))

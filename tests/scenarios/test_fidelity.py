@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.prediction import (
     GOAL_PCT,
+    NEW_RUNS,
     SHARE,
     SURE,
     Range,
@@ -33,6 +35,7 @@ from scenarios.metrics.prediction import (
     images_needed,
     least_inside,
     range_of,
+    range_of_new_runs,
 )
 from scenarios.metrics.result import Result
 from scenarios.show.result import format_result
@@ -155,6 +158,16 @@ def test_without_a_prediction_nothing_is_judged() -> None:
 @pytest.mark.parametrize("number", [1, 5, 10, 20, 50])
 def test_so_many_values_at_least_lie_in_honest_ranges(number: int) -> None:
     assert least_inside(number) == stats.binom.ppf(SURE, number, SHARE)
+
+
+@pytest.mark.parametrize("draw", ["normal", "standard_cauchy"])
+def test_a_range_of_new_runs_holds_nine_tenths_of_further_ones(draw: str) -> None:
+    """Of any distribution."""
+    values = getattr(np.random.default_rng(0), draw)(size=(5_000, NEW_RUNS + 1))
+    found = [range_of_new_runs(each[:-1].tolist()) for each in values]
+    held = [of is not None and of["low"] <= each[-1] <= of["high"] for of, each in zip(found, values, strict=True)]
+    assert np.mean(held) == pytest.approx(0.9, abs=0.02)
+    assert range_of_new_runs([None] * NEW_RUNS) is None
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40), st.integers(100, 100_000))
