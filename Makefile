@@ -24,12 +24,12 @@ install: $(BIN)/.installed
 quickstart: $(BIN)/.usable  ## the paper's cluster, emulated; then the whole main job on what is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/paper-live-quick.yaml
 	@echo
-	@echo 'Your own question (. $(BIN)/activate first):'
-	@echo '  an engineer    slimsched model add torchvision:resnet18,resnet34 --weights FOLDER --images FOLDER'
-	@echo '  a researcher   slimsched compare main-mmpp-1g --router my_router:MyRouter --router ladder --equal-accuracy'
-	@echo '  an operator    slimsched jobs import jobs.log'
+	@echo 'Next, your own question (after: . $(BIN)/activate), with a page that goes on from there:'
+	@echo '  slimsched model add torchvision:resnet18 --weights FOLDER --images FOLDER    docs/tutorials/engineer.md'
+	@echo '  slimsched init first.yaml                                                    docs/tutorials/researcher.md'
+	@echo '  slimsched jobs import jobs.log                                               docs/tutorials/operator.md'
 	@echo
-	@echo 'Now the devices of this machine: measured, simulated, run, in some minutes. Ctrl-C stops it; the same command goes on.'
+	@echo 'The same workflow on the devices of this machine follows, in about five minutes. Ctrl-C stops it; make quickstart resumes it.'
 	@echo
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 

@@ -24,7 +24,7 @@ WRITE: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def require_same_again(kind: str, text: str) -> bool:
+def assert_same_again(kind: str, text: str) -> bool:
     """Whether a text is accepted; raises `AssertionError` where what is written out of it is another document.
 
     Anything but `InputError` that the reader raises comes through.

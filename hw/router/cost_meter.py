@@ -27,7 +27,7 @@ class CostMeter:
         self._at_ns = time.thread_time_ns()
         self._open: list[tuple[int, int, int, int]] = []  # (images, CPU time, until it was made, pause) of this turn
         self._pause_ns = 0
-        self._made_ns = self._told_ns = 0
+        self._made_ns = self._decoded_ns = 0
         self._rest_ns = 0
         self._has_heard = False
         self._handed_ns: dict[int, int] = {}
@@ -47,19 +47,19 @@ class CostMeter:
         pause_ns, self._pause_ns = self._pause_ns, 0
         return pause_ns
 
-    def tells(self) -> None:
-        """The core is about to receive what has arrived."""
-        self._told_ns = max(0, self._lap_ns())
+    def decoded(self) -> None:
+        """Messages are decoded; next the core receives them."""
+        self._decoded_ns = max(0, self._lap_ns())
 
     def heard(self, messages: int, images: int) -> None:
-        """So many messages with requests were taken, since `tells`; with none it was something else."""
-        lap_ns = self._told_ns + max(0, self._lap_ns())
+        """The core has received so many messages with requests since `decoded`; none: it was something else."""
+        cpu_ns = self._decoded_ns + max(0, self._lap_ns())
         if messages:
             self._has_heard = True
-            cost = RouterCost("returned", messages, images, lap_ns, self._told_ns, self._take_pause_ns())
+            cost = RouterCost("returned", messages, images, cpu_ns, self._decoded_ns, self._take_pause_ns())
             self.costs.append(cost)
         else:
-            self._rest_ns += lap_ns
+            self._rest_ns += cpu_ns
 
     def begin_decision(self) -> None:
         """Until `decided`."""

@@ -455,7 +455,7 @@ class RouterLoop:
             for message in messages:
                 self._hear(server, message)
             self._hear_samples(server)
-            meter.tells()
+            meter.decoded()
             self._settle()
             for message in returned:
                 for block, arrived_ns in message.told.arrivals:

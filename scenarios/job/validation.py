@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hw.host.limits import core_count
+from hw.networks.datasets import Dataset
 from hw.networks.registry import ModelFile
 from kit.documents import write_json
 from kit.errors import InputError
@@ -163,11 +164,7 @@ def validate_world(
     What is kept already, and whole, is not made again. If the finished runs show that the rest is hopeless it is not
     made, unless `validate.go_on` is set.
     """
-    evaluation, data = world.accuracy.evaluation, None
-    if model is not None:
-        if evaluation is None:
-            raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
-        data = load_measured(world.scenario, evaluation)
+    data = None if model is None else _images_of(world)
     runs = whole_runs(folder, kept.runs.rows, plan.section.repeats)
     finished = tuple(runs)
     if not runs:
@@ -193,14 +190,7 @@ def validate_world(
         with closing(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, observer=observer)
         ) as campaign:
-            while (plan.section.go_on or not is_hopeless(runs)) and (latest := next(campaign, None)) is not None:
-                outputs = folder.stamps(keep_runs(folder, latest, plan.section.repeats))
-                runs.append(latest.run)
-                progress.set(len(runs))
-                if not completed_nothing(latest.run["hardware"]):
-                    kept.runs.add({"run": latest.run, "outputs": outputs})
-                if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
-                    progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
+            _add_runs(runs, campaign, plan, folder, kept.runs, progress)
     if plan.section.loads:  # shares of the executors' capacity, which is known only now
         pairs = [run for run in runs if run["kind"] == "pair"]
         keys = (PlannedPair(run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
@@ -210,6 +200,31 @@ def validate_world(
         path = str(kept.runs.path.relative_to(folder.path))
         validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=path)
     return validation
+
+
+def _images_of(world: World) -> Dataset:
+    if world.accuracy.evaluation is None:
+        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
+    return load_measured(world.scenario, world.accuracy.evaluation)
+
+
+def _add_runs(
+    runs: list[ValidationRun],
+    campaign: Iterator[FinishedRun],
+    plan: ValidationPlan,
+    folder: RunFolder,
+    kept: Memo,
+    progress: Progress,
+) -> None:
+    """Add the campaign's runs, and keep each, until they are all there or show that the rest is hopeless."""
+    while (plan.section.go_on or not is_hopeless(runs)) and (latest := next(campaign, None)) is not None:
+        outputs = folder.stamps(keep_runs(folder, latest, plan.section.repeats))
+        runs.append(latest.run)
+        progress.set(len(runs))
+        if not completed_nothing(latest.run["hardware"]):
+            kept.add({"run": latest.run, "outputs": outputs})
+        if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
+            progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
 
 
 def predictions_of(

@@ -39,7 +39,7 @@ def test_a_turn_of_two_messages_and_two_decisions(clock: Clock) -> None:
     clock.now_ns += 70  # of which 50 looked out
     meter.waited(50, 4_000)
     clock.now_ns += 21
-    meter.tells()
+    meter.decoded()
     clock.now_ns += 9  # the core, and its books
     meter.heard(2, 6)
     clock.now_ns += 8  # arrivals

@@ -14,7 +14,7 @@ from pydantic import Field
 from kit import strict
 from kit.errors import InputError
 from kit.strict import StrictModel
-from tests.rereading import require_same_again
+from tests.rereading import assert_same_again
 from tests.scenarios.files import SCENARIO, profile_text
 
 REFUSED = {
@@ -168,13 +168,13 @@ TEXTS_OF = {
 
 @pytest.mark.parametrize("kind", TEXTS_OF)
 def test_the_texts_to_begin_with_are_accepted(kind: str) -> None:
-    assert require_same_again(kind, TEXTS_OF[kind])
+    assert assert_same_again(kind, TEXTS_OF[kind])
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_text_that_looks_like_a_value_stays_a_text(word: str) -> None:
     """Written without its quotes it would be read as what it looks like."""
-    assert require_same_again("rule", TEXTS_OF["rule"].replace("slimsched tune", f"'{word}'"))
+    assert assert_same_again("rule", TEXTS_OF["rule"].replace("slimsched tune", f"'{word}'"))
 
 
 @pytest.mark.parametrize("kind", TEXTS_OF)
@@ -184,4 +184,4 @@ def test_what_is_accepted_is_written_and_reads_the_same(kind: str, data: st.Data
     words = re.split(r"([\w.]+)", TEXTS_OF[kind])
     place = data.draw(st.integers(0, len(words) // 2 - 1)) * 2 + 1
     words[place] = data.draw(ODD)
-    require_same_again(kind, "".join(words))
+    assert_same_again(kind, "".join(words))

@@ -102,14 +102,14 @@ def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
 
 
 @pytest.fixture
-def _minded() -> Iterator[None]:
+def _default_sigint() -> Iterator[None]:
     """Python's own handler, also in a process that was started with the signal ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("_minded")
+@pytest.mark.usefixtures("_default_sigint")
 def test_a_signal_that_python_hears_ends_a_compilation_as_it_does_all_else() -> None:
     compiled = SimpleNamespace(py_func=exit_code)
     compiling = trigger_event("numba:compile", data={"dispatcher": compiled})

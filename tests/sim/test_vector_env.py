@@ -107,35 +107,35 @@ def figures(run: RunSpec, columns: RunColumns) -> dict[str, float]:
     }
 
 
-def same_infos(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def assert_same_infos(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours.keys() == theirs.keys()
     for key in theirs:
         if key == "figures":
-            same_infos(ours[key], theirs[key])
+            assert_same_infos(ours[key], theirs[key])
             continue
         assert ours[key].dtype == theirs[key].dtype, key
         assert repr(ours[key].tolist()) == repr(theirs[key].tolist()), key  # not-a-number is itself
 
 
-def same_answers(ours: Any, theirs: Any) -> None:
+def assert_same_answers(ours: Any, theirs: Any) -> None:
     for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
         assert mine.dtype == other.dtype
         assert mine.shape == other.shape
         assert mine.tolist() == other.tolist()
-    same_infos(ours[-1], theirs[-1])
+    assert_same_infos(ours[-1], theirs[-1])
 
 
 @pytest.mark.parametrize(("make", "ends"), [(plain, 12), (narrow, 4), (holed, 4), (flooded, 3), (broken, 8)])
 def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], ends: int) -> None:
     """Observations, rewards, ends and infos are equal, step by step, for random actions over several episodes."""
     ours, theirs = pair(make(), 3)
-    same_answers(ours.reset(seed=5), theirs.reset(seed=5))
+    assert_same_answers(ours.reset(seed=5), theirs.reset(seed=5))
     rng = np.random.default_rng(0)
     ended, replaced, credited, told = 0, 0, 0, 0
     while ended < ends:
         actions = rng.integers(0, [3, 4, 6], size=(3, 3))
         mine, other = ours.step(actions), theirs.step(actions)
-        same_answers(mine, other)
+        assert_same_answers(mine, other)
         assert ours.action_masks().tolist() == np.array(theirs.call("action_masks")).tolist()
         told += int(mine[-1].get("_figures", np.zeros(3)).sum())
         assert (mine[1] != 0).any() or not any(mine[-1]["credits"])
@@ -153,7 +153,7 @@ def test_waits_are_the_single_environments(make: Callable[[], Any]) -> None:
     holds_s = () if make is plain else (0.001, 0.01)
     ours, theirs = pair(make(), 3, holds_s)
     assert ours.action_space == theirs.action_space
-    same_answers(ours.reset(seed=5), theirs.reset(seed=5))
+    assert_same_answers(ours.reset(seed=5), theirs.reset(seed=5))
     rng, held, ended = np.random.default_rng(0), 0, 0
     infos: dict[str, Any] = {}
     while ended < 6:
@@ -161,7 +161,7 @@ def test_waits_are_the_single_environments(make: Callable[[], Any]) -> None:
         if "hold_mask" in infos:
             held += int(infos["hold_mask"][np.arange(3), actions[:, 3]][actions[:, 3] > 0].sum())
         mine, other = ours.step(actions), theirs.step(actions)
-        same_answers(mine, other)
+        assert_same_answers(mine, other)
         infos = mine[-1]
         assert ("hold_mask" in infos) <= bool(holds_s)
         ended += int(mine[3].sum())
@@ -192,13 +192,13 @@ def test_an_episode_without_a_decision() -> None:
     ours = SlimClusterVectorEnv(spec, lambda seed: next(mine), 1)
     limits = ObservationSpec((250.0,) * 3)
     theirs = SyncVectorEnv([lambda: SlimClusterEnv(lambda seed: Simulation(spec, next(other)), limits)])
-    same_answers(ours.reset(), theirs.reset())
+    assert_same_answers(ours.reset(), theirs.reset())
     action, is_over = np.array([[0, 0, 2]]), False
     while not is_over:
         answer = ours.step(action)
-        same_answers(answer, theirs.step(action))
+        assert_same_answers(answer, theirs.step(action))
         is_over = bool(answer[3].any())
-    same_answers(ours.step(action), theirs.step(action))
+    assert_same_answers(ours.step(action), theirs.step(action))
     for env in (ours, theirs):
         with pytest.raises(gymnasium.error.ResetNeeded):
             env.step(action)
@@ -207,14 +207,14 @@ def test_an_episode_without_a_decision() -> None:
 def test_seeds_are_one_a_cluster_and_a_mask_resets_some() -> None:
     """A list of seeds, a reset of one cluster, and no seed at all do what `SyncVectorEnv` does."""
     ours, theirs = pair(plain(), 3)
-    same_answers(ours.reset(seed=[3, 1, 3]), theirs.reset(seed=[3, 1, 3]))
+    assert_same_answers(ours.reset(seed=[3, 1, 3]), theirs.reset(seed=[3, 1, 3]))
     actions = np.array([[0, 1, 2], [1, 1, 1], [2, 3, 0]])
     for _ in range(20):
-        same_answers(ours.step(actions), theirs.step(actions))
+        assert_same_answers(ours.step(actions), theirs.step(actions))
     mask = np.array([False, True, False])
-    same_answers(ours.reset(options={"reset_mask": mask}), theirs.reset(options={"reset_mask": mask}))
-    same_answers(ours.step(actions), theirs.step(actions))
-    same_answers(ours.reset(), theirs.reset())
+    assert_same_answers(ours.reset(options={"reset_mask": mask}), theirs.reset(options={"reset_mask": mask}))
+    assert_same_answers(ours.step(actions), theirs.step(actions))
+    assert_same_answers(ours.reset(), theirs.reset())
 
 
 def test_what_it_returns_is_the_callers() -> None:

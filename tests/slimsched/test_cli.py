@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scenarios.runs.folder import RunFolder
 from sim.profile import Profile
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
@@ -87,6 +88,23 @@ def test_report_of_a_folder(
     run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     assert main(["report", str(tmp_path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == {"reports": [str(tmp_path / "report.html")]}
+
+
+def test_the_report_is_drawn_after_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Charts take as long as some runs: nobody waits for them."""
+    shown: list[str] = []
+
+    def build(folder: RunFolder) -> Path:
+        shown.append(capsys.readouterr().out)
+        return folder / "report.html"
+
+    monkeypatch.setattr("scenarios.show.report.build_report", build)
+    assert main(["run", str(write_scenario(tmp_path)), "--out", str(tmp_path / "run")]) == 0
+    (before,) = shown
+    assert "What do I run where?" in before
+    assert capsys.readouterr().out == f"report: {tmp_path / 'run' / 'report.html'}\n"
 
 
 def test_run_does_all_that_a_simulation_can(
