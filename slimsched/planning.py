@@ -132,7 +132,7 @@ def _unreliable(world: World) -> tuple[str, ...]:
     return tuple(server.name for server in owners if unreliable(world.profile_of(server.name)))
 
 
-def _trusted(folder: RunFolder) -> str | None:
+def _trusted(folder: RunFolder) -> tuple[str, ...]:
     """See `Plan`."""
     from kit.documents import told_of
     from scenarios.show.answers import TRUSTED, answers
@@ -141,7 +141,7 @@ def _trusted(folder: RunFolder) -> str | None:
     comparison, validation = (folder.read_json(name) if (folder / name).exists() else None for name in files)
     with told_of(folder / "validation.json", folder.remedy("validation.json")):
         told = answers(comparison, validation) if validation else []
-    return next((each.text for each in told if each.question == TRUSTED), None)
+    return next((tuple(each.lines) for each in told if each.label == TRUSTED), ())
 
 
 def _with_rule(plan: Plan, session: Session) -> Plan:

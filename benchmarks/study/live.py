@@ -26,7 +26,8 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES, measures
 from scenarios.metrics.comparison import ComparisonDocument
-from scenarios.metrics.fidelity import PairDocument, ValidationDocument, was_stopped
+from scenarios.metrics.fidelity import PREDICTED, PairDocument, ValidationDocument, farthest_stage, was_stopped
+from scenarios.metrics.prediction import least_inside
 from scenarios.metrics.ranking import P99, InWorld, Promise, Ranking, by_run, validated
 from scenarios.metrics.result import cpu_share
 from scenarios.metrics.served import leaves_many
@@ -71,8 +72,11 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
     summary = pd.DataFrame([summary_row(name, each) for name, each in measured.items()])
     routers = pd.DataFrame([row for name, each in measured.items() for row in router_rows(name, each)])
     worse = pd.DataFrame([row for name, each in measured.items() for row in worse_rows(name, each)])
-    write_frames(docs / "data", {"live-summary": summary, "live-routers": routers, "live-worse": worse})
-    given = {"summary": summary, "worse": worse, "missing": missing, "found": measured}
+    ranges = pd.DataFrame([row for name, each in measured.items() for row in range_rows(name, each)])
+    frames = {"live-summary": summary, "live-routers": routers, "live-worse": worse, "live-ranges": ranges}
+    write_frames(docs / "data", frames)
+    given = {"summary": summary, "worse": worse, "ranges": ranges, "missing": missing, "found": measured}
+    given["inside"] = _inside(ranges)
     outcomes = {name: _outcomes(each) for name, each in measured.items()}
     text = render("live.md.j2", **given, outcomes=outcomes, focal=FOCAL, shipped=COMPASS)
     write_text(docs / "live.md", text)
@@ -128,7 +132,7 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         raise InputError(str(folder / "validation.json"), "", problem)
     searches = [made_by(path).get("searches") for path in folder.path.glob(f"*{RULE_SUFFIX}")]
     slo = validation["pairs"][0]["hardware"]["slo"]
-    kept = ("router", "load", "served", "cpu")
+    kept = ("router", "load", "served", "cpu", "coverage", "error_pct", "stages_s")
     return {
         "file": file,
         "devices": emulated_devices(validation),
@@ -262,6 +266,29 @@ def router_rows(name: str, measured: Measured) -> list[Row]:
         figures["is_flagged"] = any(leaves_many(served) for served in row["served"].values())
         rows.append((_estimate(measured, router, "hardware", P99.name)["mean"], figures))
     return [row for _, row in sorted(rows, key=lambda each: (each[0] is None, each[0]))]
+
+
+def range_rows(name: str, measured: Measured) -> list[Row]:
+    """Return a row for each router that is judged: how many measured values are inside their ranges, and the bias."""
+    rows = []
+    for row in measured["rows"]:
+        if any(leaves_many(served) for served in row["served"].values()) or row["coverage"][P99.stem] is None:
+            continue
+        figures: Row = {"scenario": name, "router": row["router"]}
+        for measure in PREDICTED:
+            found = row["coverage"][measure.stem]
+            figures[f"{measure.stem}_inside"], figures[f"{measure.stem}_of"] = found["inside"], found["of"]
+            figures[f"{measure.stem}_bias_pct"] = row["error_pct"][measure.stem]
+        stage, longer_s = farthest_stage(row) or ("", None)
+        rows.append(figures | {"stage": stage, "stage_longer_ms": None if longer_s is None else 1000 * longer_s})
+    return rows
+
+
+def _inside(ranges: pd.DataFrame) -> dict[str, int]:
+    """Of all judged values, by measure those inside, of how many each, and how many at least honest ranges have."""
+    found = {measure.stem: int(ranges.get(f"{measure.stem}_inside", pd.Series()).sum()) for measure in PREDICTED}
+    of = int(ranges.get(f"{P99.stem}_of", pd.Series()).sum())
+    return {**found, "of": of, "least": least_inside(of)}
 
 
 def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:

@@ -8,12 +8,13 @@ Lines appear one after another. Whoever asks for less motion, or has a viewer th
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 from typing import Final
 
 from kit.files import atomic_path
-from scenarios.show.answers import NEXT, TRUSTED, WON
+from scenarios.show.table import LABEL
 
 PAGE: Final = Path("docs/quickstart.md")
 PICTURE: Final = Path("docs/images/quickstart.svg")
@@ -78,26 +79,20 @@ def picture(lines: list[str]) -> str:
 
 def _is_awaited(line: str, before: str) -> bool:
     """Whether something new begins that a reader needs time for."""
-    return before.startswith("$ ") or _is_asked(line) or (not before and not line.startswith("|"))
+    return before.startswith("$ ") or bool(_label(line)) or not before
 
 
-def _is_asked(line: str) -> bool:
-    return line.startswith("|") and line.strip("| ") in (WON, TRUSTED, NEXT)
+def _label(line: str) -> str:
+    """Return the label of an answer's first line; empty for others."""
+    return line[2 : LABEL + 3].rstrip() if re.match(r"  \S", line) else ""
 
 
 def _text(line: str, y: float, at_s: float) -> str:
-    """One line, or its parts where a frame is around it; stretched, so that columns meet in any face."""
-    if line.startswith("|") and line.endswith("|"):
-        inner = line[1:-1].rstrip()
-        kind = "asked" if _is_asked(line) else ""
-        return "\n".join(
-            [
-                _run("|", "frame", 0, y, at_s),
-                *([_run(inner.lstrip(), kind, 1 + len(inner) - len(inner.lstrip()), y, at_s)] if inner.strip() else []),
-                _run("|", "frame", len(line) - 1, y, at_s),
-            ]
-        )
-    kind = "typed" if line.startswith("$ ") else "frame" if set(line) <= set("+- ") else ""
+    """One line, a label apart; stretched, so that columns meet in any face."""
+    if label := _label(line):
+        rest = LABEL + 3
+        return "\n".join([_run(label, "asked", 2, y, at_s), _run(line[rest:], "", rest, y, at_s)])
+    kind = "typed" if line.startswith("$ ") else "frame" if set(line) <= set("- ") else ""
     return _run(line.lstrip(), kind, len(line) - len(line.lstrip()), y, at_s)
 
 

@@ -131,7 +131,7 @@ class Plan(OwnDocument):
         provenance, accuracy_provenance: of what all rests on.
         assumed: parts of the profiles that nobody has measured, each with where it comes from.
         unreliable: the servers whose calibration stayed disturbed.
-        trusted: what real runs in the run folder say of the simulation, in words; None where there are none.
+        trusted: what real runs in the run folder say of the simulation, in lines; empty where there are none.
         file: where the choice's rule was written; None where it has a name or a file of its own.
         commands: what to type to go on with the choice.
     """
@@ -160,7 +160,7 @@ class Plan(OwnDocument):
     changes: tuple[Change, ...]
     unmade: tuple[str, ...]
     unreliable: tuple[str, ...] = ()
-    trusted: str | None = None
+    trusted: tuple[str, ...] = ()
     file: Path | None = None
     commands: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Which router wins in one world: the one rule, which the box, the report and the pages ask.
+"""Which router wins in one world: the one rule, which the terminal, the report and the pages ask.
 
 Who keeps the floor of accuracy and serves at least 99 % can win: the one with the lowest p99 latency does (or energy an
 image, at a p99 within its limit, where the scenario tunes for that). Chance names no winner: over at least `MIN_RUNS`

@@ -29,15 +29,15 @@ from scenarios.metrics.ranking import MIN_RUNS, InWorld, RankedRouter, Ranking, 
 from scenarios.metrics.served import is_saturated
 from scenarios.metrics.statistics import estimate
 from scenarios.show.numbers import plural
-from scenarios.show.table import framed
+from scenarios.show.table import labelled
 from scenarios.show.validation import emulated_devices, is_host_busy, rows_at_middle
-from scenarios.show.wording import say
+from scenarios.show.wording import lines_of
 from scenarios.show.words import origin_text, provenance, slo_measures
-from scenarios.terminal.screen import screen_width
+from scenarios.terminal.screen import PIPED, screen_width
 
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
-WON, TRUSTED, NEXT = "Which router won?", "Can the simulation be trusted?", "What to do next?"
+TRUSTED, WON, EXCLUDED, SLO, NEXT = "Trusted", "Winner", "Excluded", "SLO", "Next"
 _MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
 _MAX_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
@@ -47,41 +47,45 @@ _OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question with its answer; the mood says how it is colored: a good answer, a bad one, or none."""
+    """A label with its lines; the mood says how a page colors it: a good answer, a bad one, or none."""
 
-    question: str
-    text: str
+    label: str
+    lines: Sequence[str]
     mood: Mood = "open"
 
 
 def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
-    """The three of them; with a validation, first whether to trust simulation; none without two routers."""
+    """Return all answers; with a validation, first whether to trust simulation; none without two routers."""
     validation = validation if validation is not None and validation["rows"] else None
     contests = _contests(comparison, validation)
     if max((each.routers for each in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
     before = ["", *(each.winner for each in contests)]  # who wins again needs no figures
-    sentences = [say("answers", "won", *each) for each in zip(contests, before, strict=False)]
-    sentences += [say("answers", "attainment", comparison["slo"], most)] if comparison and most else []
+    won = [line for each in zip(contests, before, strict=False) for line in lines_of("answers", "won", *each)]
+    excluded = [line for each in contests for line in lines_of("answers", "excluded", each)]
+    promise = contests[0].ranking.promise
+    is_near = any(one.accuracy < (promise.floor or 0.0) for each in contests for one in each.ranking.able)
+    slo = lines_of("answers", "slo", promise, comparison and comparison["slo"], most, is_near)
     mood, trusted = _trusted(comparison, validation)
-    advice = _next(contests, trusted, most)
-    won = Answer(WON, " ".join(sentences), contests[0].mood)
-    judged = Answer(TRUSTED, say("answers", "trusted", trusted), mood)
-    return [*((judged, won) if validation else (won, judged)), Answer(NEXT, say("answers", "next", advice))]
+    judged = Answer(TRUSTED, lines_of("answers", "trusted", trusted), mood)
+    rest = [Answer(WON, won, contests[0].mood), Answer(EXCLUDED, excluded), Answer(SLO, slo)]
+    advice = Answer(NEXT, lines_of("answers", "next", _next(contests, trusted, most)))
+    found = [judged, *rest, advice] if validation else [*rest, judged, advice]
+    return [each for each in found if each.lines]
 
 
 def format_answers(
     comparison: ComparisonDocument | None, validation: ValidationDocument | None, more: Sequence[Answer] = ()
 ) -> str:
-    """The answers in a frame that fits the terminal, and more; empty where no two routers stand beside each other."""
+    """Return the answers and more as lines that fit the terminal; empty if there are no two routers to compare."""
     entries = answers(comparison, validation)
-    return box_text([*entries, *more], screen_width()) if entries else ""
+    return answers_text([*entries, *more], screen_width()) if entries else ""
 
 
-def box_text(entries: Sequence[Answer], width: int) -> str:
-    """Answers in a frame, as wide as the terminal but no wider than is good to read."""
-    return framed(((each.question, each.text) for each in entries), width)
+def answers_text(entries: Sequence[Answer], width: int) -> str:
+    """Return answers as labelled lines, as wide as the terminal but no wider than is good to read."""
+    return labelled(((each.label, each.lines) for each in entries), min(width, PIPED))
 
 
 def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Contest]:
@@ -94,23 +98,23 @@ def _of_worlds(comparison: ComparisonDocument | None, validation: ValidationDocu
     learned = frozenset(() if comparison is None else comparison["learned"])
     if validation is not None:
         ranking = validated(validation, "hardware", long_run=long_run_accuracies(comparison))
-        yield Contest(_on_executors(validation), ranking, learned, _saturated_on_executors(validation))
+        yield Contest("executors", _on_executors(validation), ranking, learned, _saturated_on_executors(validation))
     if comparison is not None:
-        yield Contest(_in_simulation(comparison), compared(comparison), learned, _saturated_in(comparison))
+        where = _in_simulation(comparison)
+        yield Contest("simulation", where, compared(comparison), learned, _saturated_in(comparison))
 
 
 def _on_executors(validation: ValidationDocument) -> str:
     """Where a validation's runs on executors were made, and how many."""
     runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
     devices = emulated_devices(validation)
-    what = f"executors whose devices are {devices}" if devices else "executors"
-    return f"on {what} ({plural(runs, 'run')} a router)"
+    return ", ".join(filter(None, ("executors", devices, f"{plural(runs, 'run')} a router")))
 
 
 def _in_simulation(comparison: ComparisonDocument) -> str:
     """Say that a comparison's runs are simulated, how many there are, and the weakest origin of what they rest on."""
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
-    return f"in simulation ({provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')})"
+    return f"simulation, {provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')}"
 
 
 # -------------------------------------------------------------------------------------------------- which router won?
@@ -129,10 +133,11 @@ class Contest:
     """What became of the routers in one world.
 
     Attributes:
-        where: the world, and how much was run there.
+        where: the world, on what devices, and how much was run there.
         learned: the routers that have learned.
     """
 
+    world: Literal["executors", "simulation"]
     where: str
     ranking: Ranking
     learned: frozenset[str]

@@ -1,4 +1,4 @@
-"""A plan, for a terminal: questions with their answers, then what each server does, and all routers."""
+"""A plan, for a terminal: labelled answers, then what each server does, and all routers."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.plan import Plan, PlannedServer
 from scenarios.metrics.ranking import compared
 from scenarios.metrics.result import Result
-from scenarios.show.answers import TRUSTED, Answer
+from scenarios.show.answers import NEXT, TRUSTED, Answer, answers_text
 from scenarios.show.numbers import NONE, interval, number
-from scenarios.show.table import Column, Table, columns, framed, to_text
-from scenarios.show.wording import say
+from scenarios.show.table import Column, Table, columns, to_text
+from scenarios.show.wording import lines_of, say
 from scenarios.terminal.screen import screen_width
 
-WHERE: Final = "What do I run where?"
+RUN: Final = "Run"
 
 
 def format_plan(plan: Plan) -> str:
     """All of it; below it what to type next."""
     one, width = plan.of(plan.choice), screen_width()
     plain = [each for each in plan.routers if each.role != "candidate"]
-    parts = [(WHERE, say("plan", "choice", plan, one))]
+    parts = [Answer(RUN, lines_of("plan", "choice", plan, one))]
     if one is not None:
-        parts += [
-            ("What does plain replication carry?", say("plan", "beside", plan, one, plain)),
-            ("What if the load grows, or a device is lost?", say("plan", "changes", plan, one)),
-        ]
-    if plan.trusted:
-        parts.append((TRUSTED, plan.trusted))
-    parts.append(("What to measure next?", say("plan", "next", plan, one)))
+        parts.append(Answer("Replication", lines_of("plan", "beside", plan, one, plain)))
+        parts.append(Answer("Changes", lines_of("plan", "changes", plan, one)))
+    parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, one))]
     tables: list[Table | str] = [*([servers_table(plan)] if plan.servers else []), routers_table(plan)]
-    blocks = [framed(parts, width), to_text(tables, width)]
+    blocks = [answers_text([each for each in parts if each.lines], width), to_text(tables, width)]
     if plan.commands:
         blocks.append("\n  ".join([say("plan", "commands", plan), *plan.commands]))
     return "\n\n".join(blocks)
@@ -52,7 +48,7 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
         passes.update({server["name"]: server["images"] for server in result["servers"]})
     shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
     p99s_s = sorted(result["latency_s"]["p99"] or 0.0 for result in runs)
-    return [Answer(WHERE, say("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
+    return [Answer(RUN, lines_of("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
 
 
 def servers_table(plan: Plan) -> Table:

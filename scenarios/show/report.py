@@ -242,7 +242,7 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 
 
 def _answers(material: Material) -> list[Answer]:
-    """Those of the terminal's box, what to run where included."""
+    """Those of the terminal, what to run where included."""
     first = answers(material.comparison, material.validation)
     return [*first, *short_plan(material.comparison, material.results)] if first and material.comparison else first
 

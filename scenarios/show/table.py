@@ -12,22 +12,20 @@ from io import StringIO
 from textwrap import fill
 from typing import Final
 
-from rich.box import ASCII, Box
+from rich.box import Box
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.panel import Panel
+from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
 from scenarios.metrics.catalogue import Measure
 from scenarios.show.numbers import PLUS_MINUS
-from scenarios.terminal.screen import PIPED, visible
+from scenarios.terminal.screen import visible
 
 ENDLESS: Final = 10_000  # characters of a line, where there is no terminal
 NAME_SHARE: Final = 0.375  # of a line, for the words of one column
 GAP: Final = 2  # between columns
-NAMES: Final = 11  # characters of the longest name of a fact
+LABEL: Final = 11  # characters of the longest label
 _RULED: Final = Box("\n".join(["    ", "    ", " -  ", *["    "] * 5]), ascii=True)
 
 
@@ -99,15 +97,6 @@ def to_text(parts: Iterable[Table | str], width: int | None = None) -> str:
     )
 
 
-def framed(parts: Iterable[tuple[str, str]], width: int) -> str:
-    """Questions with their answers in a frame, as wide as the terminal but no wider than is good to read."""
-    lines: list[RenderableType] = []
-    for question, answer in parts:
-        lines += [*([""] if lines else []), Text(visible(question)), Padding(Text(visible(answer)), (0, 0, 0, 2))]
-    wide = min(width, PIPED)
-    return _written([Panel(Group(*lines), box=ASCII, width=wide)], wide)
-
-
 def _written(parts: Iterable[RenderableType], width: int) -> str:
     console = Console(file=StringIO(), width=width, color_system=None, markup=False, highlight=False, emoji=False)
     with console.capture() as written:
@@ -167,13 +156,20 @@ def _block(table: Table, chosen: Sequence[int], widths: Sequence[int]) -> Grid:
 
 
 def facts_text(lines: Iterable[str], width: int | None = None) -> str:
-    """Lines of `name: text`, the names in a column; with a width a long text goes on below its beginning."""
-    below = " " * (NAMES + 3)
+    """Return lines of `name: text` with the names in a column."""
     parts = (line.partition(": ") for line in lines)
+    return labelled(((name, [text]) for name, _, text in parts), width)
+
+
+def labelled(parts: Iterable[tuple[str, Sequence[str]]], width: int | None = None) -> str:
+    """Return labels in a column, and the lines of each next to it; with a width, long lines are broken."""
+    lines = [(line, "" if place else label) for label, texts in parts for place, line in enumerate(texts)]
+    wide = width or ENDLESS
     return "\n".join(
-        fill(text, width or ENDLESS, initial_indent=f"  {name:<{NAMES}} ", subsequent_indent=below)
-        for name, _, text in parts
-    )
+        fill(visible(text), wide, initial_indent=f"  {label:<{LABEL}} ", subsequent_indent=" " * (LABEL + 3),
+             break_on_hyphens=False)
+        for text, label in lines
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- for Markdown

@@ -18,7 +18,7 @@ from jobs.figures import NEAR, NEAR_MEAN, chance_explains
 from jobs.logs.importing import Imported
 from kit import strict
 from kit.documents import read_text
-from scenarios.show.answers import Answer, box_text
+from scenarios.show.answers import TRUSTED, Answer, answers_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.show.wording import environment
@@ -212,20 +212,20 @@ def answers(comparison: Row) -> list[Answer]:
     base = rows[comparison["baseline"]]
     best, *staying = (rows[name] for name in comparison["least"])
     least = [say("least", row, base, _alike(comparison, row)) for row in (best, *staying)]
-    said = " Of those that stop no job: ".join(least)
+    least[1:] = [f"of those that stop no job: {each}" for each in least[1:]]
     if (guarded := rows.get(comparison.get("guarded"))) is not None and guarded not in (best, *staying):
-        said += f" {say('guarded', guarded)}"
-    replies = [Answer("Which policy makes users wait least?", said)]
+        least.append(say("guarded", guarded))
+    replies = [Answer("Least wait", least)]
     if "against_baseline" in best:
         sizes = [group for group in best["groups"] if group["kind"] == "size"]
         largest = max(sizes, key=_rise_s) if len(sizes) > 1 else None
-        replies.append(Answer("Who pays for it?", say("pays", best, base, largest)))
+        replies.append(Answer("Trade-off", [say("pays", best, base, largest)]))
     if room := say("room", best, comparison["bounds"]):
-        replies.append(Answer("How far is it from the best possible?", room))
+        replies.append(Answer("Bound", [room]))
     waits_s = {name: row["wait_s"]["mean"] for name, row in rows.items() if row["wait_s"]["mean"] is not None}
-    believed = Answer("Can it be believed?", say("believed", comparison, base))
+    believed = Answer(TRUSTED, [say("believed", comparison, base)])
     replies.insert(len(replies) if comparison["baseline_log_error"] is None else 0, believed)
-    return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying], waits_s))]
+    return [*replies, Answer("In Slurm", [say("in_slurm", row, waits_s) for row in (best, *staying)])]
 
 
 def _rise_s(group: Row) -> float:
@@ -247,11 +247,11 @@ def _alike(comparison: Row, best: Row) -> list[str]:
 
 
 def comparison_text(comparison: Row) -> str:
-    """Answers in a box, then all policies beside each other, who wins and who loses, and all bounds."""
+    """Answers, then all policies beside each other, who wins and who loses, and all bounds."""
     replies = answers(comparison)
-    box = box_text(replies, screen_width()) if replies else ""
+    first = answers_text(replies, screen_width()) if replies else ""
     tables = [*waits_tables(comparison), *others_tables(comparison)]
-    return _text(box, comparison_head(comparison), *tables, say("lost", comparison["policies"]))
+    return _text(first, comparison_head(comparison), *tables, say("lost", comparison["policies"]))
 
 
 def comparison_head(comparison: Row) -> str:

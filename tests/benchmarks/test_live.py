@@ -19,6 +19,7 @@ from benchmarks.study.live import (
     make_page,
     measured_in,
     outcome,
+    range_rows,
     said_so,
     summary_row,
     worse_rows,
@@ -33,6 +34,7 @@ from scenarios.files.spec import ServerDownFault, StragglerFault
 from scenarios.learn.settings import FEWEST
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationDocument
+from scenarios.metrics.prediction import Coverage, least_inside
 from scenarios.metrics.ranking import Ranking
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.bound import router_load_of, window_rates_img_s
@@ -67,6 +69,25 @@ def both(found: Measured) -> tuple[Ranking, Ranking]:
 
 
 T, L, F = FOCAL, LADDER, FIXED
+
+
+def test_values_inside_their_ranges_are_counted(tmp_path: Path) -> None:
+    """Of routers that are judged; what has no ranges is left out."""
+    found = measured(tmp_path / "run", (T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95), (F, 1.0, 1.0, 0.95))
+    ours, rival, last = found["rows"]
+    ours["coverage"] = {"latency_mean": coverage_of(4), "latency_p99": coverage_of(5)}
+    ours["error_pct"] = {"latency_mean": -10.0, "latency_p99": 2.0}
+    ours["stages_s"] = {"simulated": {"run": 0.1, "queue": 0.2}, "hardware": {"run": 0.11, "queue": 0.23}}
+    rival["coverage"] = dict.fromkeys(ours["coverage"])
+    last["coverage"], last["served"]["hardware"]["unserved"] = ours["coverage"], 0.02
+    (row,) = range_rows("drawn", found)
+    assert (row["router"], row["latency_mean_inside"], row["latency_p99_inside"], row["latency_p99_of"]) == (T, 4, 5, 5)
+    assert (row["latency_mean_bias_pct"], row["stage"]) == (-10.0, "queue")
+    assert row["stage_longer_ms"] == pytest.approx(30)
+
+
+def coverage_of(inside: int) -> Coverage:
+    return Coverage(inside=inside, of=5, least=least_inside(5))
 
 
 def test_a_rule_is_the_baseline_of_both_compasses(tmp_path: Path) -> None:

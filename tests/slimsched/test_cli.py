@@ -103,7 +103,7 @@ def test_the_report_is_drawn_after_the_answer(
     monkeypatch.setattr("scenarios.show.report.build_report", build)
     assert main(["run", str(write_scenario(tmp_path)), "--out", str(tmp_path / "run")]) == 0
     (before,) = shown
-    assert "What do I run where?" in before
+    assert "\n  Run " in before
     assert capsys.readouterr().out == f"report: {tmp_path / 'run' / 'report.html'}\n"
 
 
@@ -117,7 +117,7 @@ def test_run_does_all_that_a_simulation_can(
     assert main(arguments) == 0
     first = capsys.readouterr()
     assert "compare: begins" in first.err
-    assert "What do I run where?" in first.out
+    assert "\n  Run " in first.out
     assert "report.html" in first.out
     assert main(arguments) == 0
     second = capsys.readouterr()
