@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     )
     from slimsched.running import replay, report, run, validate
     from slimsched.serving import generate_load, serve, top
-    from slimsched.shadowing import shadow
     from slimsched.simulating import bound, capacity, compare, simulate, suite
     from slimsched.slimming import slim_model
     from slimsched.starting import init
@@ -95,7 +94,6 @@ __all__ = [
     "run",
     "save_router",
     "serve",
-    "shadow",
     "show_profile",
     "simulate",
     "slim_model",
@@ -113,7 +111,7 @@ _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
     "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
     "slimsched.networks", "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
-    "slimsched.shadowing", "slimsched.adding",
+    "slimsched.adding",
 )  # fmt: skip
 
 

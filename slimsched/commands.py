@@ -35,7 +35,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "cluster check": ("clusters.check_cluster", "Look at every host of a scenario before a run."),
     "cluster steer": ("clusters.steer", "Drain servers, or change goals, router or model, while a run goes on."),
     "replay": ("running.replay", "Feed a run's logs to fresh cores: do they decide the same?"),
-    "shadow": ("shadowing.shadow", "Tell what another router would have done with what was served."),
     "report": ("running.report", "Write a run folder's report.html again."),
     "jobs import": ("jobs.verbs.import_log", "Make a trace of a cluster's log; tells what is left out, and why."),
     "jobs inspect": (

@@ -48,7 +48,7 @@ _READ: Final = (
     "undo",
 )
 _OUT_IS_A_FILE: Final = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")
-_WRITTEN: Final = ("plot", "file", "journal")  # and the JSON
+_WRITTEN: Final = ("plot", "file", "journal", "trace_file")  # and the JSON
 _SEVERAL: Final = "for several values give"
 _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": False, "help_on_error": False}
 

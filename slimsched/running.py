@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import InputError
-from slimsched.arguments import Changes, File, Out, Picture, Routers, ScenarioLike
+from slimsched.arguments import Changes, File, NewFile, Out, Picture, Routers, ScenarioLike
 from slimsched.results import CommandResult, Comparison, Job, Validation
 from slimsched.working import announcing_compilation, begin, observer, require_made, verb
 
@@ -99,23 +99,30 @@ def validate(
 
 
 @verb
-def replay(run: File, /) -> CommandResult:
+def replay(run: File, /, *, trace_file: NewFile | None = None) -> CommandResult:
     """Feed a run's logs to fresh cores: do they decide the same?
 
     Args:
         run: a run folder.
+        trace_file: instead write there, as CSV, when each image came to the last `serve`: a workload of any scenario
+            (`workload: {kind: trace, file: ...}`).
 
     Raises:
         InputError: it holds no event log.
     """
     from scenarios.runs.folder import SERVED, RunFolder
     from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
-    from scenarios.runs.replays import replay_folder, replay_served
+    from scenarios.runs.replays import replay_folder, replay_served, write_arrivals
+    from scenarios.show.numbers import plural
     from scenarios.show.replay import format_replay
 
     folder = RunFolder(Path(run))
     if not folder.path.is_dir():
         raise InputError(str(folder.path), "", "no such run folder; `slimsched validate` and `slimsched run` make one")
+    if trace_file is not None:
+        count, length_s = write_arrivals(folder, Path(trace_file))
+        found = {"schema": "slimsched.arrivals/1", "file": str(trace_file), "arrivals": count, "duration_s": length_s}
+        return CommandResult(found, f"{trace_file}: {plural(count, 'arrival')} in {length_s:.1f} s")
     runs = replay_served(folder)
     if logged_places(folder):
         runs |= replay_folder(folder, *read_cores(folder))

@@ -95,7 +95,7 @@ def serve(
     from hw.door.journal import Journal
     from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
-    from scenarios.files.router_names import check_router, with_file
+    from scenarios.files.router_names import check_router
 
     require_within("--port", port, 0, _LARGEST_PORT)
     require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
@@ -107,7 +107,6 @@ def serve(
         require_certificate(shown)
     named = router_name(router)
     check_router(named, "--router")
-    named = with_file(named, lambda path: str(path.resolve()))  # `shadow` may be called elsewhere
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
     journal = Journal(observer().remark, as_json=log_json)

@@ -59,8 +59,7 @@ class SegmentHead(msgspec.Struct, frozen=True):
 
     Attributes:
         served: when the command began to serve (UTC, ISO 8601): segments of one command continue each other.
-        began: the same, of this segment, which is `from_ns` by the run's clock.
-        decides: the router that was obeyed in it.
+        began: the same, of this segment.
         router: the settings of the core.
         snapshot: of the core; see `RouterCore.snapshot`.
     """
@@ -68,8 +67,6 @@ class SegmentHead(msgspec.Struct, frozen=True):
     schema: str
     served: str
     began: str
-    from_ns: int
-    decides: str
     router: RouterConfig
     snapshot: bytes
 
@@ -155,13 +152,12 @@ class SegmentLog:
 
     Args:
         folder: where segments lie.
-        decides: the router that is obeyed now; another one begins a segment.
         say: takes a line for people when it stops, and when it goes on.
     """
 
-    def __init__(self, folder: Path, bounds: LogBounds, decides: Callable[[], str], say: Callable[[str], None]) -> None:
-        self._folder, self._bounds, self._decides, self._say = folder, bounds, decides, say
-        self._served, self._decided = _now(), ""
+    def __init__(self, folder: Path, bounds: LogBounds, say: Callable[[str], None]) -> None:
+        self._folder, self._bounds, self._say = folder, bounds, say
+        self._served = _now()
         self._core: RouterCore | None = None
         self._file: _File | None = None  # none while it does not write
         self._frame, self._steps = bytearray(), 0
@@ -213,7 +209,7 @@ class SegmentLog:
         elif self._behind:  # a disk that hangs is given nothing more
             return
         is_full = file is not None and file.bytes >= self._bounds.segment_bytes
-        if is_full or now_ns >= self._until_ns or self._decides() != self._decided:
+        if is_full or now_ns >= self._until_ns:
             self._end()
             self._begin()
 
@@ -240,9 +236,7 @@ class SegmentLog:
         self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
         self._until_ns = self._now_ns + self._bounds.segment_ns
         self._file = _File(self._folder, self._bounds)
-        self._decided = self._decides()
-        config, snapshot = self._core.config, self._core.snapshot()
-        head = SegmentHead(_SCHEMA, self._served, _now(), self._now_ns, self._decided, config, snapshot)
+        head = SegmentHead(_SCHEMA, self._served, _now(), self._core.config, self._core.snapshot())
         self._queue(self._file, _encoder.encode(head))
 
     def _end(self) -> None:
@@ -293,11 +287,6 @@ class Segment:
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - len(end)))
             return file.read() == end
-
-    def follows(self, before: Segment) -> bool:
-        """Whether nothing is missing between the two, and the same router was obeyed."""
-        one, two = before.head, self.head
-        return before.is_whole and (one.served, one.decides) == (two.served, two.decides)
 
     def core(self) -> RouterCore:
         """As it was when the segment began; raises `InputError` where its snapshot is none."""

@@ -99,7 +99,7 @@ def serve(
         carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
         open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
-        log = _log_of(job, asked)
+        log = _log_of(job)
         if log is not None:
             stack.callback(log.close)
         tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
@@ -116,13 +116,13 @@ def serve(
         return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
 
 
-def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
+def _log_of(job: ScenarioJob) -> SegmentLog | None:
     """Where what is served is written down; None where the scenario wants no log."""
     wanted = job.scenario.serve
     if not wanted.log_gb:
         return None
     bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
-    return SegmentLog(job.folder / SERVED, bounds, lambda: asked.router, lambda text: job.say(f"serve: {text}"))
+    return SegmentLog(job.folder / SERVED, bounds, lambda text: job.say(f"serve: {text}"))
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 from msgspec.structs import replace
 
 from hw.door.segments import Segment, SegmentHead, segments_in
 from kit.documents import told_of
 from kit.errors import InputError
+from kit.files import atomic_path
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reconcile import Books
 from policies.records import LoggedStep
 from policies.replay import Divergence, replay, replay_through
+from policies.vocabulary import NS_PER_S, RequestArrived
 from scenarios.runs.folder import SERVED, RunFolder
 from scenarios.runs.logs import LOG_FILE, StoredEpoch, logged_places, read_epochs, read_log
 
@@ -96,6 +100,32 @@ def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
         logs.append({"file": path.name, "of": of, "steps": steps, "heard": None, "ended": None})
         before = replace(head, snapshot=core.snapshot()) if segment.is_whole else None
     return {SERVED: {"logs": logs, "blocks": {}, "problems": problems}} if logs else {}
+
+
+def write_arrivals(folder: RunFolder, path: Path) -> tuple[int, float]:
+    """When each image came to the last `serve`, as CSV that a `trace` workload plays.
+
+    Returns:
+        How many came, and the seconds from the first to the last one.
+
+    Raises:
+        InputError: the log holds none, or is damaged.
+    """
+    came_ns = np.fromiter(_arrivals_ns(folder), np.int64)
+    if not len(came_ns):
+        problem = "holds no image of the last `slimsched serve`, which keeps a log where `serve.log_gb` is above 0"
+        raise InputError(str(folder / SERVED), "", problem)
+    with atomic_path(path) as temporary:
+        np.savetxt(temporary, came_ns / NS_PER_S, "%.9f", header="time_s", comments="")
+    return len(came_ns), float(came_ns[-1] - came_ns[0]) / NS_PER_S
+
+
+def _arrivals_ns(folder: RunFolder) -> Iterator[int]:
+    """By the clock of the last `serve`; segments of others have clocks of their own."""
+    logged = [Segment(path) for path in segments_in(folder / SERVED)]
+    for segment in logged:
+        if segment.head.served == logged[-1].head.served:
+            yield from (step.now_ns for step in segment.steps() if isinstance(step.event, RequestArrived))
 
 
 class _Replay:

@@ -179,7 +179,7 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "accuracy": ("0.5", "x"),
     "url": ("http://127.0.0.1:1/v2/models/x", "http://[", "tiny.yaml", ""),
 }
-PATHS: Final = ("--json", "--out", "--plot", "--logs")
+PATHS: Final = ("--json", "--out", "--plot", "--logs", "--trace-file")
 
 
 class Taken(NamedTuple):

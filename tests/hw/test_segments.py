@@ -20,8 +20,10 @@ from kit.errors import InputError
 from policies.records import LoggedStep
 from policies.replay import replay_through
 from policies.router import RouterCore
+from policies.vocabulary import RequestArrived
+from scenarios.files.series import read_trace
 from scenarios.runs.folder import SERVED, RunFolder
-from scenarios.runs.replays import replay_served
+from scenarios.runs.replays import replay_served, write_arrivals
 from tests import worlds
 
 SPEC = worlds.cluster()
@@ -48,7 +50,7 @@ class Server:
     def __init__(self, folder: Path, total_bytes: float = 1e9, age_s: float = 1e6) -> None:
         self.said: list[str] = []
         self.core = RouterCore(SPEC.router)
-        self.log = SegmentLog(folder / SERVED, LogBounds(total_bytes, age_s), lambda: "jsq", self.said.append)
+        self.log = SegmentLog(folder / SERVED, LogBounds(total_bytes, age_s), self.said.append)
         self.log.watch(self.core)
 
     def serve(self, steps: Sequence[LoggedStep]) -> None:
@@ -87,7 +89,6 @@ def test_every_segment_replays_by_itself_and_all_of_them_make_the_log(tmp_path: 
     for segment in reversed(found):
         assert replay_through({"router": segment.core()}, segment.steps()) is None
         assert segment.is_whole
-        assert segment.head.decides == "jsq"
     (run,) = replay_served(RunFolder(tmp_path)).values()
     assert (run["problems"], sum(log["steps"] for log in run["logs"])) == ([], len(steps))
     found[1].path.write_bytes(found[2].path.read_bytes())
@@ -96,6 +97,23 @@ def test_every_segment_replays_by_itself_and_all_of_them_make_the_log(tmp_path: 
         f"{SERVED}/{found[place].path.name}: it begins with another core than the segment before has left"
         for place in (1, 2)
     ]
+
+
+@pytest.mark.usefixtures("no_segment_ages")
+def test_what_came_to_the_last_server_is_a_trace(tmp_path: Path, steps: list[LoggedStep]) -> None:
+    """To the nanosecond, wherever the log was cut; nothing is written where nothing came."""
+    trace, folder = tmp_path / "trace.csv", RunFolder(tmp_path)
+    with pytest.raises(InputError, match=r"holds no image of the last `slimsched serve`"):
+        write_arrivals(folder, trace)
+    assert not trace.exists()
+    for left_out in (0, 20):
+        server = Server(tmp_path, age_s=16 * 0.1)
+        server.serve(steps[: len(steps) - left_out])
+        server.log.close()
+    assert len({segment.head.served for segment in logged(tmp_path)}) == 2
+    came_ns = [step.now_ns for step in steps[:-20] if isinstance(step.event, RequestArrived)]
+    assert write_arrivals(folder, trace) == (len(came_ns), (came_ns[-1] - came_ns[0]) / 1e9)
+    assert read_trace(trace, "time_s").tolist() == [at_ns / 1e9 for at_ns in came_ns]
 
 
 def test_old_segments_go_by_bytes_and_by_age(tmp_path: Path, steps: list[LoggedStep]) -> None:

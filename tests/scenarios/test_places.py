@@ -23,7 +23,7 @@ GIVEN = {
 NAMES = {"--plot": "x.png"}  # that end as they must
 WITHOUT = ("profile synth", "calibrate", "model check", "jobs generate", "list", "init")
 FILES = ("profile synth", "model slim", "model join", "jobs import", "jobs generate", "jobs init")  # whose --out is one
-WRITTEN = ("--json", "--out", "--plot", "--logs")
+WRITTEN = ("--json", "--out", "--plot", "--logs", "--trace-file")
 
 
 def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
@@ -31,7 +31,7 @@ def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
     found = [(command, "--json", "FILE") for command in COMMANDS]
     for command in COMMANDS:
         for flag in {*flags_of(command)} & {*WRITTEN}:
-            is_file = command in FILES or (flag == "--plot" and command != "profile show")
+            is_file = command in FILES or (flag in ("--plot", "--trace-file") and command != "profile show")
             found.append((command, flag, "FILE" if is_file else "DIR"))
     return found
 

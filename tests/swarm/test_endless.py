@@ -104,7 +104,7 @@ def test_nothing_grows_with_requests_or_deaths(
     wanted = mix(is_far=is_far, kills=kills)
 
     def loop_of(wanted: Mix, world: World, parts: Parts, _: object) -> RouterLoop:
-        log = SegmentLog(tmp_path, LogBounds(1e6, 1.0), lambda: "any", lambda _: None)
+        log = SegmentLog(tmp_path, LogBounds(1e6, 1.0), lambda _: None)
         tally = Tally(
             [server.name for server in parts.servers],
             wanted.router,
