@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         Validation,
     )
     from slimsched.running import replay, report, run, validate
-    from slimsched.serving import generate_load, serve, top
+    from slimsched.serving import generate_load, serve
     from slimsched.simulating import bound, capacity, compare, simulate, suite
     from slimsched.slimming import slim_model
     from slimsched.starting import init
@@ -100,7 +100,6 @@ __all__ = [
     "steer",
     "suite",
     "synthesize_profile",
-    "top",
     "train",
     "train_model",
     "validate",

@@ -28,7 +28,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "plan": ("planning.plan", "Tell what to run where, how much that carries, and what comes of more load or a loss."),
     "validate": ("running.validate", "Compare simulation with runs on real processes."),
     "serve": ("serving.serve", "Serve clients over HTTP."),
-    "top": ("serving.top", "Look at a server while it serves."),
     "load": ("serving.generate_load", "Send images to a server as clients would, and tell how long answers took."),
     "capacity": ("simulating.capacity", "Find the largest rate that a router carries, by simulation."),
     "bound": ("simulating.bound", "Compute a bound that no router can beat."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from math import inf
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from hw.door.journal import Journal
     from hw.router.loop import RunProgress
 
-_PATIENCE_S: Final = 5.0
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
 
@@ -235,34 +233,3 @@ def _first_token(token_file: File | None) -> str:
     from hw.door.listening import read_tokens
 
     return "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
-
-
-@verb
-def top(
-    url: str, /, *, once: bool = False, token_file: File | None = None, certificate: File | None = None
-) -> CommandResult:
-    """Look at a server while it serves.
-
-    On a terminal it looks every second until Ctrl-C; elsewhere, and from Python, at one second. Accuracies are what the
-    table says of the widths that images were served at.
-
-    Args:
-        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
-        once: look at one second alone.
-        token_file: a file whose first line is the token to send.
-        certificate: a file with the server's (PEM), if no authority has signed it.
-
-    Raises:
-        InputError: the URL is none of a model.
-        WorkError: no model answers there.
-    """
-    with _naming_the_extra("serve"):
-        from hw.door.load import Target
-        from hw.door.watch import Watch
-    from scenarios.show.top import follow, format_top
-    from scenarios.terminal.progress import is_written
-
-    path = None if certificate is None else Path(certificate)
-    watch = Watch(Target(url, _first_token(token_file), path, _PATIENCE_S))
-    found = follow(watch.look, once=once or not is_written(observer().quiet) or not sys.stderr.isatty())
-    return CommandResult(found, format_top(found))

@@ -125,8 +125,8 @@ def generate(load: Load) -> Outcome:
         InputError: the URL is none of a model, or the certificate is none.
         WorkError: nobody answers there.
     """
-    target = Target(load.url, load.token, load.certificate)
-    shape = _shape(target)
+    target = _Target(load)
+    shape = target.shape()
     return play(load, {name: _requests(load, target.at, shape, name) for name in load.classes or [""]}, target.tls)
 
 
@@ -165,52 +165,49 @@ def _authorization(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
-class Target:
-    """A server, by the URL of its model; see `Load`.
+class _Target:
+    """The server that a load is for.
 
     Raises:
         InputError: the URL is none of a model, or the certificate is none.
     """
 
-    def __init__(self, url: str, token: str, certificate: Path | None, patience_s: float = _ASKING_S) -> None:
-        self.url = url
-        self.at = _address(url)
-        self.tls = _tls(certificate) if self.at.scheme == "https" else None
-        self._headers = _authorization(token)
-        self._patience_s = patience_s
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self.at = _address(load.url)
+        self.tls = _tls(load.certificate) if self.at.scheme == "https" else None
 
-    def get(self, path: str) -> bytes:
-        """What stands at a path there; raises `WorkError` where nothing does, or nobody answers."""
+    def shape(self) -> tuple[int, ...]:
+        """Of an image; raises `WorkError` where no model answers."""
+        body = self._about()
+        try:
+            return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
+        except (msgspec.DecodeError, LookupError, TypeError) as error:
+            raise self._silence(error) from None
+
+    def _about(self) -> bytes:
+        """What the server says of the model."""
         host, port = cast(str, self.at.hostname), _port(self.at)
         connection = (
-            http.client.HTTPConnection(host, port, timeout=self._patience_s)
+            http.client.HTTPConnection(host, port, timeout=_ASKING_S)
             if self.tls is None
-            else http.client.HTTPSConnection(host, port, timeout=self._patience_s, context=self.tls)
+            else http.client.HTTPSConnection(host, port, timeout=_ASKING_S, context=self.tls)
         )
         try:
-            connection.request("GET", path, headers=self._headers)
+            connection.request("GET", self.at.path, headers=_authorization(self._load.token))
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self.silence(error) from None
+            raise self._silence(error) from None
         finally:
             connection.close()
         if answer.status != _OK:
-            raise WorkError(f"{self.url}: {answer.status} {body.decode(errors='replace'):.200}")
+            raise WorkError(f"{self._load.url}: {answer.status} {body.decode(errors='replace'):.200}")
         return body
 
-    def silence(self, error: Exception) -> WorkError:
+    def _silence(self, error: Exception) -> WorkError:
         """What came is no answer of a model."""
-        return WorkError(f"{self.url}: no model answers there ({type(error).__name__}: {error})")
-
-
-def _shape(target: Target) -> tuple[int, ...]:
-    """Of an image."""
-    body = target.get(target.at.path)
-    try:
-        return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
-    except (msgspec.DecodeError, LookupError, TypeError) as error:
-        raise target.silence(error) from None
+        return WorkError(f"{self._load.url}: no model answers there ({type(error).__name__}: {error})")
 
 
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:

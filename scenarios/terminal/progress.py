@@ -64,11 +64,6 @@ def current_observer() -> OnStep | None:
     return _hearing.get()
 
 
-def is_written(quiet: bool) -> bool:
-    """Whether somebody reads along: on the command line, unless that is to be quiet."""
-    return not quiet and _hearing.get() is None
-
-
 class Progress:
     """Progress of `total` steps, as a context manager.
 
@@ -88,7 +83,7 @@ class Progress:
     ) -> None:
         self._hear = _hearing.get()
         self._title, self._total, self._unit = title, total, unit
-        self._quiet = not is_written(quiet)
+        self._quiet = quiet or self._hear is not None
         self._stream: TextIO = stream or sys.stderr
         self.note = ""
         self._bar: Bar | None = None
