@@ -32,7 +32,6 @@ from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served, error_body
 from hw.door.slots import slots_of
-from hw.door.spans import tracing
 from hw.door.words import IngressPort, RouterPort, Serving, Status, ToIngress, ToRouter
 from hw.host.limits import allow_descriptors
 from hw.transport.arena import Arena
@@ -247,12 +246,11 @@ async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, ar
     page = LivePage(spec.served, bridge, metrics)
     journal = Sparing(Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json))
     admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, journal)
-    with tracing(App(admission, metrics, page, spec.limits)) as app:
-        server = _server(app, spec.limits, spec.certificate)
-        watching = asyncio.ensure_future(page.watch())
-        async with _grpc(spec, listening.grpc, admission, metrics):
-            await server.serve(sockets=[listening.http])
-        watching.cancel()
+    server = _server(App(admission, metrics, page, spec.limits), spec.limits, spec.certificate)
+    watching = asyncio.ensure_future(page.watch())
+    async with _grpc(spec, listening.grpc, admission, metrics):
+        await server.serve(sockets=[listening.http])
+    watching.cancel()
 
 
 @contextlib.asynccontextmanager

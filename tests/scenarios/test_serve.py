@@ -456,17 +456,6 @@ def test_without_grpcs_packages_it_says_what_to_install(
     assert capsys.readouterr().err == "slimsched: grpc: is not installed here; pip install 'slim-scheduler[grpc]'\n"
 
 
-def test_without_opentelemetry_it_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.asgi", None)
-    assert main(["serve", str(scenario(tmp_path)), "--port", "0"]) == 2
-    assert "opentelemetry.instrumentation.asgi: is not installed here; pip install 'slim-scheduler[otel]'" in (
-        capsys.readouterr().err
-    )
-
-
 @pytest.mark.release
 @pytest.mark.slow
 def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
