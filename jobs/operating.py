@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
-from operator import itemgetter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,14 +13,11 @@ from scipy.stats import spearmanr
 
 from jobs.case import JobsCase, read_case
 from jobs.comparing import against, band, jittered_waits_s, log_error, recorded, run_policy
-from jobs.figures import NEAR_MEAN, Blocks, are_done, by_job, figures, groups_of, spread
+from jobs.figures import NEAR_MEAN, Blocks, by_job, figures, groups_of, spread
 from jobs.learning.learned import NamedPolicy
-from jobs.policies.orders import MULTIFACTOR
-from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobsRecord
 from jobs.site import busy_of
-from jobs.spec import POLICY_SCHEMA, NodesSection
-from kit.chance import stream
+from jobs.spec import NodesSection
 from kit.errors import InputError
 from kit.parallel import Jobs, results
 from kit.units import NS_PER_S
@@ -253,144 +249,3 @@ def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]
         "only_recorded_share": float(((recorded > near_s) & (simulated <= near_s)).mean()),
         "rank_correlation": None if constant else float(spearmanr(simulated, recorded).statistic),
     }
-
-
-# --------------------------------------------------------------------------------------------------------------- tuning
-# Values of a policy by direct search on earlier weeks, judged on later ones that the search has not seen.
-
-
-TUNING_SCHEMA: Final = "slimsched.jobstuning/1"
-NARROWED: Final = 0.5  # the second half of the tries looks so near to the best so far, in logarithms of the ranges
-Values = Mapping[str, float]
-PREEMPTION: Final[Mapping[str, tuple[float, float]]] = {
-    "round_s": (30.0, 7200.0),
-    "hysteresis": (1.0, 8.0),
-    "min_run_s": (1.0, 14_400.0),
-}
-SLURM: Final[Mapping[str, tuple[float, float]]] = {
-    "weight_age": (1.0, 1e5),
-    "weight_size": (1.0, 1e5),
-    "weight_fairshare": (1.0, 1e5),
-    "max_age_s": (3600.0, 30 * 86400.0),
-    "half_life_s": (3600.0, 60 * 86400.0),
-}
-
-
-def ranges_of(policy: JobPolicy) -> Mapping[str, tuple[float, float]]:
-    """The numbers that a policy has, from where to where.
-
-    Raises:
-        InputError: it has none.
-    """
-    if policy.order == MULTIFACTOR:
-        return SLURM
-    if policy.is_preemptive:
-        return PREEMPTION
-    raise InputError("--policy", "", "has no numbers to tune: take one that preempts, or multifactor")
-
-
-def tune(
-    earlier: JobsCase,
-    later: JobsCase,
-    tries: int,
-    jobs: Jobs,
-    key: str = "wait_s",
-    told: Callable[[Values, float], None] = lambda numbers, figure: None,
-) -> tuple[NamedPolicy, dict[str, Any]]:
-    """Half of the tries anywhere in the ranges, half near the best so far; all in logarithms.
-
-    The policy with the best numbers, and what was found as a document: the figure that its own numbers and the best
-    ones came to on earlier weeks, and its change against its own former self on later ones (`comparing.against`).
-
-    Args:
-        key: whose mean is made small: `wait_s`, `jct_s` or `slowdown`.
-
-    Raises:
-        InputError: a policy without numbers.
-    """
-    named = earlier.policies[0]
-    ranges = ranges_of(named.policy)
-    rng = stream(earlier.scenario.seed, "job policy search")
-    tried: list[tuple[Values, float]] = []
-    first = tries // 2
-    for batch in ([_numbers_of(named.policy), *(_drawn(ranges, rng) for _ in range(first))], None):
-        wanted = batch or [_drawn(ranges, rng, min(tried, key=itemgetter(1))[0]) for _ in range(tries - first)]
-        policies = [with_numbers(named.policy, numbers) for numbers in wanted]
-        for numbers, figure in zip(wanted, results(_score, (earlier, named, key), policies, jobs), strict=True):
-            tried.append((numbers, figure))
-            told(numbers, figure)
-    best_numbers, best_figure = min(tried, key=itemgetter(1))
-    best = replace(named, policy=with_numbers(named.policy, best_numbers))
-    return best, {
-        "schema": TUNING_SCHEMA,
-        "policy": best.name,
-        "own": dict(tried[0][0]),
-        "own_figure": tried[0][1],
-        "best": dict(best_numbers),
-        "best_figure": best_figure,
-        "judged": _judged(later, named, best, jobs),
-    }
-
-
-def _score(common: tuple[JobsCase, NamedPolicy, str], policy: JobPolicy) -> float:
-    case, own, key = common
-    result = figures(run_policy(case, replace(own, policy=policy)), case.scenario.cluster.gpus)
-    value: float | None = result[key]["mean"]
-    return float("inf") if result["jobs"]["unfinished"] or value is None else value
-
-
-def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) -> Mapping[str, Any]:
-    gpus = later.scenario.cluster.gpus
-    before, after = (by_job(record, gpus) for record in results(run_policy, later, [own, best], jobs))
-    blocks = Blocks.of(later.jobs.submit_ns / NS_PER_S)
-    waits = {name: blocks.mean(each["wait_s"], are_done(each)) for name, each in (("own", before), ("tuned", after))}
-    return {"waits_s": waits, "change": against(after, before, blocks)}
-
-
-# ------------------------------------------------------------------------------------------------------------- numbers
-
-
-def _numbers_of(policy: JobPolicy) -> Values:
-    """Those it has."""
-    knobs = policy.multifactor if policy.order == MULTIFACTOR else policy.knobs
-    return {name: float(getattr(knobs, name)) for name in ranges_of(policy)}
-
-
-def _drawn(
-    ranges: Mapping[str, tuple[float, float]], rng: np.random.Generator, near: Values | None = None
-) -> dict[str, float]:
-    values = {}
-    for name, (low, high) in ranges.items():
-        width = float(np.log(high / low))
-        if near is None:
-            place = float(rng.uniform(0, width))
-        else:
-            here = float(np.log(max(near[name], low) / low))
-            place = float(np.clip(here + NARROWED * width * (rng.uniform() - 0.5), 0, width))
-        values[name] = float(f"{low * np.exp(place):.3g}")
-    return values
-
-
-def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:
-    """The policy with these numbers instead of its own."""
-    section = "multifactor" if policy.order == MULTIFACTOR else "knobs"
-    tuned: Any = {section: getattr(policy, section).model_copy(update=dict(numbers))}
-    return replace(policy, **tuned)
-
-
-def policy_document(policy: JobPolicy) -> dict[str, Any]:
-    """A policy as the file of its own (`slimsched.jobpolicy/1`)."""
-    document: dict[str, Any] = {
-        "schema": POLICY_SCHEMA,
-        "order": policy.order,
-        "queueing": policy.queueing,
-        "placement": policy.placement,
-        "estimate": policy.estimate,
-    }
-    if policy.is_preemptive:
-        document["preemption"] = {"kind": policy.preemption, **_numbers_of(policy)}
-    if policy.order == MULTIFACTOR:
-        document["multifactor"] = policy.multifactor.model_dump()
-    if policy.age_guard_ns:
-        document["age_guard_s"] = policy.age_guard_ns / NS_PER_S
-    return document

@@ -23,7 +23,7 @@ from kit.units import parse_duration
 
 _KINDS: Final = {
     "slimsched.scenario": "a scenario of serving, for `slimsched simulate`, `compare`, `run` and SlimCluster-v0",
-    "slimsched.jobs": "a scenario of training jobs, for `slimsched jobs compare` and the like, and JobCluster-v0",
+    "slimsched.jobs": "a scenario of training jobs, for `slimsched jobs compare` and the like",
     "slimsched.jobpolicy": "a policy for training jobs, for `slimsched jobs compare --policy`",
     "slimsched.profile": "a device's profile, for a scenario's servers and `slimsched profile show`",
     "slimsched.clusters": "what clusters are drawn from, for `slimsched train --over`",

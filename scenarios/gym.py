@@ -81,7 +81,7 @@ def make_env(
     """
     from scenarios.metrics.result import Simulator
 
-    require_undrawn(ID, render_mode)
+    _require_undrawn(render_mode)
     if engine not in get_args(Simulator):
         raise InputError(ID, "engine", f"{engine!r}; {nearest(str(engine), get_args(Simulator))}")
     if engine == "compiled":
@@ -124,26 +124,21 @@ def make_vector_env(
     """
     from sim.compiled.env import SlimClusterVectorEnv
 
-    require_undrawn(ID, render_mode)
-    require_whole(ID, "num_envs", num_envs, 1)
+    _require_undrawn(render_mode)
+    if not isinstance(num_envs, Integral) or num_envs < 1:
+        raise InputError(ID, "num_envs", f"{num_envs!r}: must be a whole number from 1")
     world = _world(scenario, changes)
     plan = _plan(world, duration_s)
     _tell_compiling("sim.compiled.env", "step_clusters")
     return SlimClusterVectorEnv(world.cluster, plan, num_envs, holds_s, figures_of)
 
 
-def require_undrawn(name: str, render_mode: str | None) -> None:
+def _require_undrawn(render_mode: str | None) -> None:
     """Stable-Baselines3, CleanRL and others ask every environment for pictures, and most never look at one."""
     if render_mode == PICTURES:
-        logger.warn(f"{name}: render_mode: nothing is drawn, so {PICTURES!r} gives no pictures")
+        logger.warn(f"{ID}: render_mode: nothing is drawn, so {PICTURES!r} gives no pictures")
     elif render_mode is not None:
-        raise InputError(name, "render_mode", f"{render_mode!r}: nothing is drawn; leave it out, or give None")
-
-
-def require_whole(name: str, key: str, number: int, least: int) -> None:
-    """Raises `InputError` for anything but a whole number that is large enough."""
-    if not isinstance(number, Integral) or number < least:
-        raise InputError(name, key, f"{number!r}: allowed are whole numbers from {least}")
+        raise InputError(ID, "render_mode", f"{render_mode!r}: nothing is drawn; leave it out, or give None")
 
 
 def _tell_compiling(module: str, entry: str) -> None:

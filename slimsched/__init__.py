@@ -5,7 +5,7 @@ library has learned. Nothing prints: results hold numbers and remarks, and withi
 tells how far it is. What is wrong in what was given is an `InputError`, a `ValueError` whose text names the file or
 argument, the key and the remedy.
 
-`import slimsched.gym` registers `SlimCluster-v0` and `JobCluster-v0` with Gymnasium.
+`import slimsched.gym` registers `SlimCluster-v0` with Gymnasium.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Gymnasium's environments: importing this registers `SlimCluster-v0` and `JobCluster-v0`.
+"""Gymnasium's environment: importing this registers `SlimCluster-v0`.
 
-`gymnasium.make("slimsched.gym:SlimCluster-v0", scenario="paper")` does it by itself (`scenarios.gym`,
-`slimsched.jobs.gym`).
+`gymnasium.make("slimsched.gym:SlimCluster-v0", scenario="paper")` imports it (`scenarios.gym`).
 """
 
-import slimsched.jobs.gym  # noqa: F401
+import scenarios.gym  # noqa: F401

@@ -141,8 +141,8 @@ class View:
         return rows
 
 
-Chooser = Callable[[View], int | None]
-"""Whose turn it is: the place in the view of whom to start, or `WAIT`; None for later, and the same is asked again."""
+Chooser = Callable[[View], int]
+"""Whose turn it is: the place in the view of whom to start, or `WAIT`."""
 
 Mapper = Callable[[View, int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]]
 """Where a chosen job lies that fits: of a view of all that wait, its place there, and each one's pools."""
@@ -161,16 +161,11 @@ class Choosing:
 
 
 class Choices:
-    """The choices of one scheduler.
-
-    Attributes:
-        is_asked: the chooser owes an answer; ask again.
-    """
+    """The choices of one scheduler."""
 
     def __init__(self, choosing: Choosing | None = None, mapper: Mapper | None = None) -> None:
         self._mapper = mapper
         self._chooser = choosing.chooser if choosing is not None else None
-        self.is_asked = False
         self._fields: tuple[int, dict[int, int], list[list[Pool]]] = (0, {}, [])  # of so many classes
 
     def choice(self, line: CompetingClasses, ledger: JobLedger) -> None:
@@ -202,9 +197,8 @@ class Choices:
         jobs, number = _in_order(classes)
         view = self._view(line, classes, jobs, number, ledger)
         place = self._chooser(view)
-        self.is_asked = place is None
-        if place is None or place == WAIT:
-            assert place is None or view.can_wait, "nobody was chosen where nothing will happen"
+        if place == WAIT:
+            assert view.can_wait, "nobody was chosen where nothing will happen"
             return None
         assert view.may[place], "somebody was chosen who may not be"
         return classes[number[place]], int(jobs[place])

@@ -235,7 +235,7 @@ class JobScheduler(JobLedger):
         stopped = self.stopped
         plans = not self._bf_interval_ns or self.now_ns % self._bf_interval_ns == 0
         (self._queueing if plans else QUEUEINGS["strict"])(line, self)
-        line.fresh, line.is_open = [], self.stopped > stopped or self.choices.is_asked
+        line.fresh, line.is_open = [], self.stopped > stopped
 
 
 def _why_not(event: JobArrived, allowed: Sequence[Pool]) -> str:

@@ -149,7 +149,7 @@ class _Columns:
 
 
 class JobSimulation:
-    """One run: `run` it, once; or `advance` it to each choice that a chooser leaves open, and take its `record`.
+    """One run: `run` it, once.
 
     Attributes:
         now_ns: the present, integer nanoseconds since the trace's start.
@@ -174,7 +174,6 @@ class JobSimulation:
         self._down_gpu_ns = 0
         self._in_system, self._in_system_ns, self._counted_ns = 0, 0, self._begins_ns
         self._wake_ns: int | None = None
-        self._is_under_way = False
         self._last_ns = int(self._submit_ns[-1]) + run.longest_ns
         self._carry_out: dict[type, Callable[[Any], None]] = {
             StartJob: self._start,
@@ -183,43 +182,22 @@ class JobSimulation:
         }
 
     def run(self) -> JobsRecord:
-        """To the last job's end."""
-        is_asked = self.advance()
-        assert not is_asked, "nobody is there to answer"
-        return self.record()
-
-    def advance(self) -> bool:
-        """To the next choice that is left open, which is True; or to the last job's end."""
-        if not self._is_under_way:
-            self._is_under_way = True
-            self._set_off()
-            self._at(self._last_ns, LAST, self._pass)  # who is not done by then has held GPUs until then
+        """Simulate to the last job's end; what the run did is proven to add up."""
+        self._set_off()
+        self._at(self._last_ns, LAST, self._pass)  # who is not done by then has held GPUs until then
         scheduler, heap = self.scheduler, self._heap
         while True:
             while scheduler.next_wake_ns == self.now_ns and not (heap and heap[0][0] == self.now_ns):
                 self._tell(Wake())
-                if scheduler.choices.is_asked:
-                    return True
             self._plan_wake()
             if self._is_over or not heap or heap[0][0] > self._last_ns:
-                return False
+                return self._record()
             self.now_ns, _, _, act, arguments = heapq.heappop(heap)
             act(*arguments)
 
     def _at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL` to `LAST`."""
         heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
-
-    @property
-    def in_system_ns(self) -> int:
-        """Time integral of the number of jobs that were in the system, up to now."""
-        self._count(0)
-        return self._in_system_ns
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the run's begin."""
-        return max(self.now_ns - self._begins_ns, 0) / NS_PER_S
 
     @property
     def _is_over(self) -> bool:
@@ -363,8 +341,7 @@ class JobSimulation:
 
     # ------------------------------------------------------------------------------------------------------- the end
 
-    def record(self) -> JobsRecord:
-        """What the run left behind; what it did is proven to add up."""
+    def _record(self) -> JobsRecord:
         self._count(0)
         columns, spec, ended_ns = self._columns, self.spec, self.now_ns
         for job, running in list(self._running.items()):

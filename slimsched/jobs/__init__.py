@@ -1,4 +1,4 @@
-"""Training jobs from Python: the functions that `slimsched jobs` does, and `tune` and `train` besides."""
+"""Training jobs from Python: the functions that `slimsched jobs` does, and `train` besides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from slimsched.jobs.verbs import (
     init,
     inspect,
     train,
-    tune,
     whatif,
 )
 
@@ -26,6 +25,5 @@ __all__ = [
     "init",
     "inspect",
     "train",
-    "tune",
     "whatif",
 ]

@@ -363,13 +363,3 @@ def advice_text(document: Row) -> str:
     table = [_table("advice", document["jobs"], notes=[say("advice_notes", document)])] if document["jobs"] else []
     commands = [] if "written" in document else document["commands"]
     return _text(say("advice_head", document), *table, "\n".join(commands), say("advice_end", document))
-
-
-def tuning_text(row: Row) -> str:
-    """The numbers, what they came to where they were sought, and what they are worth later."""
-    change = row["judged"]["change"]["wait_s"]
-    is_better = (change["difference"] or 0.0) < 0 and not chance_explains(change["share"])
-    rows = [[name, f"{row['own'][name]:g}", f"{value:g}"] for name, value in row["best"].items()]
-    table = Table(columns("number", "before", "tuned"), rows)
-    said = (say("sought", row), say("worth", row, is_better), say("written", row, is_better))
-    return _text(row["policy"], table, *said)

@@ -1,6 +1,6 @@
 """What is done with training jobs: a cluster's log as a trace, what a trace holds, and policies on it.
 
-`slimsched jobs NAME` does the first nine; `tune` and `train` are for Python alone.
+`slimsched jobs NAME` does the first nine; `train` is for Python alone.
 """
 
 from __future__ import annotations
@@ -532,57 +532,6 @@ def _undone(journal: Path) -> CommandResult:
 
 
 @verb
-def tune(
-    scenario: File,
-    /,
-    *,
-    policy: str | None = None,
-    out: NewFile = Path("tuned.jobpolicy.yaml"),
-    tries: int = 30,
-    split: float = 0.5,
-    objective: Literal["wait", "jct", "slowdown"] = "wait",
-    load: float | None = None,
-    jobs: int | None = None,
-) -> CommandResult:
-    """Seek a policy's numbers on earlier weeks, and judge them on later ones.
-
-    Args:
-        scenario: a scenario of training jobs (YAML).
-        policy: by name, or a file; the scenario's first by default.
-        out: where it goes; ends in .jobpolicy.yaml.
-        tries: of numbers.
-        split: the share of the time that is searched on; the rest judges.
-        objective: whose mean is made small.
-        load: of `jobs`, as a scenario has it.
-        jobs: processes; by default one a core.
-
-    Raises:
-        InputError: a policy without numbers, or a scenario whose weeks can't be told apart.
-    """
-    import yaml
-
-    from jobs.operating import policy_document, ranges_of
-    from jobs.operating import tune as search
-    from jobs.spec import POLICY_SUFFIX
-    from slimsched.jobs.texts import tuning_text
-
-    if not Path(out).name.endswith(POLICY_SUFFIX):
-        raise InputError("out", "", f"{Path(out).name!r}: the file of a policy ends in {POLICY_SUFFIX}")
-    place, named = writable_file(Path(out)), () if policy is None else (policy,)
-    whole = _case(scenario, named, load)
-    ranges_of(whole.policies[0].policy)
-    cut_s = _cut_s(whole, split)
-    earlier = _case(scenario, named, load, {"window.until_s": cut_s}, is_told=False)
-    later = _case(scenario, named, load, {"window.from_s": cut_s}, is_told=False)
-    key = {"wait": "wait_s", "jct": "jct_s", "slowdown": "slowdown"}[objective]
-    with _progress("tries", tries + 1, unit="try") as progress:
-        best, found = search(earlier, later, tries, jobs or core_count(), key, lambda *tried: progress.update())
-    write_text(place, yaml.safe_dump(policy_document(best.policy), sort_keys=False))
-    document = found | {"key": objective, "tries": tries, "file": str(place)}
-    return CommandResult(document, tuning_text(document))
-
-
-@verb
 def train(
     scenario: File,
     /,
@@ -719,16 +668,6 @@ def _changed(given: Sequence[str]) -> dict[str, Any]:
             raise InputError("--change", key.strip(), f"{problem}: write the new number, without +")
         changes[key.strip()] = strict.mapping(f"value: {value}", "--change")["value"]
     return changes
-
-
-def _cut_s(case: JobsCase, share: float) -> float:
-    """The time of the trace by which so much of the window's time is over."""
-    if case.snapshot is not None:
-        raise InputError(case.source, "begin", "what the log found is of one time; begin empty")
-    if case.scenario.load is not None:
-        raise InputError(case.source, "load", "weeks are told apart by the trace's own times; leave load out")
-    first, last = float(case.jobs.submit_s[0]), float(case.jobs.submit_s[-1])
-    return first + share * (last - first)
 
 
 def _timezone(name: str | None) -> str | None:

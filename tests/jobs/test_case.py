@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -15,8 +14,7 @@ from jobs.case import warnings_of
 from jobs.comparing import fingerprint, run_policy
 from jobs.learning.learned import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
 from kit.errors import InputError
-from slimsched.jobs.gym import JOBS_ID
-from tests.jobs.cases import case_of, trace_of, write_case
+from tests.jobs.cases import case_of, trace_of
 
 FOUR = [(0, 100, 1), (10, 50, 2), (20, 50, 4), (30, 10, 1)]
 MINE = "schema: slimsched.jobpolicy/1\n"
@@ -207,26 +205,6 @@ def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) ->
     (tmp_path / "mine.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match="not a safetensors file"):
         case_of(tmp_path, trace, policies=["mine.safetensors"])
-
-
-def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> None:
-    write_case(tmp_path, trace_of([(row, 5, 2) for row in range(40)]))
-    env = gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), length=20, warm=5)
-    observation, info = env.reset(seed=1)
-    assert env.observation_space.contains(observation)
-    assert info["action_mask"].any()
-    masks = env.unwrapped.action_masks()  # type: ignore[attr-defined]
-    assert (masks.dtype, masks.tolist()) == (np.dtype(bool), info["action_mask"].astype(bool).tolist())
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({}, "leave no window"),
-        ({"length": -5}, "JobCluster-v0: length: -5: allowed are whole numbers from 1"),
-        ({"length": 20, "warm": -5}, "JobCluster-v0: warm: -5: allowed are whole numbers from 0"),
-        ({"length": 2.5}, "length: 2.5"),
-        ({"length": 20, "render_mode": "human"}, "render_mode: 'human': nothing is drawn"),
-    ]
-    for given, problem in refused:
-        with pytest.raises(InputError, match=problem):
-            gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), **given)
 
 
 def test_shares_that_hold_whole_gpus(tmp_path: Path) -> None:

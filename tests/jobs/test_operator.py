@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from jobs import operating
-from jobs.case import JobsCase, read_case, read_scenario
+from jobs.case import JobsCase
 from jobs.comparing import comparison_document, run_all, run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.training import Windows
-from jobs.operating import CHECKS, capacity_document, tune, validation_document, whatif_document
+from jobs.operating import CHECKS, capacity_document, validation_document, whatif_document
 from jobs.trace import JobTrace
 from kit.errors import InputError
 from slimsched.cli import main
 from slimsched.jobs import verbs
-from slimsched.jobs.texts import answers, capacity_text, tuning_text, validation_text, whatif_text
+from slimsched.jobs.texts import answers, capacity_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -215,47 +215,6 @@ def test_a_log_without_waits_is_refused(tmp_path: Path) -> None:
         validation_document(case, case.policies[0])
 
 
-# --------------------------------------------------------------------------------------------------------------- tuning
-
-
-def test_the_best_of_the_tries_is_taken_and_judged_elsewhere(tmp_path: Path) -> None:
-    """Restarts are so dear here that stopping anybody is a loss: the search finds to stop nobody early."""
-    trace = drawn(jobs=400, load=0.9)
-    cluster = {"nodes": [{"count": 4, "gpus": 4}], "restart_s": 1200}
-    keys: dict[str, Any] = {"cluster": cluster, "policies": ["las"], "preemption": {"round_s": 1300}}
-    cut_s = float(trace.submit_s[200])
-    earlier = case_of(tmp_path, trace, **keys, window={"until_s": cut_s})
-    later = case_of(tmp_path, trace, **keys, window={"from_s": cut_s})
-    best, found = tune(earlier, later, 10, 1)
-    assert found["own"] == {"round_s": 1300, "hysteresis": 1, "min_run_s": 0}
-    assert found["best_figure"] < found["own_figure"]
-    knobs = best.policy.knobs
-    numbers = found["best"]["round_s"], found["best"]["hysteresis"]
-    assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx(numbers)
-    assert found["judged"]["change"]["wait_s"]["difference"] is not None
-
-
-def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:
-    case = on_nodes(tmp_path, drawn(jobs=20), policies=["smallest"])
-    with pytest.raises(InputError, match="has no numbers to tune"):
-        tune(case, case, 2, 1)
-
-
-@pytest.mark.parametrize(
-    "low, high, why",
-    [(-0.9, 0.2, "That may be chance: the interval holds 0."), (0.1, 0.9, "Later jobs wait longer."), (-0.9, -0.2, "")],
-)
-def test_a_written_file_is_named_as_not_better(low: float, high: float, why: str) -> None:
-    share, wait = {"value": (low + high) / 2, "low": low, "high": high}, {"value": 60.0, "low": 50.0, "high": 70.0}
-    change = {"wait_s": {"share": share, "difference": 60.0 * share["value"]}}
-    later = {"waits_s": {"own": wait, "tuned": wait}, "change": change}
-    found = {"policy": "las", "key": "slowdown", "tries": 1, "own": {"round_s": 60.0}, "own_figure": 2.5}
-    text = tuning_text({**found, "best": {"round_s": 30.0}, "best_figure": 1.5, "judged": later, "file": "f.yaml"})
-    assert "slowdown has a mean of 2.5 -> 1.5," in text
-    assert text.endswith(f"written: f.yaml{', which is not better than the former numbers' if why else ''}")
-    assert (f"{why} Keep the former numbers." in text) == ("Keep" in text) == bool(why)
-
-
 def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:
     """From ten times on; more work than the GPUs can do is named, and else the flag to try."""
     trace = trace_of([(row * 50, 100, 4) for row in range(40)], recorded_wait_s=[1.0] * 40)
@@ -352,18 +311,6 @@ def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str])
     assert "This is of this one log; other weeks may need more." in said
 
 
-def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tuned = verbs.tune("s.yaml", policy="las", tries=4, jobs=1, out="mine.jobpolicy.yaml")
-    assert "On later ones" in tuned.text
-    assert re.search(r"wait has a mean of [\d.]+ (s|min|h|d) -> [\d.]+ (s|min|h|d), after 4 tries", tuned.text)
-    assert "written: mine.jobpolicy.yaml" in tuned.text
-    case = read_case(read_scenario(here / "s.yaml"), "s.yaml")
-    assert main(["jobs", "compare", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
-    assert tuned.document["best_figure"] <= tuned.document["own_figure"]
-    assert json.loads((here / "r.json").read_text())["policy"] == "mine"
-    assert len(case.jobs) == 120
-
-
 def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained for two epochs on short windows, judged beside baselines, and run by its file."""
     found = verbs.train("s.yaml", epochs=2, episodes=4, window=16, judged=4, jobs=1)
@@ -412,8 +359,6 @@ def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest
 @pytest.mark.parametrize(
     "work, said",
     [
-        (lambda: verbs.tune("s.yaml", out="x.yaml"), r"ends in \.jobpolicy\.yaml"),
-        (lambda: verbs.tune("s.yaml", policy="fifo"), "has no numbers to tune"),
         (lambda: verbs.train("s.yaml", out="x.yaml"), r"\.safetensors"),
         (lambda: verbs.train("s.yaml", window=5000), "leave no window of 5000"),
         (lambda: verbs.train("s.yaml", base="sjf"), "sjf asks how long jobs run: take one of"),

@@ -151,7 +151,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"duration_s": float("nan")}, "duration_s: nan"),
     ({"duration_s": "0.2s"}, "duration_s: '0.2s'"),
     ({"render_mode": "human"}, "render_mode: 'human': nothing is drawn"),
-    ({"num_envs": 0}, "num_envs: 0: allowed are whole numbers from 1"),
+    ({"num_envs": 0}, "num_envs: 0: must be a whole number from 1"),
 ]
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jobs.policies.choices import NAMES, WAIT, Choosing, View, uses, ways
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, policy_of
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import jobs, run, seconds
 
 CHOICE = JobPolicy("fifo", "choice", placement="lowest", learned="told")
@@ -61,16 +60,6 @@ def test_first_fit_is_the_masked_choice_of_whoever_comes_first(order: str) -> No
     )
     first_fit = run(f"{order}-first-fit-lowest", these, groups=groups).start_ns.tolist()
     assert run(rule, these, groups=groups).start_ns.tolist() == asked.start_ns.tolist() == first_fit
-
-
-def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:
-    answers: list[int | None] = [None, None, 0, None, 0]
-    told = Told(lambda view: answers.pop(0))
-    these = jobs((0, 10, 4), (1, 5, 4))
-    simulation = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(these, CHOICE, choosing=Choosing(told)))
-    assert [simulation.advance() for _ in range(4)] == [True, True, True, False]
-    assert seconds(simulation.record().start_ns) == [0, 10]
-    assert [view.now_ns for view in told.views] == [0, 0, 0, 10**10, 10**10]
 
 
 # ----------------------------------------------------------------------------------------------------------- views
