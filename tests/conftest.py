@@ -93,6 +93,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the order in which they are given to processes; what starts nodes of Ray goes last of its group, or of all."""
     items.sort(key=lambda item: (BESIDE and _measures_nothing(item), item.get_closest_marker(RAY) is not None))
+    for item in items:
+        if not _measures_nothing(item):  # real processes on a host that others use, too
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
