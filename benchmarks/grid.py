@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kit.documents import inputs_hash, write_text
-from kit.parallel import Jobs, each
+from kit.parallel import each
 from scenarios.terminal.progress import Progress
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ def make_rows(
     work: Callable[[Any, GridRow], Row],
     common: Any = None,
     *,
-    jobs: Jobs = 1,
+    jobs: int = 1,
     prepare: Callable[[Any], object] | None = None,
     quiet: bool = False,
     is_whole: bool = True,

@@ -30,7 +30,7 @@ from jobs.slurm_conf import span_s
 from jobs.trace import JobTrace
 from kit.chance import stream
 from kit.errors import InputError
-from kit.parallel import Jobs, results
+from kit.parallel import results
 from kit.units import NS_PER_S
 
 SCHEMA: Final = "slimsched.jobsadvice/1"
@@ -300,7 +300,7 @@ def advice_document(
     jobs: Sequence[LiveJob],
     journal: Journal,
     now_s: float,
-    processes: Jobs = 1,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Who waits, in Slurm's order now and in the advised one; what to write; and what is expected of both.
 
@@ -397,7 +397,7 @@ def _expected(waits_s: Numbers) -> dict[str, Any]:
 
 
 def expected_waits_s(
-    case: JobsCase, running: Sequence[LiveJob], orders: Sequence[Sequence[LiveJob]], now_s: float, processes: Jobs
+    case: JobsCase, running: Sequence[LiveJob], orders: Sequence[Sequence[LiveJob]], now_s: float, processes: int
 ) -> list[Numbers]:
     """For each order (draws, jobs): whole waits of its jobs, were they taken in this order by the site's own rules.
 

@@ -28,7 +28,7 @@ from kit.documents import inputs_hash
 from kit.errors import InputError
 from kit.files import atomic_path, lies_there
 from kit.named_files import named_files, with_paths
-from kit.parallel import Jobs, each, results
+from kit.parallel import each, results
 from kit.units import NS_PER_S
 
 RUN_SCHEMA: Final = "slimsched.jobsrun/1"
@@ -197,7 +197,7 @@ def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
 
 
 def run_all(
-    case: JobsCase, jobs: Jobs, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
+    case: JobsCase, jobs: int, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
 ) -> dict[str, JobsRecord]:
     """The runs of all policies of a case by name, in their order; those that lie in the folder are read from there.
 
@@ -293,7 +293,7 @@ DRAWS: Final = 20
 Band = tuple[float, float]  # from the 5th to the 95th of a hundred
 
 
-def jittered_waits_s(case: JobsCase, jobs: Jobs) -> Numbers:
+def jittered_waits_s(case: JobsCase, jobs: int) -> Numbers:
     """(draws, policies) Mean waits; a draw is the same for all policies, and for all cases with the same jobs."""
     tasks = [(draw, place) for draw in range(DRAWS) for place in range(len(case.policies))]
     return np.array(results(_jittered_wait_s, case, tasks, jobs)).reshape(DRAWS, -1)
@@ -315,7 +315,7 @@ def band(values: Numbers) -> Band:
     return low, high
 
 
-def jitter_document(case: JobsCase, jobs: Jobs) -> dict[str, Any]:
+def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
     """Each policy's band, and that of its change against the baseline."""
     waits_s = jittered_waits_s(case, jobs)
     base_s = waits_s[:, case.policies.index(case.baseline)]

@@ -19,13 +19,13 @@ from jobs.sim.jobs import JobsRecord
 from jobs.site import busy_of
 from jobs.spec import NodesSection
 from kit.errors import InputError
-from kit.parallel import Jobs, results
+from kit.parallel import results
 from kit.units import NS_PER_S
 
 WHATIF_SCHEMA: Final = "slimsched.jobswhatif/1"
 
 
-def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]:
+def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
     """Each policy's runs in numbers before and after a change, and the difference: as a share with its interval.
 
     Args:
@@ -200,7 +200,7 @@ FACTOR: Final = 2.0
 Numbers = NDArray[np.float64]
 
 
-def validation_document(case: JobsCase, named: NamedPolicy, jobs: Jobs = 1) -> dict[str, Any]:
+def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
     """One policy's waits beside the recorded ones, of jobs that have both.
 
     Raises:

@@ -24,7 +24,7 @@ from jobs.spec import SCHEMA, JobsScenario
 from jobs.trace import JobTrace
 from kit import strict
 from kit.errors import InputError
-from kit.parallel import Jobs, each
+from kit.parallel import each
 
 MOST_JOBS: Final = 3500  # of 1,500, 3 of 10 drawn logs were taken for another policy's; of 3,500 none
 MOST_WAITING: Final = 20.0  # jobs in the mean: reservations for more of them take minutes
@@ -70,7 +70,7 @@ def site_of(
     trace: JobTrace,
     path: Path,
     nodes: tuple[NodeGroup, ...],
-    jobs: Jobs,
+    jobs: int,
     conf: SlurmConf | None = None,
     on_policy: Callable[[int, int], object] = lambda done, count: None,
 ) -> Site:

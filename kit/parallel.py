@@ -1,6 +1,7 @@
 """The same work on many things, in processes beside each other. It knows nothing of what the work is.
 
-Processes begin afresh, have one thread for arithmetic, and end with this one, however that ends.
+Processes begin afresh, have one thread for arithmetic, and end with this one, however that ends. Within a
+`joblib.parallel_config` with a backend of its own, such as Ray's, that backend does the work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kit.errors import WorkError
 
@@ -23,42 +24,23 @@ Task = TypeVar("Task")
 Made = TypeVar("Made")
 
 
-class Elsewhere(Protocol):
-    """Who does tasks on other machines (`ray_pool`)."""
-
-    def each(
-        self,
-        work: Callable[[Common, Task], Made],
-        common: Common,
-        tasks: Sequence[Task],
-        prepare: Callable[[Common], object] | None = None,
-    ) -> Generator[tuple[int, Made], None, None]:
-        """As the function `each`."""
-
-
-Jobs = int | Elsewhere
-"""Where tasks are done: in so many processes of this machine, or elsewhere."""
-
-
 def each(
     work: Callable[[Common, Task], Made],
     common: Common,
     tasks: Sequence[Task],
-    jobs: Jobs,
+    jobs: int,
     prepare: Callable[[Common], object] | None = None,
 ) -> Generator[tuple[int, Made], None, None]:
-    """(place of the task, what the work made of it), as they end; with one process here, in order.
+    """(place of the task, what the work made of it), as they end; with one process, or another backend, in order.
 
     Args:
         work: is given what all tasks have in common, which is sent to each process once.
+        jobs: so many processes at most; what a `parallel_config` says of its backend goes before it.
         prepare: what is to be done once on a machine before processes do it beside each other: compiling, say.
 
     Raises:
         WorkError: a process was killed. What the work raises comes through as it is.
     """
-    if not isinstance(jobs, int):
-        yield from jobs.each(work, common, tasks, prepare)
-        return
     processes = min(jobs, len(tasks))
     if processes <= 1:
         for place, task in enumerate(tasks):
@@ -67,7 +49,12 @@ def each(
     if prepare is not None:
         prepare(common)
     from joblib.externals.loky.process_executor import ProcessPoolExecutor  # it is slow to open, and seldom needed
+    from joblib.parallel import LokyBackend, Parallel, delayed, get_active_backend
 
+    backend, wanted = get_active_backend()
+    if not isinstance(backend, LokyBackend):  # Ray's gives all results at once, so no backend is asked for more
+        yield from enumerate(Parallel(wanted or processes)(delayed(work)(common, task) for task in tasks))
+        return
     given = os.getpid(), work, common
     pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=given, env=ONE_THREAD)
     left, running = iter(enumerate(tasks)), dict[Any, int]()
@@ -86,7 +73,7 @@ def each(
         pool.shutdown(kill_workers=True)  # an interruption ends them now, and not when they are done
 
 
-def results(work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], jobs: Jobs) -> list[Made]:
+def results(work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], jobs: int) -> list[Made]:
     """What the work made of each task, in their order; raises as `each` does."""
     by_task = dict(each(work, common, tasks, jobs))
     return [by_task[place] for place in range(len(tasks))]

@@ -37,7 +37,6 @@ from slimsched.working import (
     require_made,
     router_name,
     solving,
-    spread,
     tell_overload,
     verb,
     warn_of_routers,
@@ -127,7 +126,6 @@ def compare(
     *,
     engine: Engine = "auto",
     jobs: Annotated[int | None, Parameter(alias="-j")] = None,
-    ray: str | None = None,
     bound: bool = False,
     equal_accuracy: bool = False,
     out: Out = None,
@@ -144,8 +142,6 @@ def compare(
         seeds: instead of the scenario's (`compare.seeds`); may be given several times.
         engine: as for `simulate`; `auto` goes on with the one that has begun the comparison.
         jobs: parallel processes; by default one a core, or one for little work. Scripts need the guard of `__main__`.
-        ray: spread over the cores of a running Ray cluster, by the address of its head, or `auto` for what RAY_ADDRESS
-            says or the cluster that runs here (docs/cluster.md). What comes out is the same.
         bound: also compute the bound that no router can beat; takes some seconds.
         equal_accuracy: set every router's dial so that all have the scenario's floor on these very runs, to 0.02
             points; a router without a dial is as it is. A custom class has one if it has an attribute `dial`.
@@ -186,9 +182,9 @@ def compare(
         if engine == "auto":
             chosen = stage.engine_to_go_on(job, world, chosen)
         within = partial(announcing_compilation, given.routers, chosen)
-        with spread(ray, jobs, partial(default_jobs, world, given.runs, given.seeds[0], chosen)) as places:
-            bounds = partial(_bounds, world) if bound else None
-            document = stage.compare(job, world, chosen, jobs=places, bounds=bounds, within=within, equal=equal)
+        jobs = jobs or default_jobs(world, given.runs, given.seeds[0], chosen)
+        bounds = partial(_bounds, world) if bound else None
+        document = stage.compare(job, world, chosen, jobs=jobs, bounds=bounds, within=within, equal=equal)
     return Comparison(document, stage.results_of(job), session.folder)
 
 

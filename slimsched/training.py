@@ -12,7 +12,7 @@ from kit.errors import InputError, nearest
 from policies.registry import COMPASS
 from slimsched.arguments import Changes, File, Out, Scenario, ScenarioLike, changes_of
 from slimsched.results import TrainedRouter, Training
-from slimsched.working import announcing_compilation, begin, load, observer, spread, tell_overload, verb
+from slimsched.working import announcing_compilation, begin, load, observer, tell_overload, verb
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -26,7 +26,6 @@ def train(
     routers: Annotated[Sequence[str], Parameter(name="--router", alias="-r")] = (),
     *,
     over: File | None = None,
-    ray: str | None = None,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Training:
@@ -43,7 +42,6 @@ def train(
             those that the scenario's own run makes, `compass` where it names none.
         over: in place of a scenario: a file of what clusters are drawn from, or `clusters`, which ships; the router is
             `compass`.
-        ray: spread searches over the cores of a running Ray cluster, by the address of its head, or `auto`.
         out: the run folder, which keeps the routers' files; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
             tuning.decisions, tuning.searches, tuning.objective, tuning.control ...
@@ -63,8 +61,6 @@ def train(
     from scenarios.files.made_routers import MADE_KINDS, PPO, made_kind, made_kinds
 
     if over is not None:
-        if ray is not None:
-            raise InputError("--ray", "", "spreads searches for one scenario; over drawn clusters leave it out")
         return _train_over(scenario, routers, Path(over), out, changes)
     if scenario is None:
         raise InputError("SCENARIO", "", "missing; name one (`slimsched list` shows them), or --over clusters")
@@ -76,7 +72,6 @@ def train(
         if kind not in MADE_KINDS:
             raise InputError("--router", "", f"{kind!r} can't be trained; {nearest(kind, MADE_KINDS)}")
     from scenarios.job.router import make_routers
-    from scenarios.learn.evaluator import MAX_THREADS
     from scenarios.runs.engines import require_memory
 
     job = session.job()
@@ -85,8 +80,7 @@ def train(
         job.describe()
         require_memory(world, "compiled")  # of the runs that score them
         tell_overload(world)
-        with spread(ray, None, lambda: MAX_THREADS) as places:
-            scores = make_routers(job, world, kinds, jobs=places)
+        scores = make_routers(job, world, kinds)
     trained = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
     return Training(routers=trained, folder=session.folder)
 

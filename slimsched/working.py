@@ -19,7 +19,6 @@ from scenarios.terminal.progress import Step, current_observer, observed_by
 from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_unique, require_within
 
 if TYPE_CHECKING:
-    from kit.parallel import Jobs
     from kit.results import Document
     from scenarios.files.spec import Scenario as Keys
     from scenarios.job.job import ScenarioJob
@@ -289,28 +288,6 @@ def solving(programmes: int) -> Progress:
     from scenarios.terminal.progress import Progress
 
     return Progress("bound", programmes, unit="programme", quiet=observer().quiet)
-
-
-@contextlib.contextmanager
-def spread(ray: str | None, jobs: int | None, own: Callable[[], Jobs]) -> Iterator[Jobs]:
-    """Where runs are made: on the Ray cluster at an address, or on this machine.
-
-    Args:
-        jobs: how many processes were asked for here.
-        own: how many there are where nobody asked.
-
-    Raises:
-        InputError: there is no such cluster, or processes are asked for, too.
-    """
-    if ray is None:
-        yield jobs or own()
-        return
-    if jobs is not None:
-        raise InputError("--jobs", "", "says how many processes run here, and --ray that they run elsewhere; give one")
-    from scenarios.runs.ray_pool import ray_pool
-
-    with ray_pool(ray) as pool:
-        yield pool
 
 
 def require_made(session: Session, section: str) -> None:

@@ -13,7 +13,7 @@ from jobs.learning.learned import NamedPolicy
 from jobs.learning.training import Windows
 from jobs.policies.policy import CHOICE, JobPolicy, policy_of
 from kit.chance import derived_seed, stream
-from kit.parallel import Jobs, results
+from kit.parallel import results
 from kit.units import NS_PER_S
 
 DRAWS: Final = 2000
@@ -39,7 +39,7 @@ def judge(
     windows: Windows,
     starts: Iterable[int],
     seed: int = 0,
-    jobs: Jobs = 1,
+    jobs: int = 1,
 ) -> Iterator[tuple[NamedPolicy, Numbers]]:
     """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another."""
     tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]

@@ -32,7 +32,7 @@ from jobs.trace import JobTrace
 from kit.chance import derived_seed, stream
 from kit.documents import inputs_hash
 from kit.errors import InputError
-from kit.parallel import Jobs, results
+from kit.parallel import results
 from kit.units import NS_PER_S
 
 LENGTH: Final = 256
@@ -197,7 +197,7 @@ def _rewards(at_ns: Sequence[int], base: JobsRecord, own: JobsRecord) -> NDArray
     return np.diff(ahead, prepend=0.0) / max(float(np.nansum(base.wait_s)), MIN_WAIT_S * len(base.jobs))
 
 
-def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = True, told: Told | None = None) -> Learned:
+def train(config: TrainingConfig, path: Path, jobs: int = 1, resume: bool = True, told: Told | None = None) -> Learned:
     """Train from the start, or from where the file is; it is written after each epoch.
 
     Raises:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kit.documents import inputs_hash, write_json
 from kit.errors import InputError, nearest
-from kit.parallel import Jobs
 from scenarios.files.router_names import display_name, learned_among
 from scenarios.job.job import ScenarioJob
 from scenarios.metrics.comparison import Bounds, ComparisonDocument, EqualAccuracy, compare_results
@@ -36,7 +35,7 @@ def compare(
     world: World,
     engine: Simulator = "simpy",
     *,
-    jobs: Jobs = 1,
+    jobs: int = 1,
     bounds: Callable[[ComparisonDocument], Bounds] | None = None,
     within: Within = nullcontext,
     equal: EqualAccuracy | None = None,
@@ -44,7 +43,7 @@ def compare(
     """Every router with every seed, in simulation.
 
     Args:
-        jobs: where runs are made.
+        jobs: so many runs at a time.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
         within: is entered where something is to be run.
         equal: as which dials were set in the world (`equalled`).
@@ -122,7 +121,7 @@ def _fingerprint(job: ScenarioJob, world: World, engine: Simulator) -> str:
     )  # fmt: skip
 
 
-def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs, within: Within) -> list[Result]:
+def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: int, within: Within) -> list[Result]:
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     fingerprint = _fingerprint(job, world, engine)

@@ -13,11 +13,9 @@ from pathlib import Path
 from kit.checkpoint import read
 from kit.documents import read_json, write_json
 from kit.memo import Memo
-from kit.parallel import Jobs
 from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import ScenarioJob
-from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.train import require_one_class, require_trainable, score_router, train_world
 from scenarios.learn.tune import knobs_of, tune_world
@@ -32,31 +30,23 @@ SCORES = "scores.jsonl"  # of a direct search, so far
 
 
 def make_routers(
-    job: ScenarioJob,
-    world: World,
-    kinds: Sequence[str],
-    *,
-    says_scores: bool = False,
-    jobs: Jobs = MAX_THREADS,
+    job: ScenarioJob, world: World, kinds: Sequence[str], *, says_scores: bool = False
 ) -> dict[str, Score]:
     """Make the routers of these kinds, for several routers in a cluster as for one; what each was scored, by kind.
 
     Args:
         says_scores: tell the score of what learned by gradients once it is trained, for whoever has other results to
             show.
-        jobs: where direct search runs.
 
     Raises:
         InputError: the compiled engine, on which routers are trained, can't do what the scenario asks for.
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
     world = world.undivided
-    return {
-        kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind, jobs) for kind in kinds
-    }
+    return {kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind) for kind in kinds}
 
 
-def make_tuned(job: ScenarioJob, world: World, kind: str, jobs: Jobs = MAX_THREADS) -> Score:
+def make_tuned(job: ScenarioJob, world: World, kind: str) -> Score:
     """Tune a rule by direct search, and score it on both engines."""
     given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)
@@ -68,7 +58,7 @@ def make_tuned(job: ScenarioJob, world: World, kind: str, jobs: Jobs = MAX_THREA
         memo = Memo(job.folder / "training" / fingerprint[:12] / SCORES, fingerprint)
         knobs = knobs_of(world)
         with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
-            tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo, jobs=jobs)
+            tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo)
         job.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
         save_tuned(path, tuned, world, knobs, given.name, is_of_a_run=True)
         name = made_name(kind)

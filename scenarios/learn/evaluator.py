@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
 from math import log
 
 import numpy as np
@@ -16,7 +14,6 @@ import numpy as np
 from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
 from kit.memo import Memo
-from kit.parallel import Elsewhere, Jobs, each
 from policies.rules.specs import POINT, RouterSpec
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
@@ -60,34 +57,18 @@ OnMeasured = Callable[[Decisions], None]
 
 
 Try = tuple[RouterSpec, SampledRun]
-Workers = ThreadPoolExecutor | Elsewhere
 
 
-@contextmanager
-def workers_of(jobs: Jobs = MAX_THREADS) -> Iterator[Workers]:
-    """Threads, at most so many and no more than cores; or elsewhere. What is measured does not depend on it."""
-    if not isinstance(jobs, int):
-        yield jobs
-        return
-    with ThreadPoolExecutor(min(core_count(), jobs)) as threads:
-        yield threads
-
-
-def _score(scorer: Scorer, tried: Try) -> RunScore:
-    """In whatever process, of whatever machine."""
-    return scorer.score(*tried)
-
-
-def _compile(tried: Try, scorer: Scorer) -> None:
-    """Once on a machine: a first run does it."""
-    scorer.score(*tried)
+def search_threads() -> ThreadPoolExecutor:
+    """Threads to measure on, no more than cores; what is measured does not depend on how many there are."""
+    return ThreadPoolExecutor(min(core_count(), MAX_THREADS))
 
 
 class Evaluator:
     """The runs of one world that candidates are measured on.
 
     Args:
-        workers: what they run on: threads, as compiled code holds no lock, or elsewhere.
+        workers: what they run on: threads, as compiled code holds no lock.
         memo: what an interrupted tuning of the same has measured, group of runs by group.
         on_measured: gets what was simulated so far, after every group of runs.
 
@@ -100,7 +81,7 @@ class Evaluator:
         self,
         world: World,
         knobs: TuningKnobs,
-        workers: Workers,
+        workers: ThreadPoolExecutor,
         memo: Memo | None = None,
         on_measured: OnMeasured | None = None,
     ) -> None:
@@ -175,12 +156,8 @@ class Evaluator:
         return {place: [first[place], *more[n * each : (n + 1) * each]] for n, place in enumerate(kept)}
 
     def _scores(self, tries: Sequence[Try]) -> list[RunScore]:
-        if isinstance(self._workers, ThreadPoolExecutor):
-            self._scorer.keep(run for _, run in tries)
-            return list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
-        with closing(each(_score, self._scorer, tries, self._workers, partial(_compile, tries[0]))) as results:
-            by_place = dict(results)
-        return [by_place[place] for place in range(len(tries))]
+        self._scorer.keep(run for _, run in tries)
+        return list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
 
 
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from policies.rules.specs import FixedRule, RuleSpec
-from scenarios.learn.evaluator import Decisions, Evaluator, OnMeasured, workers_of
+from scenarios.learn.evaluator import Decisions, Evaluator, OnMeasured, search_threads
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import able_tuples, require_possible, space_of
@@ -27,7 +27,7 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
     """
     require_possible(world, kind, knobs)
     space = space_of(world, kind, knobs)
-    with workers_of() as workers:
+    with search_threads() as workers:
         evaluator = Evaluator(world, knobs, workers)
         tuples = able_tuples(evaluator, evaluator.knobs.floor)
         spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)

@@ -19,20 +19,18 @@ import numpy as np
 from kit.chance import stream
 from kit.errors import InputError, WorkError, nearest
 from kit.memo import Memo
-from kit.parallel import Jobs
 from policies.registry import COMPASS, CONTROLLED, KINDS, TUNED
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
 from scenarios.learn.evaluator import (
-    MAX_THREADS,
     Decisions,
     Evaluator,
     OnMeasured,
     lacking,
     latency_cost,
+    search_threads,
     shortfall,
-    workers_of,
 )
 from scenarios.learn.final_evaluation import (
     OF_SEARCH,
@@ -107,21 +105,19 @@ def tune_world(
     *,
     on_progress: OnMeasured | None = None,
     memo: Memo | None = None,
-    jobs: Jobs = MAX_THREADS,
 ) -> Tuned:
     """Tune one kind of router.
 
     Args:
         on_progress: gets the decisions simulated so far, after every group of runs.
         memo: what was measured of the same before it was interrupted.
-        jobs: at most so many threads, or elsewhere; what is found does not depend on it.
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
         FloorError: the floor can't be kept on this scenario by this kind.
     """
     require_possible(world, kind, knobs)
-    with workers_of(jobs) as workers:
+    with search_threads() as workers:
         evaluator = Evaluator(world, knobs, workers, memo, on_progress)
         space = space_of(world, kind, knobs)
         finalists = _tuples(evaluator) if space is None else _searches(kind, space, evaluator)
@@ -352,7 +348,7 @@ def knobs_of(world: World) -> TuningKnobs:
 
 def natural_floor(world: World, knobs: TuningKnobs) -> float:
     """What the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
-    with workers_of() as workers:
+    with search_threads() as workers:
         evaluator = Evaluator(world, knobs, workers)
         scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(knobs.matching_runs)])
     return floor_to(-shortfall(scores, 0.0) * POINT, 0.1 * POINT)

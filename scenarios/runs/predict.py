@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from kit.parallel import Jobs, each
+from kit.parallel import each
 from scenarios.files.router_names import display_name
 from scenarios.metrics.catalogue import VALIDATED
 from scenarios.metrics.prediction import Ranges, range_of
@@ -31,7 +31,7 @@ class PredictedRun(NamedTuple):
 
 
 def predict(
-    world: World, runs: Sequence[PredictedRun], options: RunOptions, jobs: Jobs = 1, replicas: int = REPLICAS
+    world: World, runs: Sequence[PredictedRun], options: RunOptions, jobs: int = 1, replicas: int = REPLICAS
 ) -> Iterator[tuple[int, Ranges]]:
     """Predict each run from several simulations: its index and its ranges by measure, as they are finished.
 

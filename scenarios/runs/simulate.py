@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
-from kit.parallel import Jobs, each
+from kit.parallel import each
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.files.router_names import display_name, require_distinct_names
@@ -126,15 +126,14 @@ def simulate_all(
     finished: Sequence[Result] = (),
     on_result: Callable[[Result], None] | None = None,
     engine: Simulator = "simpy",
-    jobs: Jobs = 1,
+    jobs: int = 1,
 ) -> list[Result]:
     """Every router with every seed, in that order; runs that are among `finished` are not run again.
 
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
         on_result: told of each result, as it comes.
-        jobs: where runs are made (`kit.parallel`); what comes out is the same, bit for bit but for `wall_s`,
-            wherever that is.
+        jobs: so many runs at a time (`kit.parallel`); what comes out is the same, bit for bit but for `wall_s`.
 
     Raises:
         InputError: two routers have one name, or one is not known or not made yet.

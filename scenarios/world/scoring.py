@@ -86,19 +86,13 @@ class SampledRun:
 
 
 class Scorer:
-    """Scores routers on runs of one world; the last runs are kept, for many routers are tried on each.
-
-    It travels as its world, and is the same there.
-    """
+    """Scores routers on runs of one world; the last runs are kept, for many routers are tried on each."""
 
     def __init__(self, world: Simulated) -> None:
         self.world = world.with_series()
         self._program, self._context = program_of(world.cluster), world.context
         self._priors = tuple_priors(self._program)
         self._specs: dict[SampledRun, RunSpec] = {}
-
-    def __reduce__(self) -> tuple[type[Scorer], tuple[Simulated]]:
-        return Scorer, (self.world,)
 
     def keep(self, runs: Iterable[SampledRun]) -> None:
         """Draw these, and forget the others."""

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import closing
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
+import joblib
 import psutil
 import pytest
 
 from kit.errors import InputError, WorkError
 from kit.parallel import ONE_THREAD, each
 from scenarios.metrics.comparison import compare_results
-from scenarios.runs.simulate import default_jobs, simulate_all
+from scenarios.runs.simulate import default_jobs, simulate_all, simulate_metrics, simulate_world
 from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
-from tests.scenarios.test_engines import WORLDS, world_of
+from tests.scenarios.test_engines import WORLDS, save_router, world_of
 
 
 def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
@@ -46,6 +49,33 @@ def test_tasks_have_what_is_common_and_one_thread() -> None:
     made = dict(each(answer, 7, tasks, 2))
     assert made == {place: (7, task, ONE_THREAD) for place, task in enumerate(tasks)}
     assert {name: os.environ.get(name) for name in ONE_THREAD} == before
+
+
+def test_a_backend_of_joblib_does_the_work_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the `parallel_config` around; what the work raises comes through."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")  # a process of ours would have one
+    with joblib.parallel_config(backend="threading"):
+        made = list(each(answer, 7, ["a", "b", "c"], 2))
+        with pytest.raises(InputError, match="is wrong; write another"):
+            list(each(answer, 7, ["wrong", "a"], 2))
+    own = {name: os.environ.get(name) for name in ONE_THREAD}
+    assert made == [(place, (7, task, own)) for place, task in enumerate("abc")]
+
+
+@pytest.mark.parametrize("workload", ["{kind: trace, file: series.csv}", "{kind: rates, file: series.csv, load: 0.5}"])
+def test_what_travels_needs_no_file(workload: str, tmp_path: Path) -> None:
+    """Neither that of a workload nor a router's: processes may be on other machines."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "series.csv").write_text("\n".join(["time_s,count", *(f"{i / 200},{i % 3}" for i in range(200))]))
+    world, file = world_of(folder, f"workload: {workload}"), folder / "drawn.safetensors"
+    save_router(world, file, deterministic=False)
+    here = simulate_world(world, str(file), 3)
+    packed = bytes(ForkingPickler.dumps((world.with_series(), world.router_maker(str(file)))))
+    shutil.rmtree(folder)
+    there, maker = ForkingPickler.loads(packed)
+    made = simulate_metrics(there, maker.make(there.context), "drawn", 3)
+    assert {**made, "wall_s": 0} == {**here, "wall_s": 0}
 
 
 def left_behind() -> list[int]:
