@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 from calibrate.bench import Loop, SharedLoop, SteadyLoad
-from calibrate.meter import Meter, Watched, sampled
+from calibrate.meter import Meter, sampled
 from calibrate.plan import LEAD_S, QUIET_S, rise_dropped_s
 from hw.router.agents import transfer_round
 from hw.router.local_agents import AgentProcess
@@ -141,19 +141,6 @@ class AgentBench:
         with sampled(self.meter.sensor) as take:
             result = self.timed(point, 5, 2, duration_s, pause_s)
             watched = take()
-        return self.mean_load(point, duration_s, result, watched)
-
-    def pause_s(self, point: Point, duty: float) -> float:
-        """After each pass, so that passes take such a share of the time."""
-        if duty >= 1.0:
-            return 0.0
-        seen = self.timed(point, 5, 5, 0.0)
-        return (1 / duty - 1) * sorted(seen.samples_s)[len(seen.samples_s) // 2]
-
-    def mean_load(
-        self, point: Point, duration_s: float, result: BenchmarkResult, watched: Sequence[Watched]
-    ) -> SteadyLoad:
-        """Of a loop of passes, and of what a sensor showed meanwhile."""
         power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
         return SteadyLoad(
             images=len(result.samples_s) * point.batch,
@@ -165,6 +152,13 @@ class AgentBench:
             busy_s=sum(result.samples_s),
             sm_clock_mhz=power.sm_clock_mhz,
         )
+
+    def pause_s(self, point: Point, duty: float) -> float:
+        """After each pass, so that passes take such a share of the time."""
+        if duty >= 1.0:
+            return 0.0
+        seen = self.timed(point, 5, 5, 0.0)
+        return (1 / duty - 1) * sorted(seen.samples_s)[len(seen.samples_s) // 2]
 
 
 @dataclass(frozen=True, slots=True)

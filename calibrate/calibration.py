@@ -5,20 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibrate.costs import ModelCosts
-from hw.agent.emulated import EmulatedDevice
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from kit.errors import InputError
-from sim.profile import Profile
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What an emulated device plays, and what the network costs that its profile is of."""
-
-    profile: Profile
-    costs: ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +15,7 @@ class CalibrationRequest:
     """A device to measure while it runs a model.
 
     Attributes:
-        file: the slimmable network; None for an emulated device, which runs none.
+        file: the slimmable network.
         budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
         batch_limit: the largest batch measured; the simulator refuses larger ones.
         log_path: finished measurements; an interrupted calibration goes on from there.
@@ -35,7 +24,6 @@ class CalibrationRequest:
         sensor_period_s: how often serving reads the device's sensor.
         name: of the profile; made from the device and the model by default.
         allow_busy: measure although other programs use the device.
-        played: of an emulated device, and of no other.
         candidates: ways in which a GPU may compute, the device's own first: the quickest is taken, and told in the
             profile; none where all is given.
 
@@ -43,8 +31,8 @@ class CalibrationRequest:
         InputError: the budget or the limit makes no sense.
     """
 
-    file: ModelFile | None
-    device: DeviceSpec | EmulatedDevice
+    file: ModelFile
+    device: DeviceSpec
     budget_s: float
     batch_limit: int
     log_path: Path
@@ -53,13 +41,7 @@ class CalibrationRequest:
     sensor_period_s: float = 0.1
     name: str = ""
     allow_busy: bool = False
-    played: Played | None = None
     candidates: tuple[DeviceSpec, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """Of the device: `cpu`, `cuda` or `emulated`."""
-        return "emulated" if isinstance(self.device, EmulatedDevice) else self.device.kind
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:

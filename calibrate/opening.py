@@ -81,8 +81,6 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
         WorkError: the device or a process failed.
     """
     device, file = wanted.device, wanted.file
-    assert isinstance(device, DeviceSpec), "an emulated one is opened by `calibrate.emulated`"
-    assert file is not None, "a real device runs a network"
     sensor = open_sensor(device, ())
     probed = probe(device, sensor)
     meter = meter_of(device, probed, sensor)

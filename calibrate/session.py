@@ -10,7 +10,6 @@ from calibrate.calibration import CalibrationRequest
 from calibrate.check import CheckedMetric, check, has_across
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.design import LeastSure
-from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
 from calibrate.fit import DeviceFacts, fit
 from calibrate.gpu import captured_here, gpu_plan, typical_pass_s
 from calibrate.log import PADDED_SIZES, Log
@@ -21,7 +20,6 @@ from calibrate.probe import Probe
 from calibrate.slowdown import UNSEEN, SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_captured, require_model
 from calibrate.ways import settled
-from hw.agent.emulated import EmulatedDevice
 from hw.agent.torch_outfit import ARENA_BYTES
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
@@ -31,8 +29,8 @@ from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 
 # What comes before the first measurement is guessed, not timed, so that a resumed plan is the same plan.
-# Processes that open torch, contexts, bandwidth, a look at who else is there; an emulated device has none of these.
-START_S = {"cpu": 8.0, "cuda": 25.0, "emulated": 2.0}
+# Processes that open torch, contexts, bandwidth, a look at who else is there.
+START_S = {"cpu": 8.0, "cuda": 25.0}
 SELF_TEST_S = 4.0  # of a sensor
 AWAKE_BUDGET_S = 120.0  # below it nothing is spent on clocks that stay up
 FALL_LOOK_S = 10.0
@@ -74,9 +72,8 @@ def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None =
         WorkError: the device failed.
     """
     observed = observe(wanted, observer)
-    name = wanted.name or f"{wanted.kind}-{observed.costs.info.name}"
-    profile = fit(observed.measurements, observed.costs, observed.facts, name, observed.omitted, observed.seen)
-    return of_an_emulated_device(profile) if wanted.played else profile
+    name = wanted.name or f"{wanted.device.kind}-{observed.costs.info.name}"
+    return fit(observed.measurements, observed.costs, observed.facts, name, observed.omitted, observed.seen)
 
 
 def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Observed:
@@ -84,23 +81,25 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
     listener = observer or CalibrationObserver()
     begin_ns = time.monotonic_ns()
     wanted, ways = settled(wanted)
-    budget_s, batch_limit, played = wanted.budget_s, wanted.batch_limit, wanted.played
-    costs = _costs(wanted)
+    budget_s, batch_limit = wanted.budget_s, wanted.batch_limit
+    costs = model_costs(wanted.file)
     keys = sorted(costs.keys)
     load = Point(*keys[-1], batch_limit)
-    fall_look_s = fall_look_of(wanted.kind, budget_s)
+    fall_look_s = fall_look_of(wanted.device.kind, budget_s)
     with (
-        opened_emulated(wanted) if played else opened(wanted, idle_look_s(budget_s), load, fall_look_s) as ready,
+        opened(wanted, idle_look_s(budget_s), load, fall_look_s) as ready,
         Log(wanted.log_path, log_stamp(ready.probed, costs, wanted)) as log,
     ):
         for warning in ready.warnings:
             listener.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        planned_s = max(0.0, budget_s - start_s(wanted.kind, budget_s, metered=ready.probed.metered))
-        has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
+        planned_s = max(0.0, budget_s - start_s(wanted.device.kind, budget_s, metered=ready.probed.metered))
+        has_peer, rise_s = wanted.peer is not None, ready.bench.meter.rise_s
         largest_bytes = largest_transfer_bytes(costs, batch_limit)
         is_awake = ready.probed.metered and fall_look_s > 0
-        extras = Extras(ready.probed.metered, has_peer, not played, rise_s, largest_bytes, is_awake)
+        extras = Extras(
+            ready.probed.metered, has_peer, sibling=True, rise_s=rise_s, largest_bytes=largest_bytes, awake=is_awake
+        )
         rng = stream(wanted.seed, "calibration")
         guess: ForwardGuess
         if sizes := ready.facts.padded_sizes:
@@ -123,7 +122,7 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
         )
         facts = _with_ways(ready.facts, ways)
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    if wanted.kind == "cuda" and ready.probed.metered and not is_awake:
+    if wanted.device.kind == "cuda" and ready.probed.metered and not is_awake:
         omitted = (*omitted, "the power of clocks that stay up for a while after work")
     return Observed(measured.measurements, costs, facts, omitted, slowdown)
 
@@ -132,13 +131,6 @@ def _with_ways(facts: DeviceFacts, ways: str) -> DeviceFacts:
     if not ways:
         return facts
     return replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": ways}}))
-
-
-def _costs(wanted: CalibrationRequest) -> ModelCosts:
-    if wanted.played is not None:
-        return wanted.played.costs
-    assert wanted.file is not None, "a real device runs a network"
-    return model_costs(wanted.file)
 
 
 def check_profile(
@@ -168,12 +160,10 @@ def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
 
     Args:
         kind: of the device.
-        metered: whether a sensor tells its power: then it is tested, and idle power is looked at twice; both are known
-            of an emulated device.
+        metered: whether a sensor tells its power: then it is tested, and idle power is looked at twice.
     """
-    has_sensor = metered and kind != "emulated"
     looks_s = SELF_TEST_S + 2 * idle_look_s(budget_s) + fall_look_of(kind, budget_s)
-    return START_S[kind] + (looks_s if has_sensor else 0.0)
+    return START_S[kind] + (looks_s if metered else 0.0)
 
 
 def fall_look_of(kind: str, budget_s: float) -> float:
@@ -211,11 +201,9 @@ def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> d
             wanted.seed
         ),  # another one holds out and draws other points: what one fit saw, another would be judged by
         **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
-        **_sizes_of(wanted),
-        **(stamp_of(wanted.device) if isinstance(wanted.device, EmulatedDevice) else {}),
+        **_sizes_of(wanted.device),
     }
 
 
-def _sizes_of(wanted: CalibrationRequest) -> dict[str, str]:
-    sizes = wanted.device.warm_sizes if isinstance(wanted.device, DeviceSpec) else ()
-    return {PADDED_SIZES: ",".join(map(str, sizes))} if sizes else {}
+def _sizes_of(device: DeviceSpec) -> dict[str, str]:
+    return {PADDED_SIZES: ",".join(map(str, device.warm_sizes))} if device.warm_sizes else {}

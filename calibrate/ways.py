@@ -25,11 +25,10 @@ def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[Calibration
         WorkError: the device failed.
     """
     device, words = wanted.device, ""
-    if not isinstance(device, DeviceSpec) or device.kind != "cuda":
+    if device.kind != "cuda":
         return wanted, words
     begun, candidates = _begun(wanted), wanted.candidates or (device,)
     if begun is None:
-        assert wanted.file is not None, "a real device runs a network"
         ways = timed(wanted.file, candidates, powers_of_two(wanted.batch_limit))
         best = quickest(ways)
         begun = replace(best.device, warm_sizes=padded_sizes(wanted.batch_limit, best.block_s))
@@ -43,5 +42,5 @@ def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
     formats, candidates = formats_of(execution), wanted.candidates or (wanted.device,)
     sizes = tuple(int(size) for size in stamp.get(PADDED_SIZES, "").split(",") if size.isdigit())
-    ways = (replace(way, warm_sizes=sizes) for way in candidates if isinstance(way, DeviceSpec) and formats and sizes)
+    ways = (replace(way, warm_sizes=sizes) for way in candidates if formats and sizes)
     return next((way for way in ways if replace(way, **formats) == way), None)

@@ -134,7 +134,6 @@ class DeviceModel:
         self.segments = profile.model.segments
         self.context_bytes = profile.memory.context_bytes
         self.vram_bytes = profile.device.vram_bytes
-        self.period_ns = self._tables.period_ns
         self._set_off(0, self._seed)
 
     def reset(self, now_ns: int) -> None:
@@ -263,10 +262,6 @@ class DeviceModel:
     def output_bytes(self, segment: int, width: float) -> int:
         """One image's activations after a segment."""
         return self._model.activation_bytes[segment - 1][self._model.widths.index(width)]
-
-    def host_share(self, key: BatchKey, batch: int) -> float:
-        """The share of a pass's time for which it keeps its host's thread busy."""
-        return self._tables.keys[key].host_permille[batch] / 1000
 
     # ------------------------------------------------------------------------------------------------------- sensor
 

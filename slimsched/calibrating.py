@@ -1,4 +1,4 @@
-"""Calibration: devices of this machine, of the hosts of a cluster, or emulated; each gets a profile."""
+"""Calibration: devices of this machine, or of the hosts of a cluster; each gets a profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
 LINKS_FILE: Final = "links.json"
-SEED: Final = 0  # of the order and the held-out points
 
 
 @verb
@@ -43,14 +42,12 @@ def calibrate(
     Interrupted, it goes on from the log it left.
 
     Args:
-        model: a trained network's file (safetensors), or a shipped one by name, such as slimresnet-pairs; an emulated
-            device runs none.
+        model: a trained network's file (safetensors), or a shipped one by name, such as slimresnet-pairs.
         network: which network the file is of, where it does not say: by name, or `module:Class` of your own, with what
             it is called with as JSON behind it, such as 'my_net:MyNet {"classes": 10}'.
         device: cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are
             two unequal devices: with four cores and more, two thirds of them and the rest; with fewer, the first core,
-            and the last core without oneDNN. Or emulated:PROFILE[:SLOWDOWN]: a device that plays a profile
-            (docs/emulated.md).
+            and the last core without oneDNN.
         budget_s: for each device, 5m by default: the start and all measuring, those of an interrupted calibration
             counted; 12 s of it (at most a quarter) are for what serving costs. What is required is always measured.
         batch_limit: the largest batch that is measured.
@@ -65,14 +62,18 @@ def calibrate(
 
     Example:
         ```python
-        found = slimsched.calibrate(device="emulated:rtx-2080-ti:4", budget_s=20, batch_limit=8)
+        found = slimsched.calibrate(
+            model="slimresnet-pairs", device="cpu:0", budget_s=40, batch_limit=8, allow_busy=True
+        )
         print(found.profiles, found.warnings)
         ```
     """
     from scenarios.files.shipped import weights_file
 
     require_within("--batch-limit", batch_limit, 1, 4096)
-    file, folder = None if model is None else Path(weights_file(str(model))), Path(out)
+    if model is None:
+        raise InputError("--model", "", "give the network's file (safetensors), or slimresnet-pairs, which ships")
+    file, folder = Path(weights_file(str(model))), Path(out)
     how: dict[str, Any] = {"network": network, "device": device, "budget_s": budget_s}
     how |= {"batch_limit": batch_limit, "allow_busy": allow_busy}
     if cluster is not None:
@@ -85,7 +86,7 @@ def calibrate(
 
 
 def _measured(
-    model: Path | None,
+    model: Path,
     out: Path,
     *,
     network: str | None,
@@ -97,7 +98,6 @@ def _measured(
     from hw.telemetry import available_devices, unusable_devices
     from kit.documents import write_text
     from scenarios.executors.checking import SERVING_S, with_serving
-    from scenarios.executors.devices import EMULATED
     from scenarios.show.profile import unreliable
     from scenarios.terminal.places import writable_file
 
@@ -106,10 +106,7 @@ def _measured(
         observer().remark(warning)
     measuring_s = max(budget_s - SERVING_S, 0.75 * budget_s)
     how |= {"budget_s": measuring_s, "out": out}
-    if device is not None and device.startswith(EMULATED):
-        chosen = [_emulated(model, device, named, **how)]
-    else:
-        chosen = list(_local(model, device, named, **how))
+    chosen = list(_local(model, device, named, **how))
     for subject in chosen:  # an --out that can't be written shows before anything is measured
         writable_file(subject.path)
     warnings = []
@@ -130,7 +127,7 @@ def _measured(
 
 
 def _of_cluster(
-    address: str, file: Path | None, out: Path, how: Mapping[str, Any], *, beyond_loopback: bool
+    address: str, file: Path, out: Path, how: Mapping[str, Any], *, beyond_loopback: bool
 ) -> tuple[list[Path], list[str]]:
     """The same on every host of a Ray cluster, hosts of different machines beside each other; and links and clocks.
 
@@ -140,14 +137,10 @@ def _of_cluster(
 
     from hw.ray.cluster import joined
     from kit.documents import write_json, write_text
-    from scenarios.executors.devices import EMULATED
     from scenarios.executors.hosts import Hosts
     from scenarios.executors.links import measure_links
     from sim.profile import Profile
 
-    if file is None or (how["device"] or "").startswith(EMULATED):
-        problem = "measures the devices of hosts for a network: give --model, and no emulated one"
-        raise InputError("--cluster", "", problem)
     model, paths, warnings = file.read_bytes(), list[Path](), list[str]()
     with joined(address, "--cluster", "", beyond_loopback=beyond_loopback) as cluster:
         hosts = Hosts(cluster, "--cluster")
@@ -196,56 +189,32 @@ class _Subject:
     section: DeviceSection
 
 
-def _local(model: Path | None, asked_for: str | None, network: Network | None, **how: Any) -> Iterator[_Subject]:
+def _local(model: Path, asked_for: str | None, network: Network | None, *, out: Path, **how: Any) -> Iterator[_Subject]:
     """Devices of this machine; what is no model shows now."""
+    from calibrate import CalibrationRequest as Measuring
     from calibrate import model_costs
     from hw.networks.registry import ModelFile
-    from scenarios.executors.devices import CALIBRATING, chosen_devices, require_free, require_served
+    from scenarios.executors.devices import CALIBRATING, candidates, chosen_devices, require_free, require_served
     from scenarios.world.build import device_section
 
-    if model is None:
-        problem = "give the network's file (safetensors), or slimresnet-pairs, which ships; only an emulated device "
-        problem += "(--device emulated:PROFILE) runs none"
-        raise InputError("--model", "", problem)
     file = ModelFile(model, network)
     model_costs(file)
-    for name, device in chosen_devices(asked_for):
+    for chosen, device in chosen_devices(asked_for):
         if device.kind == "cuda":
             require_served(device.index, CALIBRATING, "--device", "")
             require_free(device.index, "--device", "")
-        of_device: dict[str, Any] = {"file": file, "device": device, "peer": device}
-        yield _subject(name, name.replace(":", ""), device_section(device), **of_device, **how)
-
-
-def _emulated(model: Path | None, asked_for: str, network: Network | None, **how: Any) -> _Subject:
-    """The one that is asked for."""
-    from scenarios.executors.devices import emulated_section
-    from scenarios.executors.emulation import played
-
-    if model is not None:
-        raise InputError("--model", "", "an emulated device runs no network; leave it out")
-    section = emulated_section(asked_for)
-    device, known = played(section, how["batch_limit"], SEED, network)
-    assert section.emulated is not None, "it is emulated"
-    slow = f"-x{section.slowdown:g}" if section.slowdown > 1 else ""
-    name = f"emulated-{Path(section.emulated).stem}{slow}"
-    return _subject(asked_for, name, section, file=None, device=device, played=known, **how)
-
-
-def _subject(asked_for: str, name: str, section: DeviceSection, *, device: Any, out: Path, **how: Any) -> _Subject:
-    from calibrate import CalibrationRequest as Measuring
-    from hw.device import DeviceSpec
-    from scenarios.executors.devices import candidates
-
-    with _naming(asked_for):
-        measuring = Measuring(
-            device=device,
-            candidates=candidates(device) if isinstance(device, DeviceSpec) else (),
-            log_path=out / f"{name}.jsonl",
-            name=name,
-            **how,
-        )
-    return _Subject(asked_for, measuring, out / f"{name}.yaml", section)
+        name = chosen.replace(":", "")
+        with _naming(chosen):
+            measuring = Measuring(
+                file,
+                device,
+                candidates=candidates(device),
+                peer=device,
+                log_path=out / f"{name}.jsonl",
+                name=name,
+                **how,
+            )
+        yield _Subject(chosen, measuring, out / f"{name}.yaml", device_section(device))
 
 
 def _calibrated(subject: _Subject, reserved_s: float) -> Profile:

@@ -40,16 +40,11 @@ Ended = tuple[int, int, int, bool]  # (batch, when it began, when it ended, whet
 
 
 class DeviceBehavior(Protocol):
-    """How a device would behave. Times are nanoseconds of one clock and go up from call to call.
-
-    Attributes:
-        period_ns: how often its sensor is worth reading.
-    """
+    """How a device would behave. Times are nanoseconds of one clock and go up from call to call."""
 
     segments: int
     context_bytes: int
     vram_bytes: int
-    period_ns: int
 
     def reset(self, now_ns: int) -> None:
         """Nothing runs, nothing is the matter, and the sensor has no past."""
@@ -90,10 +85,6 @@ class DeviceBehavior(Protocol):
 
     def output_bytes(self, segment: int, width: float) -> int:
         """One image's activations after a segment."""
-        ...
-
-    def host_share(self, key: Key, batch: int) -> float:
-        """The share of a pass's time for which it keeps its host's thread busy."""
         ...
 
     def sample(self, now_ns: int) -> tuple[float, float]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hw.agent.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
-from hw.agent.emulated_bench import EmulatedDeviceBench
 from hw.agent.lanes import Tell, explain
 from hw.agent.outfit import Fitting
 from hw.host.waiting import Waker
 from hw.transport.arena import Arena
+from hw.transport.messages import BenchmarkMove, Done, FromAgent, Measurement, Warm
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,24 @@ class EmulatedOutfit:
         if self.device.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.device.cores)
         lanes = EmulatedLanes(self.device.model(), self.arenas, self.own, tell, clock_ns)
-        waker = Waker(clock_ns)
+
+        def measure(message: Measurement) -> FromAgent:
+            match message:
+                case Warm(number):
+                    return Done(number)  # no kernel is chosen here
+                case BenchmarkMove(request, size_bytes):
+                    lanes.keep(request, size_bytes)
+                    return Done(request)
+                case _:
+                    raise ValueError(f"{type(message).__name__} is asked of a real device alone")
+
         return Fitting(
             lanes=lanes,
             sensor=lambda _: EmulatedSensor(lanes, clock_ns),
-            measure=EmulatedDeviceBench(lanes, waker, clock_ns).carry_out,
+            measure=measure,
             explain=explain,
             context_bytes=lanes.model.context_bytes,
             execution=self.device.execution(),
             computes_here=False,
-            waker=waker,
+            waker=Waker(clock_ns),
         )

@@ -467,7 +467,6 @@ class BenchmarkResult(Message, frozen=True):
             the system does not tell.
         references_s: for each pass the CPU time of a fixed piece of work beside it (the longer of those before and
             after), which tells how fast the core ran; empty on a GPU.
-        sampled: what the device's sensor showed every period of it, where the agent alone can read it; else empty.
     """
 
     samples_s: tuple[float, ...]
@@ -475,7 +474,6 @@ class BenchmarkResult(Message, frozen=True):
     cpu_s: float
     waited_s: float = 0.0
     references_s: tuple[float, ...] = ()
-    sampled: tuple[Sample, ...] = ()
 
 
 class InstanceResult(Message, frozen=True):

@@ -12,7 +12,6 @@ from calibrate.log import Log
 from calibrate.plan import CalibrationPlan
 from calibrate.probe import device_name
 from calibrate.session import CalibrationObserver, calibrate
-from hw.agent.emulated import EmulatedDevice
 from hw.ray.host import cache, kept
 from kit.chance import derived_seed
 from scenarios.executors.announce import announcement, require_budget
@@ -40,16 +39,13 @@ def calibrate_device(
         budget_key: who gave the budget, for the message that it is too small.
         reserved_s: what was taken off the budget that the user gave, to be told with it.
     """
-    name, log_path, kind = wanted.name, wanted.log_path, wanted.kind
-    device = (
-        f"emulated {wanted.device.label}" if isinstance(wanted.device, EmulatedDevice) else device_name(wanted.device)
-    )
+    name, log_path, kind = wanted.name, wanted.log_path, wanted.device.kind
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
     def announce(plan: CalibrationPlan, log: Log) -> None:
         require_budget(plan, log, wanted.budget_s, *budget_key, kind)
         facts = announcement(plan, log, budget_s=wanted.budget_s, kind=kind, reserved_s=reserved_s)
-        say(f"calibrate {name}: {device}\n{facts_text(facts)}")
+        say(f"calibrate {name}: {device_name(wanted.device)}\n{facts_text(facts)}")
         progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)
 
@@ -68,7 +64,6 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibra
 
     The network's file goes there. An interrupted calibration goes on from the log that is kept there.
     """
-    assert wanted.file is not None, "a real device runs one"
     section, key = scenario.cluster, host_key(scenario.cluster, server)
     with joined_hosts(section, scenario.name) as hosts:
         host = section.host_of(server) or hosts.here
@@ -87,7 +82,6 @@ def calibrated_there(
     wanted: CalibrationRequest, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
 ) -> tuple[str, list[str]]:
     """Calibrate on the host; returns the profile as YAML, and what there was to say."""
-    assert wanted.file is not None, "a real device runs one"
     section, lines = section_of(server, servers), list[str]()
     device = device_of(server, servers)
     here = replace(

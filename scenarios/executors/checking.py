@@ -104,7 +104,7 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
 def require_measured(profile: Profile, source: str) -> None:
     """Raises `InputError` for a profile of published figures, or of no device at all."""
     if profile.provenance == Provenance.EMULATED:
-        problem = "is of an emulated device; `slimsched calibrate --device emulated:PROFILE` measures one again"
+        problem = "is of an emulated device, which plays it as it is; check that of a real one"
         raise InputError(source, "provenance", problem)
     if profile.provenance == Provenance.DATASHEET:
         problem = "was derived from a datasheet and promises nothing that could be checked; calibrate the device"
@@ -206,22 +206,18 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
 
 
 def with_serving(
-    profile: Profile, file: ModelFile | None, device: DeviceSection, seed: int, *, allow_busy: bool = False
+    profile: Profile, file: ModelFile, device: DeviceSection, seed: int, *, allow_busy: bool = False
 ) -> Profile:
     """The profile with what serving costs on this host, from a few seconds of it on the device alone.
 
     What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
-
-    Args:
-        file: None for an emulated device.
 
     Raises:
         InputError: others used much of the device meanwhile, and that is not allowed.
     """
     world, stable_img_s = _lone_world(profile, device, seed)
     world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
-    images = None if file is None else _any_images(file)
-    return with_overheads(profile, measure_serving(world, file, images, seed, allow_busy=allow_busy), 0)
+    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed, allow_busy=allow_busy), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,33 +16,11 @@ from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.library import Board, RefusedError
 from hw.telemetry.nvml import board_facts, free_vram_bytes, handle_of, other_processes
 from kit.errors import InputError, in_a_line
-from scenarios.files.reading import read_profile
-from scenarios.files.spec import GB, MAX_SLOWDOWN, DeviceSection, ServerSection
+from scenarios.files.spec import GB, DeviceSection, ServerSection
 from sim.profile import Profile
 
-EMULATED = "emulated:"
 MIN_FREE_BYTES: Final = 1_000_000_000  # a context, a library or two, and small weights
 CALIBRATING: Final = 2  # processes on a device: what serves is measured beside another one
-
-
-def emulated_section(wanted: str) -> DeviceSection:
-    """What `emulated:PROFILE` or `emulated:PROFILE:SLOWDOWN` asks for, as a scenario would.
-
-    Raises:
-        InputError: no such profile, a broken one, or the slowdown is none.
-    """
-    name, _, last = (text := wanted.removeprefix(EMULATED)).rpartition(":")
-    try:
-        slowdown = float(last)
-    except ValueError:
-        name, slowdown = text, 1.0
-    if not name:
-        raise InputError("--device", "", f"{wanted!r} names no profile; give emulated:rtx-2080-ti, or a profile's file")
-    if not 1 <= slowdown <= MAX_SLOWDOWN:
-        problem = f"{wanted!r}: a slowdown of {slowdown:g}; allowed are 1 to {MAX_SLOWDOWN:g}"
-        raise InputError("--device", "", problem)
-    read_profile(Path(name), "--device")
-    return DeviceSection(emulated=name, slowdown=slowdown)
 
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
@@ -57,7 +34,7 @@ def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
     chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
     if not chosen:
         why = why_unseen() if wanted.startswith("cuda") and not torch.cuda.is_available() else ""
-        allowed = f"allowed are {', '.join(named)}, or {EMULATED}PROFILE"
+        allowed = f"allowed are {', '.join(named)}"
         raise InputError("--device", "", f"no device {wanted!r} here{f' ({why})' if why else ''}; {allowed}")
     return chosen
 

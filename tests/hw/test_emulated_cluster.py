@@ -1,37 +1,22 @@
-"""Emulated servers as real processes: what they serve, what goes wrong with them, and what is measured of them."""
+"""Emulated servers as real processes: what they serve, and what goes wrong with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
 
-from hw.agent.emulated import EmulatedDevice, EmulatedLanes
-from hw.agent.emulated_bench import EmulatedDeviceBench
-from hw.host.waiting import Waker
+from hw.agent.emulated import EmulatedDevice
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer, RemoteServer
-from hw.transport.arena import Arena
-from hw.transport.messages import (
-    Benchmark,
-    BenchmarkDispatch,
-    BenchmarkLoad,
-    BenchmarkResult,
-    BenchmarkTogether,
-    BenchmarkUnload,
-    Point,
-    Timed,
-    TogetherResult,
-)
 from policies.faults import Crash, Fault, Supervision
 from policies.records import RunRecord
 from policies.reward import RewardWeights
-from policies.vocabulary import IMAGE, NS_PER_S
+from policies.vocabulary import NS_PER_S
 from sim.emulation import FACTORY, Emulation, emulated, to_bytes
 from sim.profile import Profile
 from tests import worlds
@@ -48,9 +33,6 @@ def profile(slowdown: float = 1.0, **changes: object) -> Profile:
 
 def device(of: Profile) -> EmulatedDevice:
     return EmulatedDevice(FACTORY, to_bytes(Emulation(of.to_yaml(), 32)), of.device.name)
-
-
-# ------------------------------------------------------------------------------------------------------------- runs
 
 
 @pytest.fixture(scope="module")
@@ -129,70 +111,3 @@ def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
     opened = HardwareCluster(served, servers, supervision=RULES)
     patience_ns = [opened._service(index).supervision.stuck_ns for index in range(2)]
     assert patience_ns == [RULES.stuck_ns, 20 * RULES.stuck_ns]
-
-
-# ------------------------------------------------------------------------------------------------------ measurements
-
-
-class Clock:
-    """It shows what was waited for, and is a waker, too."""
-
-    def __init__(self) -> None:
-        self.now_ns = S
-
-    def __call__(self) -> int:
-        return self.now_ns
-
-    def wait(self, _: object, deadline_ns: int | None) -> bool:
-        assert deadline_ns is not None
-        self.now_ns = max(self.now_ns, deadline_ns)
-        return False
-
-
-@pytest.fixture
-def bench() -> Iterator[EmulatedDeviceBench]:
-    clock, arenas = Clock(), (Arena(1 << 20),)
-    lanes = EmulatedLanes(device(profile(alpha=0.2, dispatch_s=1e-3)).model(), arenas, 0, lambda _: None, clock)
-    yield EmulatedDeviceBench(lanes, cast(Waker, clock), clock)
-    arenas[0].close()
-
-
-def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_share(bench: EmulatedDeviceBench) -> None:
-    result = bench.carry_out(Benchmark(Point(1, 1.0, IMAGE, 16), 1, 40, 0.1))
-    assert isinstance(result, BenchmarkResult)
-    solo_s = next(c for c in profile().latency if (c.segment, c.width) == (1, 1.0)).mean_s[2]
-    assert result.samples_s == pytest.approx([solo_s] * len(result.samples_s), abs=1e-8)
-    assert (len(result.samples_s) >= 40, result.wall_s >= 0.1) == (True, True)
-    assert result.cpu_s == pytest.approx(0.3 * sum(result.samples_s))
-    assert result.sampled
-
-
-def test_passes_that_run_together_slow_each_other_down(bench: EmulatedDeviceBench) -> None:
-    point = Point(1, 1.0, IMAGE, 32)
-    alone, *found = (
-        each
-        for points in ((point,), (point,) * 3)
-        for each in cast(TogetherResult, bench.carry_out(BenchmarkTogether(points, 0.3))).results
-    )
-    assert len(found) == 3
-    alone_s = alone.elapsed_s / alone.completed
-    assert all(each.elapsed_s / each.completed > 2.5 * alone_s for each in found)
-
-
-def test_loads_and_dispatches_take_their_time(bench: EmulatedDeviceBench) -> None:
-    first, again = (bench.carry_out(BenchmarkLoad(number, 1, 1.0, from_disk=number == 1)) for number in (1, 2))
-    assert first == Timed((0.01,), 50_000_000)
-    assert again == Timed((0.005,), 50_000_000)
-    assert bench.carry_out(BenchmarkUnload(1)) == Timed((0.001,))
-    dispatched = bench.carry_out(BenchmarkDispatch(Point(1, 1.0, IMAGE, 1), 5, 0.0))
-    assert cast(Timed, dispatched).samples_s == pytest.approx([1e-3] * 5, rel=0.5)
-
-
-def test_what_does_not_fit_is_refused_and_the_bench_goes_on(bench: EmulatedDeviceBench) -> None:
-    for instance in range(39):  # of 200 MB each, in 8 GB
-        bench.carry_out(BenchmarkLoad(instance, 4, 1.0))
-    with pytest.raises(MemoryError):
-        bench.carry_out(BenchmarkLoad(39, 4, 1.0))
-    with pytest.raises(LookupError):
-        bench.carry_out(Benchmark(Point(9, 1.0, IMAGE, 1), 0, 1, 0.0))
-    assert bench.carry_out(Benchmark(Point(1, 1.0, IMAGE, 1), 0, 1, 0.0))

@@ -341,11 +341,11 @@ def test_devices_are_calibrated(scenario: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("scenarios.executors.calibrate.calibrate_device", measured)
     monkeypatch.setattr("scenarios.executors.checking.with_serving", lambda profile, *_, **__: profile)
-    found = slimsched.calibrate(device="emulated:rtx-2080-ti:4", budget_s=100, out="here", batch_limit=8)
-    assert found.profiles == (Path("here/emulated-rtx-2080-ti-x4.yaml"),)
+    found = slimsched.calibrate(model="slimresnet-pairs", device="cpu:0", budget_s=100, out="here", batch_limit=8)
+    assert found.profiles == (Path("here/cpu0.yaml"),)
     assert (asked[0].batch_limit, asked[0].budget_s) == (8, 100 - SERVING_S)
     assert found.rows()[0]["device"] == PROFILE.device.name
-    assert json.loads(found.to_json()) == {"profiles": ["here/emulated-rtx-2080-ti-x4.yaml"], "warnings": []}
+    assert json.loads(found.to_json()) == {"profiles": ["here/cpu0.yaml"], "warnings": []}
 
 
 def test_the_module_is_the_command_line(scenario: Path) -> None:

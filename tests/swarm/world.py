@@ -44,7 +44,6 @@ class ToyDevice:
 
     segments: int
     context_bytes = 0
-    period_ns = 20 * MS
 
     def __init__(self, segments: int, vram_bytes: int, pass_ns: int) -> None:
         self.segments, self.vram_bytes, self._pass_ns = segments, vram_bytes, pass_ns
@@ -99,10 +98,6 @@ class ToyDevice:
     def output_bytes(self, segment: int, width: float) -> int:
         """See `DeviceModel`."""
         return int(ACTIVATION_BYTES * width)
-
-    def host_share(self, key: Key, batch: int) -> float:
-        """None."""
-        return 0.0
 
     def sample(self, now_ns: int) -> tuple[float, float]:
         """Some of both."""
