@@ -188,7 +188,6 @@ class Ledger:
         weights, prior: of Eq. 7.
         detail: keep block, batch and telemetry records, and each request's stages (off while a router trains).
         keep_log: keep every step for replay.
-        routers: how many there are (`policies.router.RouterCore`).
 
     `keeps_starts` says whether it takes notice of what only begins (transfers, batches); no core does.
     """
@@ -202,7 +201,6 @@ class Ledger:
         *,
         detail: bool = True,
         keep_log: bool = False,
-        routers: int = 1,
     ) -> None:
         self.decisions = 0
         self.telemetry: list[TelemetryPoint] = []
@@ -224,7 +222,7 @@ class Ledger:
         self._ended: list[_Ended] = []
         self._blocks: list[tuple[BlockFinished, _OpenDecision, int, float, RewardTerms]] = []
         self._batches: list[tuple[int, BatchTold]] = []  # with their servers
-        self._asked: list[_OpenDecision | None] = [None] * routers
+        self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
         self._holds: dict[int, list[tuple[int, int]]] = {}  # of a waiting request: (decision, when it entered the FIFO)
         self._held_before: dict[int, list[int]] = {}  # of a block: the decisions that held its members
@@ -270,19 +268,8 @@ class Ledger:
             if (note := notes.get(type(command))) is not None:
                 note(command, now_ns)
 
-    def expect(self, request: int, now_ns: int) -> None:
-        """A request has arrived, though not yet at the router that will have it."""
-        self._journeys[request] = _Journey(now_ns, now_ns)
-
     def _note_arrival(self, event: RequestArrived, now_ns: int) -> None:
-        """It begins anew where the router that had it before is dead, whose decisions are credited no more."""
-        journey = self._journeys.get(event.request)
-        self._holds.pop(event.request, None)
-        if journey is None:
-            self.expect(event.request, now_ns)
-        elif journey.block is not None or journey.passages:
-            journey.lose(now_ns)
-            journey.forget(0)
+        self._journeys[event.request] = _Journey(now_ns, now_ns)
 
     def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
         """A stale one is of an earlier epoch of the server, and changes nothing."""
@@ -350,15 +337,14 @@ class Ledger:
     def _note_question(self, command: Decide, now_ns: int) -> None:
         self.decisions += 1
         if self._detail:
-            self._asked[command.decision % len(self._asked)] = _OpenDecision(command.view.head, now_ns)
+            self._asked = _OpenDecision(command.view.head, now_ns)
 
     def _note_hold(self, command: HoldBegun, now_ns: int) -> None:
         self._holds.setdefault(command.request, []).append((command.decision, command.entered_ns))
 
     def _note_block(self, command: SendBlock, now_ns: int) -> None:
-        """What a router asked last has been answered: it has one decision under way at a time."""
-        block = command.block
-        decision = self._asked[block.block % len(self._asked)]
+        """What was asked last has been answered: one decision is under way at a time."""
+        block, decision = command.block, self._asked
         if self._holds:
             holds = [hold for request in block.requests for hold, _ in self._holds.pop(request, ())]
             self._held_before[block.block] = holds

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -236,12 +235,9 @@ class RouterCore:
     """The router without its policy: `handle` each event with its time and carry out the commands.
 
     Servers are down until their first `ServerUp`. Events of an earlier epoch of a server are stale and change nothing.
-
-    Args:
-        place, routers: of several routers in one run each numbers every `routers`th decision, from `place` + 1 on.
     """
 
-    def __init__(self, config: RouterConfig, place: int = 0, routers: int = 1) -> None:
+    def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
@@ -262,8 +258,7 @@ class RouterCore:
         ]
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
-        self._routers = routers
-        self._decision = place + 1 - routers
+        self._decision = 0
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
         self._freed: deque[int] = deque(maxlen=config.samples)  # where blocks ended, the last one last
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
@@ -298,16 +293,6 @@ class RouterCore:
     def in_flight(self) -> int:
         """Requests that have arrived and are neither completed nor failed."""
         return len(self._requests)
-
-    @property
-    def burden(self) -> float:
-        """Requests in the global FIFO; infinitely many where no server is up."""
-        return self.fifo_length if any(server.up for server in self._servers) else inf
-
-    @property
-    def requests(self) -> tuple[int, ...]:
-        """Those in flight."""
-        return tuple(self._requests)
 
     def widths_of(self, request: int) -> tuple[float, ...]:
         """The widths that a request in flight has run at so far."""
@@ -459,7 +444,7 @@ class RouterCore:
         requests = self._fifo.peek(line, self.config.groups[-1])
         left_ns = self._hold_left_ns(line, requests, now_ns)
         self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
-        self._decision += self._routers
+        self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
         tally = self._tallies[line.head.service_class]
         goal, others = tally.goal, self.completed - tally.completed
@@ -609,7 +594,7 @@ class RouterCore:
         """How many images fit within the strictest limit; in which order classes are refused."""
         goals = [tally.goal for tally in self._tallies]
         limit_ns = min((goal.limit_ns for goal in goals if goal.limit_ns), default=0)
-        self._room.images = self.config.carried_img_s / self._routers * limit_ns / NS_PER_S
+        self._room.images = self.config.carried_img_s * limit_ns / NS_PER_S
         for tally in self._tallies:
             better = sum(goal.floor > tally.goal.floor for goal in goals)
             tally.rank = better / max(1, len(goals) - 1)

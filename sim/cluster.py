@@ -123,16 +123,12 @@ class _Delivery(msgspec.Struct):
 
 
 class Simulation:
-    """One run. Call `advance` to get to a decision, `decide` to answer it, and so on; `record` when it has ended.
+    """One run. Call `advance` to get to a decision, `decide` to answer it, and so on; `record` when it has ended."""
 
-    Args:
-        routers: how many there are (`sim.divided`).
-    """
-
-    def __init__(self, cluster: ClusterSpec, run: RunSpec, routers: int = 1) -> None:
+    def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
         self.cluster = cluster
         self.spec = run
-        self.router = RouterCore(cluster.router, 0, routers)
+        self.router = RouterCore(cluster.router)
         self._agenda = Agenda()
         self._ledger = Ledger(
             len(cluster.servers),
@@ -141,7 +137,6 @@ class Simulation:
             cluster.prior,
             detail=run.detail,
             keep_log=run.keep_log,
-            routers=routers,
         )
         attachments = tuple(server.attachment for server in cluster.servers)
         self._network = Interconnect(attachments, derived_seed(run.seed, LINKS))
@@ -149,27 +144,21 @@ class Simulation:
         self._deliveries: dict[int, _Delivery] = {}
         self._pending: Decide | None = None
         self._arrived = 0
-        self._class_of: list[int] = run.class_of.tolist()
         self._limit = OwnLimit(FOLLOW_NS)
         self._ended_ns: int | None = None
         self._wake_ns: int | None = None  # the last instant that the router's timer was planned for
-        self._host = self._new_host()
-        outcomes = Outcomes(self.labels, run.seed, poisoned_requests(run.faults))
+        cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
+        self._host = SimulatedHost(cluster.host, run.seed, cores)
+        outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
         self.servers = tuple(self._server(index, spec, outcomes) for index, spec in enumerate(cluster.servers))
         self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
-        self.set_off()
-
-    def _new_host(self) -> SimulatedHost:
-        table = self.cluster.host
-        cores = [] if table is None else [self._devices[index] for index in table.devices]
-        return SimulatedHost(table, self.spec.seed, cores)
+        self._set_off()
 
     def _server(self, index: int, spec: ServerSpec, outcomes: Outcomes) -> SimulatedServer:
         device = self._devices[spec.device]
-        return SimulatedServer(index, spec, device, self._agenda, self._ledger, outcomes, self._tell_router, self.hear)
+        return SimulatedServer(index, spec, device, self._agenda, self._ledger, outcomes, self._tell_router, self._hear)
 
-    def set_off(self) -> None:
-        """Everything that begins by itself; once, before the first `advance`."""
+    def _set_off(self) -> None:
         for server in self.servers:
             self._faults.come_up(server.index)
             self._agenda.process(self._telemetry(server))
@@ -202,7 +191,7 @@ class Simulation:
         """Run to the next decision; None when the run has ended."""
         agenda, horizon_ns = self._agenda, self.spec.horizon_ns
         while self._pending is None and self._ended_ns is None:
-            if agenda.is_instant_over and self.may_ask():
+            if agenda.is_instant_over and self._may_ask():
                 self._tell_router(RouterTimer())
             elif agenda.next_ns > horizon_ns and self._is_over():
                 self._ended_ns = self._end_ns()
@@ -210,7 +199,7 @@ class Simulation:
                 agenda.step()
         return self._pending
 
-    def may_ask(self) -> bool:
+    def _may_ask(self) -> bool:
         """Whether the router's timer has come, and its host is free."""
         now_ns, wake_ns = self._agenda.now_ns, self.router.next_wake_ns
         return wake_ns is not None and wake_ns <= now_ns and self._host.free_ns <= now_ns
@@ -298,15 +287,11 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------------ the run's end
 
-    @property
-    def _in_flight(self) -> int:
-        return self.router.in_flight
-
     def _is_over(self) -> bool:
         """Whether the run ends before the next event, which is beyond the horizon."""
         if self.spec.end == "cut":
             return True
-        drained = self._arrived == len(self.spec.arrivals_ns) and self._in_flight == 0
+        drained = self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0
         limit_ns = self.spec.horizon_ns + self.spec.drain_limit_ns
         return drained or self._faults.is_all_gone or self._agenda.next_ns > limit_ns
 
@@ -314,7 +299,7 @@ class Simulation:
         """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
         if self.spec.end == "cut":
             return self.spec.horizon_ns
-        if self._in_flight == 0 or self._faults.is_all_gone:
+        if self.router.in_flight == 0 or self._faults.is_all_gone:
             return max(self.spec.horizon_ns, self.now_ns)
         return self.spec.horizon_ns + self.spec.drain_limit_ns
 
@@ -334,7 +319,7 @@ class Simulation:
             self._wake_ns = wake_ns
             self._agenda.at(wake_ns, HOST, self._pass)  # `advance` looks at the router's timer at that instant
 
-    def hear(self, message: RouterMessage, number: int) -> None:
+    def _hear(self, message: RouterMessage, number: int) -> None:
         """A server's message is at the router's host: its core hears it when the host comes to it."""
         if self.cluster.host is None:
             self._tell_router(message)
@@ -349,22 +334,16 @@ class Simulation:
 
     def _arrivals(self) -> Process:
         """The requests, one after the other."""
-        for request, arrived_ns in enumerate(self.spec.arrivals_ns.tolist()):
+        deadlines_ns = self.spec.deadlines_ns
+        arrivals = zip(self.spec.arrivals_ns.tolist(), self.spec.class_of.tolist(), strict=True)
+        for request, (arrived_ns, service_class) in enumerate(arrivals):
             yield self._agenda.until(arrived_ns, ARRIVAL)
             self._arrived += 1
-            self._admit(self._arrival(request))
+            after_ns = deadlines_ns[service_class]
+            deadline_ns = None if after_ns is None else arrived_ns + after_ns
+            self._tell_router(RequestArrived(request, deadline_ns, service_class))
 
-    def _arrival(self, request: int) -> RequestArrived:
-        service_class = self._class_of[request]
-        after_ns = self.spec.deadlines_ns[service_class]
-        deadline_ns = None if after_ns is None else int(self.spec.arrivals_ns[request]) + after_ns
-        return RequestArrived(request, deadline_ns, service_class)
-
-    def _admit(self, event: RequestArrived) -> None:
-        """An image arrives."""
-        self._tell_router(event)
-
-    def labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
+    def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
         """For requests that have just passed their last segment at `width`."""
         is_correct, widths_of = self.spec.correctness.is_correct, self.router.widths_of
         return tuple(is_correct(request, (*widths_of(request), width)) for request in requests)

@@ -340,23 +340,16 @@ class AgentSlot:
     Args:
         begin: starts an agent, without waiting for it; the same one each time.
         warm_batches: batch sizes that each runs once for every work key before it serves.
-        is_started: whether the first agent starts now; else another router has the server.
     """
 
-    agent: AgentHandle
-
-    def __init__(
-        self, begin: Callable[[], AgentHandle], warm_batches: tuple[int, ...], *, is_started: bool = True
-    ) -> None:
+    def __init__(self, begin: Callable[[], AgentHandle], warm_batches: tuple[int, ...]) -> None:
         self.warm_batches = warm_batches
-        self.is_started = False
         self._begin = begin
-        if is_started:
-            self.start()
+        self.agent = begin()
 
     def start(self) -> None:
         """Start the next agent, without waiting for it; the one before was killed."""
-        self.agent, self.is_started = self._begin(), True
+        self.agent = self._begin()
 
     def hand_over(self, begin: Callable[[], AgentHandle], agent: AgentHandle) -> None:
         """To an agent that such a start has made; the one before is killed."""
@@ -400,10 +393,8 @@ class AgentSlot:
         agent.find_offset()
 
     def close(self) -> None:
-        """End it, where there is one; it may be started again."""
-        if self.is_started:
-            self.agent.close()
-        self.is_started = False
+        """End it."""
+        self.agent.close()
 
 
 def make_all_ready(
@@ -411,21 +402,18 @@ def make_all_ready(
 ) -> frozenset[int]:
     """Wait until everybody can serve, empty; returns who of those that may be gone is. See `AgentSlot.make_ready`.
 
-    Who was not started is another router's.
-
     New ones warm up side by side. Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are
     asked for once more at the end.
     """
-    started = {index: slot for index, slot in enumerate(slots) if slot.is_started}
-    for slot in started.values():
+    for slot in slots:
         with contextlib.suppress(WorkError):  # it is met again below
             slot.begin_warming()
     away = frozenset(
         index
-        for index, slot in started.items()
+        for index, slot in enumerate(slots)
         if not slot.make_ready(index, keep_log, measures_costs=measures_costs, may_be_gone=index in drained)
     )
-    for index, slot in started.items():
+    for index, slot in enumerate(slots):
         if index not in away:
             with contextlib.suppress(WorkError):  # it has died since: whoever runs will notice
                 slot.agent.find_offset()

@@ -31,8 +31,7 @@ from hw.router.loop import Parts, RouterLoop, Routing, RunProgress, no_collectio
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
-from hw.router.share import Share
-from hw.router.traffic import PlannedTraffic, Traffic
+from hw.router.traffic import Traffic
 from hw.telemetry import (
     BackgroundWatch,
     CoreWatch,
@@ -118,7 +117,7 @@ class HardwareCluster:
             for index, server in enumerate(self.servers):
                 spec = self._agent(index, self.file)
                 warm = () if server.device.physical[0] == "cuda" else self._warm_batches
-                slot = AgentSlot(partial(self._carrier.start, index, spec), warm, is_started=not server.elsewhere)
+                slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
                 self.slots.append(slot)
             if self._waits:
@@ -188,9 +187,6 @@ class HardwareCluster:
         Returns:
             Those of them that have none.
         """
-        for server, slot in zip(self.servers, self.slots, strict=True):
-            if server.elsewhere:  # taken over in an earlier run
-                slot.close()
         return make_all_ready(self.slots, keep_log=keep_log, measures_costs=measures_costs, drained=drained)
 
     def telemetry(self) -> dict[str, dict[str, str]]:
@@ -211,12 +207,10 @@ class HardwareCluster:
         on_progress: Callable[[RunProgress], None] | None = None,
         say: Callable[[str], None] = lambda _: None,
         drained: Wish = nobody,
-        share: Share | None = None,
     ) -> RunRecord:
         """One run, in real time; agents are emptied before it.
 
         Args:
-            share: where other routers serve beside this one, in processes of their own, what this one has of the run.
             say: takes a line for people whenever a server goes down or is back.
             drained: which servers the operator wants drained; asked now and then while the run goes on.
 
@@ -228,13 +222,9 @@ class HardwareCluster:
         away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         background = background_watch(self.servers, self.slots)
-        host = Host(cores=own_cores(self.servers))
-        parts = self._parts(Operator(drained, share.orders if share else tuple), away, host, background)
-        traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic
-        if share is not None:
-            parts, traffic = replace(parts, begin=share.begin, leave=share.leave), share.traffic
+        parts = self._parts(Operator(drained), away, Host(cores=own_cores(self.servers)), background)
         with no_collections(), on_cores(parts.host.cores):
-            return RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic).carry_out()
+            return RouterLoop(parts, run, router, routing, ledger, on_progress, say).carry_out()
 
     def serve(
         self,
@@ -324,7 +314,7 @@ def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlo
     Devices of other machines are not looked at.
     """
     router_cores = frozenset(own_cores(servers)) or None
-    here = [pair for pair in zip(servers, slots, strict=True) if not pair[0].machine and pair[1].is_started]
+    here = [pair for pair in zip(servers, slots, strict=True) if not pair[0].machine]
     servers, slots = [server for server, _ in here], [slot for _, slot in here]
 
     def own() -> dict[int | str, Used]:

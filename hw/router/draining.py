@@ -29,15 +29,8 @@ def nobody() -> frozenset[int]:
     return frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """Servers of a router that has died: they are this one's from now on."""
-
-    servers: tuple[int, ...]
-
-
-Order = GoalSet | RoutingPolicy | NewModel | Adopted
-"""What is asked for, who decides, or what and who serves, from now on."""
+Order = GoalSet | RoutingPolicy | NewModel
+"""What is asked for, who decides, or what serves, from now on."""
 
 
 @dataclass(frozen=True, slots=True)

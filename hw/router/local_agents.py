@@ -90,7 +90,7 @@ def live(
 
 
 @contextlib.contextmanager
-def no_interrupts() -> Iterator[None]:
+def _no_interrupts() -> Iterator[None]:
     """What is started meanwhile hears no Ctrl-C until it says so: it is the router's business, even while it opens."""
     resource_tracker.ensure_running()  # it would start with the first process, and let interrupts through after that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -142,7 +142,7 @@ class Worker:
             name = f"slimsched-{'+'.join(each.spec.name for each in members)}"
             context = multiprocessing.get_context("spawn")
             process = context.Process(target=_main, args=(members,), name=name, daemon=True)
-            with no_interrupts():
+            with _no_interrupts():
                 process.start()
             self._process = process
 

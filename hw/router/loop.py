@@ -23,7 +23,7 @@ from hw.host.waiting import Host
 from hw.router.agents import AgentSlot
 from hw.router.cost_meter import CostMeter
 from hw.router.cpu_use import Taker, cpu_use
-from hw.router.draining import Adopted, Draining, Operator, Order
+from hw.router.draining import Draining, Operator, Order
 from hw.router.faults import FaultPlan
 from hw.router.late_ledger import LateLedger, Watcher
 from hw.router.rolling import NewModel, Rolling
@@ -86,11 +86,6 @@ class RunProgress:
     queued: int = 0
 
 
-def _now(host: Host) -> int:
-    """When a run begins that waits for nobody."""
-    return host.clock_ns()
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A cluster whose agents are up; each sequence by server.
@@ -100,8 +95,6 @@ class Parts:
         away: those that were drained before, and have no agent.
         host: the router's.
         background: what others take of its devices.
-        begin: returns the reading of the host's clock at which the run begins; it may wait for others.
-        leave: is called when the last arrival has been looked at; what is left is to sum up.
     """
 
     servers: Sequence[HardwareServer]
@@ -114,8 +107,6 @@ class Parts:
     away: frozenset[int]
     host: Host
     background: BackgroundWatch
-    begin: Callable[[Host], int] = _now
-    leave: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +201,6 @@ class RouterLoop:
         self._up: dict[int, int] = {}
         self._deaths: list[int] = []
         self._servers = self._remote_servers(cluster, say)
-        self._own = [server for server in self._servers if not server.spec.elsewhere]
-        self._begin, self._leave = cluster.begin, cluster.leave
         self._away = cluster.away
         self._draining = Draining(
             cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
@@ -263,8 +252,8 @@ class RouterLoop:
         """From the preloads to the end of the run; returns when that was, and what others took of the devices."""
         self._preload()
         self._background.start()
-        self._clock.start(self._begin(self._host))
-        for server in self._own:
+        self._clock.start(self._host.clock_ns())
+        for server in self._servers:
             server.start_clock()
         self._busy_from_ns = self._host.cpu_ns() - self._idle_ns
         rule = hold_rule_of(self._routing.policy)
@@ -277,7 +266,6 @@ class RouterLoop:
         self._rolling.give_up("the end has come")
         ended_ns = self._clock.now_ns()
         self._arrive(ended_ns)
-        self._leave()
         self._finish()
         self._ledger.catch_up()
         background = self._background.take()
@@ -295,7 +283,7 @@ class RouterLoop:
 
     def _preload(self) -> None:
         """Bring the servers up and wait for their preloads; the run's clock stands at 0 meanwhile."""
-        for server in self._own:
+        for server in self._servers:
             if server.index in self._away:
                 server.begin_away()
             else:
@@ -341,8 +329,8 @@ class RouterLoop:
             self._tell_router(ArrivalsEnded(), now_ns)
         if (due_ns := self._transfers.next_ns) is not None and due_ns <= now_ns:
             self._transfers.ring(now_ns)
-        if len(self._up) < len(self._own):
-            for server in self._own:
+        if len(self._up) < len(self._servers):
+            for server in self._servers:
                 if not server.is_up:
                     self._revive(server)
         self._settle()
@@ -394,8 +382,8 @@ class RouterLoop:
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns):
             if wake_ns is not None and wake_ns < until_ns:
                 until_ns = wake_ns
-        if len(self._up) < len(self._own):
-            for server in self._own:
+        if len(self._up) < len(self._servers):
+            for server in self._servers:
                 if (wake_ns := server.next_ns) is not None:
                     until_ns = min(until_ns, wake_ns)
         if self._has_unsent:
@@ -464,7 +452,7 @@ class RouterLoop:
         return bool(ready)
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:
-        ports = {server.port_number: server for server in self._own if server.has_agent and not server.died}
+        ports = {server.port_number: server for server in self._servers if server.has_agent and not server.died}
         readable = self._host.wait([*ports, *self._traffic.descriptors], wait_s)
         if any(number in self._traffic.descriptors for number in readable):
             self._traffic.hear()
@@ -476,7 +464,7 @@ class RouterLoop:
         A core that sleeps takes longer to wake up than a message to travel. So where the router has one to itself, it
         looks on for a while when a block is under way; that time is no work.
         """
-        if not self._host.cores or not any(server.in_flight for server in self._own):
+        if not self._host.cores or not any(server.in_flight for server in self._servers):
             return self._ready(wait_s)
         began_ns, until_ns = self._host.cpu_ns(), self._clock.now_ns() + round(min(wait_s, SPIN_S) * NS_PER_S)
         while not (ready := self._ready(0)) and self._clock.now_ns() < until_ns:
@@ -487,7 +475,7 @@ class RouterLoop:
     def _flush(self) -> None:
         """Send what the agents were asked; what a full port does not take stays for later."""
         self._has_unsent = not self._traffic.flush()
-        for server in self._own:
+        for server in self._servers:
             if server.has_posted and not server.flush():
                 self._has_unsent = True
 
@@ -545,11 +533,6 @@ class RouterLoop:
         if isinstance(order, NewModel):
             self._rolling.begin(order)
             return
-        if isinstance(order, Adopted):
-            for server in (self._servers[index] for index in order.servers):
-                self._own.append(server)
-                server.adopt()
-            return
         if isinstance(order, GoalSet):
             self._tell_router(order, self._clock.now_ns())
             return
@@ -599,8 +582,8 @@ class RouterLoop:
             return
         noticed_ns = self._clock.now_ns()
         while traffic.next_ns <= now_ns:
-            if (arrival := traffic.take(noticed_ns)) is not None:
-                self._hand_to_core(arrival[0], max(arrival[1], self._told_ns))
+            event, came_ns = traffic.take(noticed_ns)
+            self._hand_to_core(event, max(came_ns, self._told_ns))
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
         """What was due before it comes before it; nothing is due while the clock stands."""

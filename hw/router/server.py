@@ -81,7 +81,6 @@ class HardwareServer:
         sensor_period_s: how often the device's sensor is read.
         machine: that it is on, where that is not the router's.
         host: the machine's name, where the cluster has several; by it an operator means all servers there.
-        elsewhere: another router has it, at first.
         captured: how many of its passes were captured when its profile was measured, `31 of 64`; empty: all.
     """
 
@@ -94,7 +93,6 @@ class HardwareServer:
     sensor_period_s: float = 0.1
     machine: str = ""
     host: str = ""
-    elsewhere: bool = False
     captured: str = ""
 
     @property
@@ -286,10 +284,6 @@ class RemoteServer:
         """It was drained before the run, and has no agent."""
         self.is_away, self._restart_at_ns = True, 0
         self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
-
-    def adopt(self) -> None:
-        """The router that had it is dead: an agent of this one's is to start now."""
-        self._restart_at_ns = 0
 
     def start_clock(self) -> None:
         """The run has begun: the agent's clock follows, by its own reading of that moment as far as that is known."""

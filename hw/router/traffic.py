@@ -21,20 +21,17 @@ class Traffic(Protocol):
         next_ns: when the next one is due; never, while none is known.
         horizon_ns: arrivals end here; never, while they go on.
         has_ended: whether all have come that will.
+        descriptors: to select on now, beside the agents' ports.
     """
 
     images: Images
     next_ns: int
     horizon_ns: int
     has_ended: bool
+    descriptors: Sequence[int]
 
-    @property
-    def descriptors(self) -> Sequence[int]:
-        """To select on now, beside the agents' ports."""
-        ...
-
-    def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
-        """The next one, which is due now, and when it came; None where another router takes it."""
+    def take(self, now_ns: int) -> tuple[RequestArrived, int]:
+        """The next one, which is due now, and when it came."""
         ...
 
     def judge(
@@ -72,6 +69,8 @@ class PlannedTraffic:
         lags_ns: how late each was noticed.
     """
 
+    descriptors: Sequence[int] = ()
+
     def __init__(self, run: HardwareRun, router: RouterCore, clock: RunClock) -> None:
         poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
         self.images: Images = ImageSource(run.images, run.images_shown, poisoned)
@@ -87,30 +86,17 @@ class PlannedTraffic:
         self._is_correct = run.is_correct
         self._widths_of = router.widths_of
 
-    @property
-    def descriptors(self) -> Sequence[int]:
-        """See `Traffic`: a plan has none."""
-        return ()
-
-    def take(self, now_ns: int) -> tuple[RequestArrived, int] | None:
+    def take(self, now_ns: int) -> tuple[RequestArrived, int]:
         """See `Traffic`: each at its own time, for a router that was busy hides nobody's wait."""
-        planned_ns, event = self.next_ns, self.arrival(self._taken)
+        planned_ns, service_class = self.next_ns, self._classes[self._taken]
+        relative_ns = self._deadlines_ns[service_class]
+        deadline_ns = None if relative_ns is None else planned_ns + relative_ns
+        event = RequestArrived(self._taken, deadline_ns, service_class)
         self._taken += 1
         self.has_ended = self._taken == len(self._arrivals_ns)
         self.next_ns = NEVER_NS if self.has_ended else self._arrivals_ns[self._taken]
         self.lags_ns.append(now_ns - planned_ns)
         return event, planned_ns
-
-    def arrived_ns(self, request: int) -> int:
-        """When it is due."""
-        return self._arrivals_ns[request]
-
-    def arrival(self, request: int) -> RequestArrived:
-        """What the router is told of it."""
-        service_class = self._classes[request]
-        relative_ns = self._deadlines_ns[service_class]
-        deadline_ns = None if relative_ns is None else self._arrivals_ns[request] + relative_ns
-        return RequestArrived(request, deadline_ns, service_class)
 
     def judge(
         self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes

@@ -298,7 +298,7 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
     """Until how many and for how long new images wait; no longer than the core allows."""
     config = context.config
     later, host_ns = [0] * (config.segments - 1), config.segments * context.block_ns
-    block_ns = unit_ns * context.routers / config.servers / config.outstanding_blocks
+    block_ns = unit_ns / config.servers / config.outstanding_blocks
     arrivals_ns = numbers.hold_arrivals * block_ns
     if host_ns:
         longer = max(1.0, unit_ns / (UNITS_OF_HOST * host_ns)) ** numbers.hold_units

@@ -32,7 +32,6 @@ class RouterContext:
         block_ns: what a block costs the router's host, decided and returned, beyond its images.
         working_sets: (N, S, W) which widths each server may serve, so that it holds all that it needs together
             (`policies.rules.working_sets`); empty where no server is limited.
-        routers: that the servers are divided among, this one of them.
     """
 
     config: RouterConfig
@@ -42,7 +41,6 @@ class RouterContext:
     deadline_s: float | None = None
     block_ns: int = 0
     working_sets: tuple[WorkingSet, ...] = ()
-    routers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Runs on real executors, each beside its paired simulation."""
+"""Runs on real executors, one after the other."""
 
 from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a real run
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,6 @@ from hw.router.draining import Wish, nobody
 from hw.router.loop import Routing, RunProgress
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
-from hw.router.share import Share
 from hw.telemetry import usable_cores
 from kit.chance import stream
 from policies.interfaces import RoutingPolicy
@@ -95,15 +94,12 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def real_cluster(
-    world: World, model: ModelFile | None, *, is_urgent: bool = False, owned: Collection[int] | None = None
-) -> Iterator[HardwareCluster]:
+def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
     """The scenario's servers as agents, on this machine or on the hosts of its cluster; gone when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
         is_urgent: clients wait: the block begins before they are ready, and they warm up with batches of one alone.
-        owned: of several routers' servers those that this process has; None: all.
     """
     with ExitStack() as stack:
         servers, carrier = hardware_servers(world), None
@@ -112,8 +108,6 @@ def real_cluster(
             servers, carrier = on_hosts(world, servers, hosts, model)
         else:
             servers = on_own_cores(servers, usable_cores())
-        if owned is not None:
-            servers = [replace(server, elsewhere=index not in owned) for index, server in enumerate(servers)]
         cluster = HardwareCluster(
             model if model is not None else served_of(world),
             servers,
@@ -213,28 +207,19 @@ def run_on_hardware(
         drained: which servers the operator wants drained now.
     """
     began_ns = time.monotonic_ns()
-    record = carried_out(world, cluster, dataset, wanted, observer or RunObserver(), drained)
-    return summarised(world, wanted, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
+    record = _carried_out(world, cluster, dataset, wanted, observer or RunObserver(), drained)
+    return _summarised(world, wanted, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one of several routers has of a run."""
-
-    share: Share
-    rng: np.random.Generator
-
-
-def carried_out(
+def _carried_out(
     world: World,
     cluster: HardwareCluster,
     dataset: Dataset | None,
     wanted: RealRun,
     observer: RunObserver,
-    drained: Wish = nobody,
-    part: Part | None = None,
+    drained: Wish,
 ) -> RunRecord:
-    """The run itself; see `run_on_hardware`."""
+    """The run itself."""
     seed = wanted.seed
     planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     is_emulated = dataset is None
@@ -260,13 +245,12 @@ def carried_out(
         is_correct=planned.correctness.is_correct if is_emulated else None,
     )
     spec = world.cluster
-    rng = stream(seed, f"router:{wanted.router}") if part is None else part.rng
+    rng = stream(seed, f"router:{wanted.router}")
     routing = Routing(by_plan(wanted.policy, spec.router), rng, spec.weights, spec.prior)
-    share = None if part is None else part.share
-    return cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained, share)
+    return cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained)
 
 
-def summarised(world: World, wanted: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
+def _summarised(world: World, wanted: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
     """The figures of a run."""
     planned = world.run_spec(wanted.seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     label = RunLabel(

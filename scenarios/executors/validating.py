@@ -1,9 +1,8 @@
-"""Runs on real executors, each beside its paired simulation: by one router, or by several."""
+"""Runs on real executors, each beside its paired simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from hw.networks.datasets import Dataset
@@ -18,7 +17,6 @@ from scenarios.executors.run import (
     run_on_hardware,
     without_faults,
 )
-from scenarios.executors.several import router_processes
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
@@ -82,31 +80,16 @@ def validate_runs(
             image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
         )
 
-    with real_side(world, model, dataset, observer) as side:
-
-        def serve(planned: PlannedRun) -> Ran:
-            return side(world_of(planned), wanted_of(planned), observer.of(f"{planned.router}, {planned.place}"))
-
-        yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
-
-
-RealSide = Callable[[World, RealRun, RunObserver], Ran]
-
-
-@contextmanager
-def real_side(
-    world: World, model: ModelFile | None, dataset: Dataset | None, observer: RunObserver
-) -> Iterator[RealSide]:
-    """What makes runs on the scenario's executors, one after the other; they are gone when the block ends."""
-    if world.division is not None:
-        with router_processes(world, model, dataset) as processes:
-            yield processes.run
-        return
     with (
         real_cluster(world, model) as cluster,
         observer.door([(server.name, server.host) for server in cluster.servers]) as drained,
     ):
-        yield lambda asked, wanted, heard: run_on_hardware(asked, cluster, dataset, wanted, heard, drained)
+
+        def serve(planned: PlannedRun) -> Ran:
+            heard = observer.of(f"{planned.router}, {planned.place}")
+            return run_on_hardware(world_of(planned), cluster, dataset, wanted_of(planned), heard, drained)
+
+        yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 
 
 def _end_of(planned: PlannedRun) -> str | None:

@@ -487,32 +487,6 @@ class RouterSection(StrictModel):
         return groups
 
 
-class RoutersSection(StrictModel):
-    """Several routers that [divide the cluster](several-routers.md) among themselves."""
-
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="R: each server belongs to one of them")
-    division: Literal["dealt", "medium"] = Field(
-        "dealt",
-        description="which servers stay together: those of a device, or also those whose links share a medium, as in a "
-        "rack; what stays together is dealt by what it can do, the fastest first",
-    )
-    handover_at: Count | None = Field(
-        64,
-        description="images waiting in a router's FIFO from which on it hands those that arrive to the router with "
-        "least for its share, by its last word; it does so, too, when none of its servers is up; null: never",
-    )
-    told_every_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.001, le=60)] = Field(
-        0.02, description="how often each tells the others how many wait"
-    )
-    link: Annotated[
-        Annotated[Literal["1gbe", "10gbe", "loopback"], Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")],
-        Discriminator(form),
-    ] = Field(
-        "loopback",
-        description="simulated, between two routers: a word that is lost is not said again, an image is sent again",
-    )
-
-
 class WorkloadSection(StrictModel):
     """What every workload can say of itself."""
 
@@ -765,14 +739,6 @@ class WorkerHungFault(_Moment):
         return Hang(server, nanoseconds(self.at_s))
 
 
-class RouterKilledFault(StrictModel):
-    """One of several routers is killed, and its servers' processes with it; others take over, and it stays away."""
-
-    kind: Literal["router_killed"] = Field(description="")
-    router: Whole = Field(description="its number, from 0")
-    at_s: SecondsOrZero = Field(description="when")
-
-
 class PoisonedFault(StrictModel):
     """Some images are broken: the last segment finds no label for them."""
 
@@ -807,9 +773,7 @@ class ChaosFault(StrictModel):
 
 SpanFault = ServerDownFault | StragglerFault | OutOfMemoryFault
 MomentFault = WorkerKilledFault | WorkerHungFault
-FaultSection = Annotated[
-    SpanFault | MomentFault | RouterKilledFault | PoisonedFault | ChaosFault, Field(discriminator="kind")
-]
+FaultSection = Annotated[SpanFault | MomentFault | PoisonedFault | ChaosFault, Field(discriminator="kind")]
 
 _RULES = Supervision()
 
@@ -1105,7 +1069,6 @@ class Scenario(StrictModel):
     model: ModelSection = Field(description="the network")
     cluster: ClusterSection = Field(description="the servers")
     router: RouterSection = Field(default_factory=RouterSection, description="the router's core")
-    routers: RoutersSection = Field(default_factory=RoutersSection, description="how many there are")
     workload: Workload = Field(description="when images arrive")
     faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when", max_length=100_000)
     supervision: SupervisionSection = Field(
@@ -1151,12 +1114,6 @@ class Scenario(StrictModel):
                     raise ValueError(
                         f"{key} is given beside classes; leave it out, and give each class what it is promised"
                     )
-        killed = [fault.router for fault in self.faults if isinstance(fault, RouterKilledFault)]
-        if len(set(killed)) < len(killed) or any(router >= self.routers.count for router in killed):
-            allowed = f"allowed are 0 to {self.routers.count - 1}, each once"
-            raise ValueError(f"faults: router_killed names the routers {killed}; {allowed}")
-        if len(killed) == self.routers.count:
-            raise ValueError("faults: router_killed leaves no router; keep one, or raise routers.count")
         if self.shed and not any(self.deadlines_s):
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
         if problem := problem_with(self.training.holds_s, self.router.max_batching_delay_s):

@@ -32,7 +32,7 @@ SCORES = "scores.jsonl"  # of a direct search, so far
 def make_routers(
     job: ScenarioJob, world: World, kinds: Sequence[str], *, says_scores: bool = False
 ) -> dict[str, Score]:
-    """Make the routers of these kinds, for several routers in a cluster as for one; what each was scored, by kind.
+    """Make the routers of these kinds; what each was scored, by kind.
 
     Args:
         says_scores: tell the score of what learned by gradients once it is trained, for whoever has other results to
@@ -42,7 +42,6 @@ def make_routers(
         InputError: the compiled engine, on which routers are trained, can't do what the scenario asks for.
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
-    world = world.undivided
     return {kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind) for kind in kinds}
 
 

@@ -75,8 +75,6 @@ def serve(
     warn_of_another_stack(job, world)
     if scenario.faults or scenario.slo.schedule:
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
-    if world.division is not None:
-        job.warn("serve: `routers` is of simulations and `validate`; one router serves here")
     config = replace(world.cluster.router, shed_expired=True)
     asked = _OperatorOrders(job, ModelOrders(job, world, journal), router, config, journal)
     asked.warn_of_floor()

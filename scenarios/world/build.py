@@ -26,7 +26,7 @@ from scenarios.files.spec import (
     Scenario,
     ServerSection,
 )
-from scenarios.world.world import ASSUMED_DECISION_S, NetworkAccuracy, World, server_rates_img_s
+from scenarios.world.world import ASSUMED_DECISION_S, NetworkAccuracy, World
 from sim.cluster import ClusterSpec
 from sim.costs import ProfileCosts
 from sim.host import HostTable
@@ -92,17 +92,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
         cluster = replace(cluster, router=replace(cluster.router, carried_img_s=carried_img_s))
     world = World(scenario, of_server, accuracy, cluster, costs, capacity_img_s)
     _require_reachable(scenario, world)
-    _require_divisible(world)
     return world
-
-
-def _require_divisible(world: World) -> None:
-    """Raises `InputError` where there are more routers than parts that the servers can be divided into."""
-    division = world.division
-    if division is not None and division.count > len(division.groups):
-        problem = f"{division.count} routers, but the servers make {len(division.groups)} parts"
-        remedy = f"give at most {len(division.groups)} (servers of a device stay together; see routers.division)"
-        raise InputError(world.scenario.name, "routers.count", f"{problem}: {remedy}")
 
 
 def _require_reachable(scenario: Scenario, world: World) -> None:
@@ -127,11 +117,17 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int 
     """The rate at which every device would be busy all the time with full batches at the last width, or the one `at`.
 
     An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
-    finds the largest rate that is really stable with a given router.
+    finds the largest rate that is really stable with a given router. Of several models a device's rate is a mean of
+    their images, by their shares.
     """
-    rates_img_s = server_rates_img_s(cluster, costs, at)
+    config = cluster.router
+    paths = [path((widths[at],) * config.segments) for widths in config.model_widths]
+    ways = list(zip(config.model_shares or (1.0,), paths, strict=True))
     first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
-    return sum(rates_img_s[server] for server in first_on_device.values())
+    return sum(
+        1.0 / sum(share * sum(costs.image_s(server, key) for key in keys) for share, keys in ways)
+        for server in first_on_device.values()
+    )
 
 
 def _speed_as_promised(scenario: Scenario, cluster: ClusterSpec, costs: ProfileCosts) -> float:

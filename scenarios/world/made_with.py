@@ -29,8 +29,8 @@ MadeWith = dict[str, str]
 """A setting's key, or what else was read, and its value in words."""
 
 OF_A_WORLD: Final = (
-    *("cluster", "router", "routers", "workload", "faults", "supervision", "deadline_s", "shed", "classes", "reward"),
-    *("jitter", "end"),
+    *("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "classes", "reward", "jitter"),
+    "end",
 )
 """The parts of a scenario that every simulation reads."""
 _NOTHING: Final = "nothing"
@@ -75,8 +75,7 @@ def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tup
         profiles: each server's.
         top1: accuracies by width tuple.
     """
-    parts = {*OF_A_WORLD} - {"routers"}  # each of several decides as one does that has fewer servers
-    dumped = with_paths(scenario, lambda _: "").model_dump(mode="json", include=parts, exclude_defaults=True)
+    dumped = with_paths(scenario, lambda _: "").model_dump(mode="json", include=set(OF_A_WORLD), exclude_defaults=True)
     origin = {key: value for part in dumped for key, value in _flat(part, dumped[part]).items()}
     origin |= {f"workload.{file.key}": inputs_hash(file.path)[:16] for file in named_files(scenario.workload)}
     for server, profile in zip(scenario.cluster.named_servers, profiles, strict=True):

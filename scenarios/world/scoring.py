@@ -109,7 +109,7 @@ class Scorer:
         if planned.hold is not None:
             row.set_hold_rule(planned.hold)
         row.set_limit(OwnLimit(limit_ns_of(router)))
-        run_to_end(row, [planned], [stream(spec.seed, "router:tuned")])
+        run_to_end(row, planned, stream(spec.seed, "router:tuned"))
         warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
         return score_run(row, self._priors, round(warmup_s * 1e9))
 

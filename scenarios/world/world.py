@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
-from policies.division import Division
 from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import RoutingPolicy
 from policies.nests import nests_of
@@ -22,21 +21,13 @@ from policies.registry import COMPASS
 from policies.reward import AccuracyPrior
 from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
-from policies.rules.costs import held_top1, path
+from policies.rules.costs import held_top1
 from policies.rules.working_sets import working_sets
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import check_fault_server
 from scenarios.files.router_names import code_of, display_name, made_by
-from scenarios.files.spec import (
-    ChaosFault,
-    MomentFault,
-    PoisonedFault,
-    RouterKilledFault,
-    RoutersSection,
-    Scenario,
-    SpanFault,
-)
+from scenarios.files.spec import ChaosFault, MomentFault, PoisonedFault, Scenario, SpanFault
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
 from scenarios.world.made_with import of_router, require_same
@@ -45,9 +36,8 @@ from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, ser
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
-from sim.divided import DividedSimulation
-from sim.network import FREE, LINKS, PRESETS, Interconnect
-from sim.profile import Link, Profile, emulated_slowdowns
+from sim.network import FREE, LINKS, Interconnect
+from sim.profile import Profile, emulated_slowdowns
 
 if TYPE_CHECKING:
     from sim.compiled.simulation import CompiledSimulation
@@ -128,27 +118,6 @@ class World:
     def decision_parts(self, routers: Sequence[str]) -> list[Any]:
         """What of it runs with these routers (named as in tables) read; nothing where nothing is charged."""
         return sorted((name, self.decision_times_s[name]) for name in routers if name in self.decision_times_s)
-
-    @property
-    def undivided(self) -> World:
-        """The same world with one router: in it routers learn."""
-        return replace(self, scenario=self.scenario.model_copy(update={"routers": RoutersSection()}))
-
-    @property
-    def division(self) -> Division | None:
-        """How several routers divide the cluster; None where there is one."""
-        given = self.scenario.routers
-        if given.count == 1:
-            return None
-        killed = [fault for fault in self.scenario.faults if isinstance(fault, RouterKilledFault)]
-        return Division(
-            given.count,
-            groups_of(self.cluster, by_medium=given.division == "medium"),
-            server_rates_img_s(self.cluster, self.costs),
-            given.handover_at,
-            nanoseconds(given.told_every_s),
-            tuple((fault.router, nanoseconds(fault.at_s)) for fault in killed),
-        )
 
     @property
     def rate_img_s(self) -> float | None:
@@ -308,26 +277,17 @@ class World:
         )
         return Interconnect(attachments, derived_seed(seed, LINKS))
 
-    @property
-    def _router_link(self) -> Link:
-        """Between two routers."""
-        given = self.scenario.routers.link
-        if isinstance(given, str):
-            return PRESETS[given]
-        return Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
-
     def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
         """A simulation that is ready to start; on either engine it is the same one, bit for bit.
 
         Raises:
             UnsupportedScenario: the compiled engine can't do what the run asks for; the reference can.
         """
-        parts = None if self.division is None else (self.division, self._router_link)
         if engine == "simpy":
-            return Simulation(self.cluster, run) if parts is None else DividedSimulation(self.cluster, run, *parts)
+            return Simulation(self.cluster, run)
         from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
 
-        return CompiledSimulation(self.cluster, run, parts)
+        return CompiledSimulation(self.cluster, run)
 
     @cached_property
     def held_top1(self) -> Mapping[tuple[float, ...], float]:
@@ -344,7 +304,6 @@ class World:
             power_limits_w=tuple(profile.power.cap_w for profile in self.profiles),
             deadline_s=self.scenario.deadline_s,
             block_ns=self.cluster.block_ns,
-            routers=self.scenario.routers.count,
         )
         asked = [goals.floor for goals in self.scenario.slo.goals(self.scenario.tuning.floor)]
         floor = max([*asked, *(each.floor or 0.0 for each in self.scenario.classes)])
@@ -409,36 +368,6 @@ class World:
         return of_router(self.scenario, self.profiles, self.accuracy.prior.top1)
 
 
-# ----------------------------------------------------------------------------------------------------------- division
-
-
-def server_rates_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int = -1) -> tuple[float, ...]:
-    """What each server does with full batches at the last width, or the one `at`; 0 for all but a device's first.
-
-    Of several models it is a mean of their images, by their shares.
-    """
-    config, first = cluster.router, {server.device: index for index, server in reversed([*enumerate(cluster.servers)])}
-    paths = [path((widths[at],) * config.segments) for widths in config.model_widths]
-    ways = list(zip(config.model_shares or (1.0,), paths, strict=True))
-    return tuple(
-        1.0 / sum(share * sum(costs.image_s(index, key) for key in keys) for share, keys in ways)
-        if first[server.device] == index
-        else 0.0
-        for index, server in enumerate(cluster.servers)
-    )
-
-
-def groups_of(cluster: ClusterSpec, *, by_medium: bool) -> tuple[tuple[int, ...], ...]:
-    """Servers that stay together: those of a device, and those whose links share a medium, where that counts."""
-    groups: list[tuple[set[object], tuple[int, ...]]] = []  # what they have in common, and who they are
-    for index, server in enumerate(cluster.servers):
-        marks: set[object] = {server.device, *([server.attachment.medium] if by_medium else [])}
-        joined = [group for group in groups if group[0] & marks]
-        groups = [group for group in groups if not group[0] & marks]
-        groups.append((marks.union(*(group[0] for group in joined)), (*sum((g[1] for g in joined), ()), index)))
-    return tuple(sorted(tuple(sorted(members)) for _, members in groups))
-
-
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
@@ -462,8 +391,6 @@ def faults_of(
             case PoisonedFault(share=share):
                 drawn = np.flatnonzero(poison.random(requests) < share)
                 faults.append(Poison(frozenset(drawn.tolist())))
-            case RouterKilledFault():
-                pass  # no server's: `World.division` has it
             case ChaosFault():
                 faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
             case _:

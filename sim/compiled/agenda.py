@@ -22,7 +22,6 @@ from sim.compiled.codes import (
     RECORDS_FULL,
     REQUESTS_FULL,
 )
-from sim.compiled.division import DECISION, HEAR, deal, hosts_due_ns, plan_death, take_turn
 from sim.compiled.faults import next_fault, return_to_service
 from sim.compiled.greedy import (
     begin_next,
@@ -41,7 +40,9 @@ from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.ledger import record_rest
 from sim.compiled.physics import advance_device, rerate
 from sim.compiled.router import (
+    arrive,
     ask,
+    ask_ns,
     end_transfer,
     hold_back,
     may_send,
@@ -51,12 +52,11 @@ from sim.compiled.router import (
     set_goal,
 )
 from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_at, soonest_ns, soonest_server
-from sim.compiled.seats import next_asker, sit_down
 
 
 @kernel
 def _set_off(c: Cluster, p: Parameters) -> None:
-    """The first instant: servers come up, sensors are read, devices take their slowdown (`Simulation.set_off`)."""
+    """The first instant: servers come up, sensors are read, devices take their slowdown (`Simulation._set_off`)."""
     for index in range(p.servers):
         server = server_at(c, p, index)
         return_to_service(c, p, server, 0)
@@ -66,8 +66,6 @@ def _set_off(c: Cluster, p: Parameters) -> None:
         _start_slowdown(c, p, device_at(c, p, index))
     plan_arrival(c)
     plan_goal(c)
-    if p.routers > 1:
-        plan_death(c)
 
 
 @kernel
@@ -80,9 +78,7 @@ def advance(c: Cluster, p: Parameters) -> int:
         now = c.now_ns
         due = min(min(min(c.arrival_ns, c.arrivals_end_ns), soonest_ns(c, p)), min(c.decision_end_ns, c.hear_ns))
         due = min(due, c.goal_ns)
-        if p.routers > 1:
-            due = min(due, hosts_due_ns(c, p))
-        wake = next_asker(c, p, due)
+        wake = ask_ns(c, p)
         if wake <= now and due > now:
             if ask(c, p, now):
                 return ASKED
@@ -105,7 +101,7 @@ def _lacks(c: Cluster, p: Parameters) -> int:
     """What must grow before the next event, whatever it is."""
     if c.free_requests == 0 and c.arrival_ns != NEVER:
         return REQUESTS_FULL
-    if c.free_blocks == 0 and (c.decision_end_ns != NEVER or p.routers > 1):
+    if c.free_blocks == 0 and c.decision_end_ns != NEVER:
         return BLOCKS_FULL
     if c.free_instances < p.margin:
         return INSTANCES_FULL
@@ -123,8 +119,6 @@ def _lacks(c: Cluster, p: Parameters) -> int:
 def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> None:
     """Answer the decision that is asked for; it takes effect when policy and host are done with it (or see `HOLD`)."""
     c.asked = 0
-    c.turns += 1
-    c.decision_turn = c.turns
     if server == HOLD:
         c.hold_requests, c.hold_wait_ns = width, group
         c.decision_end_ns = begin_decision(c, p, 0, 0)
@@ -146,7 +140,7 @@ def decide_to_hold(c: Cluster, p: Parameters, groups: Ints, wait_ns: int) -> Non
 def _step(c: Cluster, p: Parameters, now: int) -> None:
     """What is next at this instant."""
     if c.arrival_ns == now:
-        deal(c, p, now)
+        arrive(c, p, now)
     elif soonest_ns(c, p) == now:
         server = server_at(c, p, soonest_server(c, p))
         _happen(c, p, server, now)
@@ -157,17 +151,11 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
     elif c.arrivals_end_ns == now:
         c.arrivals_end_ns = NEVER
         c.may_hold = 0
-        for place in range(p.routers):
-            sit_down(c, p, place)
-            end_due_holds(c, p, NEVER, now)
+        end_due_holds(c, p, NEVER, now)
+    elif c.decision_end_ns == now:
+        _end_decision(c, p, now)
     else:
-        turn = DECISION if c.decision_end_ns == now else HEAR
-        if p.routers > 1:
-            turn = take_turn(c, p, now)
-        if turn == DECISION:
-            _end_decision(c, p, now)
-        elif turn == HEAR:
-            hear_next(c, p, now)
+        hear_next(c, p, now)
 
 
 @kernel
@@ -274,7 +262,7 @@ def _is_over(c: Cluster, p: Parameters, due: int) -> bool:
         return False
     if not c.drains:
         return True
-    is_drained = c.arrived == c.arrival_count and c.free_requests == p.requests
+    is_drained = c.arrived == c.arrival_count and c.in_flight == 0
     return is_drained or c.gone == p.servers or due > c.horizon_ns + c.limit_ns
 
 
@@ -283,7 +271,7 @@ def _end(c: Cluster, p: Parameters) -> None:
     """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
     ended = c.horizon_ns
     if c.drains:
-        is_done = c.free_requests == p.requests or c.gone == p.servers
+        is_done = c.in_flight == 0 or c.gone == p.servers
         ended = max(ended, c.now_ns) if is_done else ended + c.limit_ns
     c.ended_ns = ended
     c.status = ENDED

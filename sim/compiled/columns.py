@@ -25,7 +25,7 @@ def run_columns(run: RunRow) -> RunColumns:
         servers=tuple(_server_totals(run, index) for index in range(run.program.servers)),
         devices=tuple(_device_totals(run, index) for index in range(len(run.program.cluster.devices))),
         gpu_var=records.variances[: c.variances if is_detailed else 0],
-        decisions=run.decisions,
+        decisions=c.decision,
         downtimes=tuple(
             Downtime(server, down_ns, None if up_ns == NONE else up_ns, DOWN_REASONS[reason])
             for server, down_ns, up_ns, reason in records.downtimes[: c.downtimes].tolist()

@@ -37,10 +37,6 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
         server, seen = server_at(c, p, index), seen_at(sheet, index)
         seen.code = code_of(c, p, index, its_place)
         seen.holds = ints(p)[knobs_of(p, server).codes_at + its_place]
-        if server.owner != c.place:  # down, to whom it does not belong
-            seen.requests = seen.blocks = seen.work_ns = 0
-            seen.utilization = seen.power_w = 0.0
-            continue
         seen.requests, seen.blocks = server.requests, server.blocks
         seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         seen.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
@@ -67,9 +63,9 @@ def run_cluster(row: Ints, parameters: Ints, plan: Ints, sheet: Ints, server: in
     """Run a cluster to its end, to a decision that is not the plan's, or until something must grow or be made.
 
     It begins with its first instant, with the decision that is asked for, or with the answer to it (`server` is NONE
-    for none). Of several routers the plans stand one after the other, as long as each other, and so do the sheets.
+    for none).
     """
-    c, p = Cluster(row), Parameters(parameters)
+    c, p, its, seen = Cluster(row), Parameters(parameters), Plan(plan), Sheet(sheet)
     if server != NONE:
         decide(c, p, server, width, group)
     while True:
@@ -77,10 +73,8 @@ def run_cluster(row: Ints, parameters: Ints, plan: Ints, sheet: Ints, server: in
             status = advance(c, p)
             if status != ASKED:
                 return status
-        if Plan(plan).width_rule.rule == OUTSIDE:
+        if its.width_rule.rule == OUTSIDE:
             return ASKED
-        its = Plan(plan, c.place * (len(plan) // p.routers))
-        seen = Sheet(sheet, c.place * (len(sheet) // p.routers))
         c.credits = 0
         if its.draw + its.most_draws > its.draws:
             return NEEDS_DRAWS

@@ -19,11 +19,10 @@ ALONE_AFTER = 2  # `policies.router.ALONE_AFTER`
 @kernel
 def line_of(c: Cluster, p: Parameters, request: Request) -> int:
     """What those who share a block with a request have in common: (class, segment, previous width, location) as
-    a number, the router's own."""
+    a number."""
     location = -2 if p.anywhere else request.location
     segment = request.service_class * p.segments + request.segment
-    line = (segment * (p.widths + 1) + request.previous_width) * (p.servers + 2) + location + 2
-    return c.place * p.lines + line
+    return (segment * (p.widths + 1) + request.previous_width) * (p.servers + 2) + location + 2
 
 
 @kernel

@@ -16,7 +16,6 @@ from sim.compiled.layout import Cluster, Message, Parameters, Server
 from sim.compiled.physics import core_free_ns, do_chore, pause_number, stretched_ns
 from sim.compiled.router import advance_request, retry
 from sim.compiled.rows import device_at, message_at, model_at, request_at, server_at
-from sim.compiled.seats import sit_down
 
 
 @kernel
@@ -124,7 +123,6 @@ def arrive_at_host(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
-    sit_down(c, p, server_at(c, p, message.server).owner)
     if p.has_host == 0:
         _hear(c, p, message, now)
         return
@@ -132,9 +130,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
     cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
     before = c.host_free_ns
     begun = max(_work(c, p, cost_ns, now), before)
-    c.turns += 1
     message.due_ns = min(c.host_free_ns, begun + cost_ns * p.received_permille // 1000)
-    message.turn = c.turns
     if c.first_heard == NONE:
         c.first_heard = message.slot
         c.hear_ns = message.due_ns

@@ -35,25 +35,21 @@ class Cluster(Record):
 
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
     arrivals_at = arrival_count = arrived = classes_at = deadlines_at = INT
-    arrival_ns = arrivals_end_ns = goal_ns = NEVER
-    asked = tag = draws_salt = turns = admitted = place = seats_at = division_at = INT
-    free_request = free_instance = free_block = free_message = NONE
-    # From here on: what the router that has the seat knows, of several (`sim.compiled.seats`) ...
-    decision_end_ns = hear_ns = wake_ns = NEVER
+    arrival_ns = arrivals_end_ns = decision_end_ns = hear_ns = goal_ns = NEVER
     host_core = NONE
-    decision = decision_turn = host_free_ns = at_cap = snapshot_ns = dropped = INT
-    slot = fifo_head = fifo_tail = first_heard = last_heard = NONE
+    decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
+    slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
+    first_heard = last_heard = NONE
     looked = freed = line = is_alone = in_line = candidates = removals = removals_seen = server = width = group = INT
-    fifo_length = completed = failed = in_flight = servers_up = free_servers = INT
+    fifo_length = completed = failed = in_flight = INT
     own_limit_ns = NONE
-    held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
+    goals_at = goals = goal = INT
+    may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
     next_hold_ns = NEVER
     first_held = NONE
     room = Room.blank()
     arrivals = Arrivals.blank()
-    # ... to here.
-    goals_at = goals = goal = may_hold = has_hold_rule = INT
-    free_requests = free_instances = free_blocks = free_messages = gone = INT
+    free_requests = free_instances = free_blocks = free_messages = free_servers = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
     variance_is_stale = power_is_stale = 1
@@ -63,38 +59,6 @@ class Cluster(Record):
     credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
     batch_rows = batch_rows_at = batch_rows_room = reading_rows = reading_rows_at = reading_rows_room = INT
     variances = variances_at = variances_room = INT
-
-
-SEAT_AT: Final = Cluster.offsets["decision_end_ns"]
-SEAT: Final = Cluster.offsets["arrivals"] + Arrivals.size - SEAT_AT
-
-
-class Division(Record):
-    """How several routers divide the cluster (`policies.division`), and what is on its way between two of them.
-
-    A name on `_at` is an address: of the upper edges of what each router is dealt, of their shares, of whether each is
-    alive, of who owns each server after so many deaths, of each `Death`, of how many wait at each router by its last
-    word (a line a router), and of the words on their way, each of as many numbers as `Word` and the routers have.
-    """
-
-    edges_at = shares_at = alive_at = owners_at = deaths_at = death = waiting_at = words_at = words_room = INT
-    death_ns = words_ns = carried_ns = NEVER
-    dealt_salt = handover_salt = words_salt = image_bytes = INT
-    handover_at = first_carried = NONE
-    told_every_ns = words_turn = tick = first_word = words = INT
-    loss = latency_s = bandwidth_bytes_s = REAL
-
-
-class Death(Record):
-    """When a router is killed."""
-
-    at_ns = router = INT
-
-
-class Word(Record):
-    """How many wait at each router, on its way to the others: real numbers follow, below 0 for a dead one."""
-
-    due_ns = turn = tick = INT
 
 
 # --------------------------------------------------------------------------------------------------------- the servers
@@ -115,7 +79,7 @@ class Pending(Record):
 class Server(Record):
     """A server; the keys that wait there follow (`ORDER_AT`), then its queues, instances, reports and readings."""
 
-    index = knobs_at = device = owner = is_lost = INT
+    index = knobs_at = device = INT
     times = Times.blank()
     next_ns = NEVER
     epoch = is_up = is_hung = INT
@@ -237,10 +201,7 @@ class HoldMade(Record):
 
 
 class Request(Record):
-    """A request in flight; its `Journey` follows where a run keeps records.
-
-    The router that has it has admitted it as so manieth, or will at `carried_ns`, when it is there.
-    """
+    """A request in flight; its `Journey` follows where a run keeps records."""
 
     id = next = fifo_next = fifo_previous = line = entered_ns = INT
     entered_j = REAL
@@ -249,8 +210,6 @@ class Request(Record):
     arrived_ns = INT
     arrived_j = REAL
     deadline_ns = INT
-    router = admitted = admitted_ns = turn = INT
-    carried_ns = NEVER
     held_ns = holds = INT
     first_hold = HoldMade.blank()
     second_hold = HoldMade.blank()
@@ -293,7 +252,7 @@ class Block(Record):
 class Message(Record):
     """Requests on their way back to the router, linked from `head` on, and the times of the batch that they were in."""
 
-    next = slot = server = epoch = number = head = count = reason = due_ns = turn = INT
+    next = slot = server = epoch = number = head = count = reason = due_ns = INT
     width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
 
 
@@ -403,7 +362,7 @@ class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
     servers = devices = segments = places = widths = classes = keys = specs = lines = cap = group = moves = leaves = INT
-    media = routers = seat_size = INT
+    media = INT
     decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns

@@ -29,7 +29,6 @@ from sim.compiled.layout import (
 from sim.compiled.rows import block_at, knobs_of, member_at, observed_at, request_at
 
 _NS = 1_000_000_000
-_ID = Request.offsets["id"]
 _TERMS, _STAGES, _JOURNEY, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Journey.size, Request.size, RequestRow.size
 
 
@@ -227,7 +226,7 @@ def record_rest(c: Cluster, p: Parameters, scratch: Ints, now: int) -> None:
         scratch: room for the slots of all in flight.
     """
     count = collect_in_flight(c, p, scratch)
-    sort_slots(c, p, scratch, count, _ID)
+    sort_by_id(c, p, scratch, count)
     for n in range(count):
         record_request(c, p, request_at(c, p, scratch[n]), IN_FLIGHT, NO_REASON, 0, 0, now)
 
@@ -244,14 +243,13 @@ def collect_in_flight(c: Cluster, p: Parameters, found: Ints) -> int:
 
 
 @kernel
-def sort_slots(c: Cluster, p: Parameters, slots: Ints, count: int, field: int) -> None:
-    """Slots in the order of one of their requests' numbers, by its place in `Request` (Shell's sort)."""
+def sort_by_id(c: Cluster, p: Parameters, slots: Ints, count: int) -> None:
+    """Slots in the order of their requests (Shell's sort)."""
     gap = count // 2
     while gap > 0:
         for n in range(gap, count):
             slot, place = slots[n], n
-            number = ints(request_at(c, p, slot))[field]
-            while place >= gap and ints(request_at(c, p, slots[place - gap]))[field] > number:
+            while place >= gap and request_at(c, p, slots[place - gap]).id > request_at(c, p, slot).id:
                 slots[place] = slots[place - gap]
                 place -= gap
             slots[place] = slot

@@ -47,7 +47,7 @@ def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
 def code_of(c: Cluster, p: Parameters, index: int, place: int) -> int:
     """One server's code for a segment of a model (`place_of`)."""
     server = server_at(c, p, index)
-    is_free = server.is_up == 1 and server.blocks < p.cap and server.owner == c.place
+    is_free = server.is_up == 1 and server.blocks < p.cap
     return ints(p)[knobs_of(p, server).codes_at + place] if is_free else 0
 
 
@@ -80,11 +80,6 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     at = _HEAD_SEEN
     for index in range(p.servers):
         server, seen = server_at(c, p, index), ServerSeen(out, at)
-        if server.owner != c.place:  # down, to whom it does not belong
-            for n in range(_SERVER_SEEN):
-                out[at + n] = 0
-            at += _SERVER_SEEN
-            continue
         seen.is_valid = code_of(c, p, index, place_of(p, request)) != 0
         seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
         seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]

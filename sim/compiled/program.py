@@ -23,7 +23,6 @@ from sim.compiled.codes import LOGS_TABULATED, NEVER, NONE
 from sim.compiled.errors import UnsupportedScenario
 from sim.compiled.layout import (
     ORDER_AT,
-    SEAT,
     BatchCost,
     Block,
     Cluster,
@@ -96,7 +95,7 @@ class Program:
     def __init__(self, cluster: ClusterSpec) -> None:
         config = cluster.router
         self.cluster = cluster
-        self._shapes: dict[tuple[int, int, int, int, int, bool, int], Shape] = {}
+        self._shapes: dict[tuple[int, int, int, int, int, bool], Shape] = {}
         self.widths = config.widths
         self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
         if self.width_count**self.segments > MAX_TUPLES:
@@ -121,11 +120,9 @@ class Program:
             numbers = np.concatenate([record.numbers for record in records])
             self.parameters[at : at + len(numbers)] = numbers
 
-    def shape(
-        self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool, routers: int = 1
-    ) -> Shape:
+    def shape(self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool) -> Shape:
         """The shape with pools of these sizes; runs share it, and with it one row of parameters."""
-        sizes = (requests, instances, blocks, messages, faults, keeps, routers)
+        sizes = (requests, instances, blocks, messages, faults, keeps)
         if sizes not in self._shapes:
             self._shapes[sizes] = Shape(self, *sizes)
         return self._shapes[sizes]
@@ -310,23 +307,14 @@ class Shape:
         requests, instances, blocks, messages: slots of the pools.
         faults: planned ones and those that follow from them, at once.
         keeps: whether requests are recorded.
-        routers: how many divide the cluster.
     """
 
     def __init__(
-        self,
-        program: Program,
-        requests: int,
-        instances: int,
-        blocks: int,
-        messages: int,
-        faults: int,
-        keeps: bool,
-        routers: int,
+        self, program: Program, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool
     ) -> None:
         self.program = program
         self.requests, self.instances, self.blocks, self.messages = requests, instances, blocks, messages
-        self.faults, self.keeps, self.routers = faults, keeps, routers
+        self.faults, self.keeps = faults, keeps
         holds = MAX_HOLDS * (requests + blocks * program.group) if program.cluster.router.max_batching_delay_ns else 0
         self.most_credits = blocks + 2 + holds  # between two decisions
         self.parameters = program.parameters.copy()
@@ -358,7 +346,7 @@ class Shape:
             "servers_at": p.servers * p.server_size,
             "devices_at": p.devices * Device.size,
             "media_at": p.media * Medium.size,
-            "lines_at": routers * p.lines * Line.size,
+            "lines_at": p.lines * Line.size,
             "faults_at": faults * PlannedFault.size,
             "hold_rule_at": 3 * p.segments,
             "parts_at": _MAX_PARTS,
@@ -372,7 +360,6 @@ class Shape:
         for field, size in self._areas.items():
             setattr(p, field, self.size)
             self.size += size
-        p.routers, p.seat_size = routers, SEAT + p.observed_at - p.valid_at
         self._template: Numbers | None = None
 
     def row(self) -> Numbers:
@@ -393,8 +380,7 @@ class Shape:
             device.numbers[:] = Device.blank().numbers
             device.model_at = p.device_models_at + index * DeviceModel.size
             device.power_mw = tables.context_idle_mw
-        c.decision = 1 - self.routers
-        _all_at_first(row[p.lines_at : p.lines_at + self.routers * p.lines * Line.size], Line)
+        _all_at_first(row[p.lines_at : p.lines_at + p.lines * Line.size], Line)
         self.link_free(row, 0, 0, 0, 0)
         return row
 
@@ -429,8 +415,7 @@ class Shape:
 
     def grown(self, row: Numbers, requests: int, instances: int, blocks: int, messages: int) -> tuple[Shape, Numbers]:
         """A shape with larger pools, and the row of a running cluster in it."""
-        sizes = (requests, instances, blocks, messages)
-        shape = self.program.shape(*sizes, faults=self.faults, keeps=self.keeps, routers=self.routers)
+        shape = self.program.shape(requests, instances, blocks, messages, faults=self.faults, keeps=self.keeps)
         larger = np.zeros(shape.size, np.int64)
         larger[: Cluster.size] = row[: Cluster.size]
         for field, size in self._areas.items():

@@ -57,7 +57,7 @@ from sim.compiled.ledger import (
     note_loss,
     note_return,
     record_request,
-    sort_slots,
+    sort_by_id,
 )
 from sim.compiled.observation import code_of, count_requests
 from sim.compiled.physics import do_chore, free_ns
@@ -76,13 +76,12 @@ from sim.compiled.rows import (
     server_at,
     tally_at,
 )
-from sim.compiled.seats import sit_down
 from sim.network import PACKET_BYTES
 
 _PACKET = PACKET_BYTES
 _NS = 1_000_000_000
 _SALT, _TRIES = SALT, TRIES
-_REQUEST, _ADMITTED = Request.size, Request.offsets["admitted"]
+_REQUEST = Request.size
 
 has_room: Callable[[Room, int, float], bool] = kernel_of(admission.has_room)
 note_end: Callable[[Room, int, bool], None] = kernel_of(admission.note_end)
@@ -91,8 +90,8 @@ note_end: Callable[[Room, int, bool], None] = kernel_of(admission.note_end)
 
 
 @kernel
-def arrive(c: Cluster, p: Parameters, now: int) -> int:
-    """The next image enters the system: returns its slot, for a router to `admit` it."""
+def arrive(c: Cluster, p: Parameters, now: int) -> None:
+    """The next image enters the system (`RouterCore._admit`)."""
     slot = c.free_request
     request = request_at(c, p, slot)
     c.free_request = request.next
@@ -107,26 +106,15 @@ def arrive(c: Cluster, p: Parameters, now: int) -> int:
         journey.length, journey.since_ns, journey.lost_ns, journey.stages = 0, now, 0, 0
     c.arrived += 1
     plan_arrival(c)
-    return slot
-
-
-@kernel
-def admit(c: Cluster, p: Parameters, slot: int, now: int) -> None:
-    """A router gets an image (`RouterCore._admit`)."""
-    request = request_at(c, p, slot)
-    if not has_room(c.room, c.in_flight, tally_at(c, p, request.service_class).rank):
+    c.in_flight += 1
+    if not has_room(c.room, c.in_flight - 1, tally_at(c, p, request.service_class).rank):
         c.failed += 1
-        c.in_flight += 1
         record_request(c, p, request, FAILED, NO_ROOM, 0, 0, now)
         release(c, p, slot)
         return
-    c.in_flight += 1
     request.segment, request.previous_width, request.code, request.retries = 0, 0, 0, 0
     request.location, request.epoch = NONE, 0
     request.held_ns, request.holds = 0, 0
-    request.router, request.carried_ns = c.place, NEVER
-    request.admitted, request.admitted_ns = c.admitted, now
-    c.admitted += 1
     note_arrival(c.arrivals, now)
     enter(c, p, slot, now)
 
@@ -161,13 +149,11 @@ def release(c: Cluster, p: Parameters, slot: int) -> None:
 
 @kernel
 def set_goal(c: Cluster, p: Parameters) -> None:
-    """The operator's next goal, for each router (`RouterCore._set_goal`), and when the one after it comes."""
+    """The operator's next goal (`RouterCore._set_goal`), and when the one after it comes."""
     goal = Goal(c.goals_at, 0, c.goal)
-    for place in range(p.routers):
-        sit_down(c, p, place)
-        tally = tally_at(c, p, goal.service_class)
-        tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
-        _set_room(c, p)
+    tally = tally_at(c, p, goal.service_class)
+    tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
+    _set_room(c, p)
     c.goal += 1
     plan_goal(c)
 
@@ -183,7 +169,7 @@ def _set_room(c: Cluster, p: Parameters) -> None:
         for other in range(p.classes):
             better += tally_at(c, p, other).floor > tally.floor
         tally.rank = better / max(1, p.classes - 1)
-    c.room.images = p.carried_img_s / p.routers * limit_ns / _NS if limit_ns < NEVER else 0.0
+    c.room.images = p.carried_img_s * limit_ns / _NS if limit_ns < NEVER else 0.0
 
 
 @kernel
@@ -199,6 +185,19 @@ def limit_ns(c: Cluster, tally: Tally) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
+
+
+@kernel
+def ask_ns(c: Cluster, p: Parameters) -> int:
+    """From when on a decision may be asked for; NEVER while nothing can be asked (`RouterCore.next_wake_ns`)."""
+    if c.slot != NONE or c.fifo_head == NONE:
+        return NEVER
+    if not c.at_cap and c.held < c.fifo_length:
+        return max(c.now_ns, c.host_free_ns)
+    wake = c.next_hold_ns
+    if c.at_cap and p.sheds:
+        wake = min(wake, request_at(c, p, c.fifo_head).deadline_ns)
+    return max(max(c.now_ns, wake), c.host_free_ns)
 
 
 @kernel
@@ -224,7 +223,7 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
         for n in range(candidates):
             ints(c)[p.candidates_at + n] = request_at(c, p, slot).id
             slot = request_at(c, p, slot).next
-    c.decision += p.routers
+    c.decision += 1
     c.snapshot_ns = now
     c.asked = 1
     if 0 < p.samples < p.servers:
@@ -396,7 +395,7 @@ def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
 
 
 @kernel
-def free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
+def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
     """A block has ended: out of its server's list."""
     block = block_at(c, p, number)
     if block.previous == NONE:
@@ -511,13 +510,13 @@ def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_b
     latencies = 1
     if loss > 0:
         chance = hashed_share(c.links_salt, knobs.medium, medium.transfers)
-        latencies += 2 * (rounds(transfer_bytes, loss, chance) - 1)
+        latencies += 2 * (_rounds(transfer_bytes, loss, chance) - 1)
     medium.transfers += 1
     return medium.free_ns + ceil(latencies * latency_s * _NS)
 
 
 @kernel
-def rounds(transfer_bytes: int, loss: float, chance: float) -> int:
+def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
     """`sim.network.rounds`."""
     packets = -(-transfer_bytes // _PACKET)
     if packets == 0 or chance == 0.0:
@@ -528,7 +527,7 @@ def rounds(transfer_bytes: int, loss: float, chance: float) -> int:
 
 
 @kernel
-def stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
+def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
     """Nothing more is to come for a block: out of the list of those whose inputs are on their way to the server."""
     before, at = NONE, server.first_moving
     while at != number:
@@ -544,7 +543,7 @@ def stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
 
 
 @kernel
-def plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
+def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
     """When the next of a server's transfers ends."""
     soonest, number = NEVER, server.first_moving
     while number != NONE:
@@ -586,8 +585,8 @@ def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
                 request.location, request.epoch = server.index, server.epoch
     is_there = block.moving == 0
     if is_there:
-        stop_moving(c, p, server, number)
-    plan_transfers(c, p, server)
+        _stop_moving(c, p, server, number)
+    _plan_transfers(c, p, server)
     return number if is_there else NONE
 
 
@@ -598,8 +597,8 @@ def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
     while number != NONE:
         block = block_at(c, p, number)
         server = server_at(c, p, block.server)
-        stop_moving(c, p, server, number)
-        plan_transfers(c, p, server)
+        _stop_moving(c, p, server, number)
+        _plan_transfers(c, p, server)
         for position in range(block.count):
             retry(c, p, member_at(p, block, position).request, SERVER_LOST, now)
         number = _oldest_waiting_for(c, p, source)
@@ -654,7 +653,7 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
         tally.completed += 1
         if p.top1_at != NONE:
             tally.accuracy_sum += reals(p)[p.top1_at + code]
-        took_ns = now - request.admitted_ns
+        took_ns = now - request.arrived_ns
         if 0 < limit_ns(c, tally) < took_ns:
             tally.late += 1
         note_end(c.room, c.in_flight, 0 < tally.limit_ns < took_ns)
@@ -740,7 +739,7 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
     if c.pending_holds > 0:
         for n in range(block.count):
             credit_holds(c, p, member_at(p, block, n), credited)
-    free_slot(c, p, server, number)
+    _free_slot(c, p, server, number)
 
 
 # ------------------------------------------------------------------------------------------------ servers come and go
@@ -749,8 +748,6 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
 @kernel
 def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server is in service, in a new epoch, with nothing sent there (`ServerUp` at the router)."""
-    sit_down(c, p, server.owner)
-    c.servers_up += 1
     _count_free(c, p, server, 1)
     _count_up(c, p, server, 1, 1)
     c.at_cap = 0
@@ -762,13 +759,8 @@ def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server died: what was sent there, and what waits for activations that were there (`RouterCore._lose`).
 
-    It is down already, and its reported power is 0. Its owner never had what a dead router has left.
+    It is down already, and its reported power is 0.
     """
-    if server.is_lost:
-        server.is_lost, server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0, 0
-        return
-    sit_down(c, p, server.owner)
-    c.servers_up -= 1
     if server.blocks < p.cap:
         _count_free(c, p, server, -1)
     _count_up(c, p, server, -1, 1)
@@ -796,7 +788,7 @@ def _remove_waiting(c: Cluster, p: Parameters, server: Server, found: Ints) -> i
         if request.block == NONE and request.location == server.index:
             found[count] = found[n]
             count += 1
-    sort_slots(c, p, found, count, _ADMITTED)
+    sort_by_id(c, p, found, count)
     for n in range(count):
         remove(c, p, found[n])
     return count
@@ -810,10 +802,10 @@ def _retry_blocks(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         block = block_at(c, p, number)
         following = block.next
         if block.moving > 0:
-            stop_moving(c, p, server, number)
+            _stop_moving(c, p, server, number)
         for position in range(block.count):
             member = member_at(p, block, position)
             if not member.has_ended:
                 retry(c, p, member.request, SERVER_LOST, now)
         number = following
-    plan_transfers(c, p, server)
+    _plan_transfers(c, p, server)

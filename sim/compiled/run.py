@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, product
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -10,12 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kit.chance import derived_seed
-from kit.units import nanoseconds
-from policies.division import ROUTERS, Division, Territory
-from policies.vocabulary import IMAGE, NS_PER_S, GoalSet, HoldRule, OwnLimit
+from policies.vocabulary import NS_PER_S, GoalSet, HoldRule, OwnLimit
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
-from sim.compiled import layout
 from sim.compiled.codes import (
     BLOCKS_FULL,
     DRAWN,
@@ -30,29 +27,21 @@ from sim.compiled.codes import (
 from sim.compiled.errors import UnsupportedScenario
 from sim.compiled.faults import plan_cluster_fault, steps
 from sim.compiled.layout import (
-    SEAT,
-    SEAT_AT,
     BatchRow,
     BlockRow,
     Cluster,
-    Death,
     Device,
     DowntimeRow,
     Goal,
     ReadingRow,
     RequestRow,
-    Server,
     SlowdownChange,
     Stages,
-    Word,
 )
 from sim.compiled.program import Program, addressed, margin, message_margin
-from sim.costs import input_bytes
-from sim.divided import HANDOVERS, WORDS
 from sim.faults import poisoned_requests
 from sim.host import DECISIONS, RETURNS
 from sim.network import LINKS
-from sim.profile import Link
 from sim.server import BACK, DISPATCH, JITTER, THERE
 
 MAX_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
@@ -101,7 +90,6 @@ class RunRow:
 
     Args:
         keeps: record requests (and, where the run asks for detail, blocks, batches and telemetry).
-        parts: how several routers divide the cluster, and the link between any two of them; None where there is one.
 
     Attributes:
         row: it, and `cluster` is its beginning; both are others when it has grown.
@@ -111,14 +99,11 @@ class RunRow:
         UnsupportedScenario: the run is too long, keeps a log, or its labels come from elsewhere.
     """
 
-    def __init__(
-        self, program: Program, run: RunSpec, *, keeps: bool = True, parts: tuple[Division, Link] | None = None
-    ) -> None:
+    def __init__(self, program: Program, run: RunSpec, *, keeps: bool = True) -> None:
         _require_supported(program, run)
         self.program, self.run = program, run
+        planned = 2 * len(run.faults)  # steps at most
         servers = program.servers
-        self.routers, deaths = (parts[0].count, len(parts[0].deaths)) if parts else (1, 0)
-        planned = 2 * len(run.faults) + deaths * servers  # steps at most
         preloaded = sum(len(server.knobs.preload) for server in program.cluster.servers)
         self.shape = program.shape(
             requests=64 + 8 * servers,
@@ -127,15 +112,12 @@ class RunRow:
             messages=message_margin(program) + 2 * servers,
             faults=planned + 2 * servers + 2,
             keeps=keeps,
-            routers=self.routers,
         )
         self.row = self.shape.row()
         self.cluster = Cluster(self.row)
         self.records = Records(len(run.arrivals_ns) if keeps else 0, program.segments, planned + servers, servers)
         self._kept: list[npt.NDArray[Any]] = []
         self._set_run()
-        if parts is not None:
-            self._divide(*parts)
         for fault in run.faults:
             for each in steps(fault):
                 plan_cluster_fault(self.row, self.shape.parameters, *each)
@@ -178,40 +160,6 @@ class RunRow:
         self.records.place_in(c)
         self._set_scratch()
 
-    def _divide(self, division: Division, link: Link) -> None:
-        """What `sim.compiled.division` reads; all that a dead router leaves is known before the run."""
-        c, p, run, count = self.cluster, self.shape.p, self.run, division.count
-        d = layout.Division.blank()
-        c.division_at = self._keep(d.numbers)
-        territory = Territory(division, derived_seed(run.seed, ROUTERS))
-        owners, deaths = [list(territory.owner)], sorted(division.deaths, key=lambda death: death[1])
-        d.edges_at, d.shares_at = (
-            self._keep(np.array([*reals], np.float64)) for reals in (accumulate(territory.shares), territory.shares)
-        )
-        d.alive_at = self._keep(np.ones(count, np.int64))
-        for router, _ in deaths:
-            territory.bury(router)
-            owners.append(list(territory.owner))
-        d.owners_at = self._keep(np.array(owners, np.int64))
-        d.deaths_at = self._keep(np.array([(at_ns, router) for router, at_ns in deaths] + [(NEVER, 0)], Death.dtype))
-        d.waiting_at = self._keep(np.zeros((count, count)))
-        d.dealt_salt = derived_seed(run.seed, ROUTERS)
-        d.handover_salt, d.words_salt = derived_seed(run.seed, HANDOVERS), derived_seed(run.seed, WORDS)
-        d.image_bytes = input_bytes(self.program.cluster.devices[0], 1, IMAGE)
-        d.loss, d.latency_s, d.bandwidth_bytes_s = link.loss, link.latency_s, link.bandwidth_bytes_s
-        if division.handover_at is not None:
-            d.handover_at, d.told_every_ns = division.handover_at, division.told_every_ns
-            d.words_ns = division.told_every_ns
-            d.words_room = nanoseconds(link.latency_s) // division.told_every_ns + 2
-            d.words_at = self._keep(np.zeros(d.words_room * (Word.size + count), np.int64))
-        c.faulty = c.faulty or bool(deaths)
-        for index in range(p.servers):
-            Server(c, p.servers_at + index * p.server_size).owner = owners[0][index]
-        seats = np.tile(self.row[[*range(SEAT_AT, SEAT_AT + SEAT), *range(p.valid_at, p.observed_at)]], (count, 1))
-        seats[:, Cluster.offsets["decision"] - SEAT_AT] += np.arange(count)
-        self._seats = seats
-        c.seats_at = self._keep(seats)
-
     def set_hold_rule(self, rule: HoldRule) -> None:
         """What the router holds without a decision, from the run's start on."""
         if self.cluster.may_hold:
@@ -220,23 +168,8 @@ class RunRow:
             self.row[at : at + len(numbers)] = numbers
 
     def set_limit(self, limit: OwnLimit) -> None:
-        """The own limit of p99 latency, from now on, of the router that has the seat."""
+        """The router's own limit of p99 latency, from now on."""
         self.cluster.own_limit_ns = limit.limit_ns
-
-    def set_limits(self, limit: OwnLimit) -> None:
-        """The same for each of several routers."""
-        if self.routers > 1:
-            self._seats[:, Cluster.offsets["own_limit_ns"] - SEAT_AT] = limit.limit_ns
-        self.set_limit(limit)
-
-    @property
-    def decisions(self) -> int:
-        """How many the routers have been asked for."""
-        if self.routers == 1:
-            return self.cluster.decision
-        last = self._seats[:, Cluster.offsets["decision"] - SEAT_AT].copy()
-        last[self.cluster.place] = self.cluster.decision
-        return int(((last - np.arange(self.routers) - 1 + self.routers) // self.routers).sum())
 
     def _set_scratch(self) -> None:
         self._scratch = np.zeros(self.shape.requests, np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -42,37 +41,33 @@ def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, 
 
 def run_to_end(
     run: RunRow,
-    planned: Sequence[CompiledRouter],
-    rngs: Sequence[np.random.Generator],
+    planned: CompiledRouter,
+    rng: np.random.Generator,
     answer: RouterAnswer = NO_ANSWER,
 ) -> None:
-    """Let plans make every decision of a run.
+    """Let a plan make every decision of a run.
 
     Args:
         run: before its first decision, or at any later one.
-        planned: a router's plan each, all of one kind; its memory is written to.
-        rngs: the routers' own streams; they end as if each number had been drawn when it was needed.
+        planned: the router's plan; its memory is written to.
+        rng: the router's own stream; it ends as if each number had been drawn when it was needed.
         answer: to the decision that is asked for, where it is made already.
 
     Raises:
         WorkError: the run came to what was never measured.
     """
-    plans = np.array([each.row for each in planned])
-    sheets = np.array([blank_sheet(run.program.servers) for _ in planned])
-    draws = [Draws(plan, rng) for plan, rng in zip(plans, rngs, strict=True)]
+    plan, sheet, replan = planned.row, blank_sheet(run.program.servers), planned.replan
+    draws = Draws(plan, rng)
     try:
-        while (status := go_on(run, answer, plans.ravel(), sheets.ravel())) != ENDED:
-            answer, place = NO_ANSWER, run.cluster.place
-            replan = planned[place].replan
+        while (status := go_on(run, answer, plan, sheet)) != ENDED:
+            answer = NO_ANSWER
             if status == NEEDS_DRAWS:
-                draws[place].draw()
+                draws.draw()
             elif status == NEEDS_PLAN and replan is not None:
-                replan(plans[place], sheets[place])
+                replan(plan, sheet)
             elif status in (NO_CURVE, NO_TUPLE):
                 raise WorkError(problem_of(status))
             else:
                 run.grow(status)
     finally:
-        for each, plan, drawn in zip(planned, plans, draws, strict=True):
-            drawn.give_back()
-            each.row[:] = plan
+        draws.give_back()

@@ -5,13 +5,10 @@ Views, credits and records are made here from the cluster's row. They are the re
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import numpy as np
 
 from kit.errors import WorkError
 from policies.compiled.layout import HOLD
-from policies.division import Division
 from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.plan_of import plan_of
 from policies.records import (
@@ -56,7 +53,6 @@ from sim.compiled.observation import read_view
 from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
 from sim.compiled.run_plan import NO_ANSWER, RouterAnswer, go_on, run_to_end
-from sim.profile import Link
 
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
@@ -74,18 +70,15 @@ def _require(is_so: bool, otherwise: str) -> None:
 class CompiledSimulation:
     """One run; see `sim.cluster.Simulation`, whose interface this is.
 
-    Args:
-        parts: how several routers divide the cluster, and the link between any two of them; None where there is one.
-
     Raises:
         UnsupportedScenario: something that only the reference can do.
     """
 
-    def __init__(self, cluster: ClusterSpec, run: RunSpec, parts: tuple[Division, Link] | None = None) -> None:
+    def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
         self.cluster = cluster
         self.spec = run
         self._program = program_of(cluster)
-        self._run = RunRow(self._program, run, parts=parts)
+        self._run = RunRow(self._program, run)
         self._pending: Decide | None = None
         self._credits: list[tuple[int, RewardTerms]] = []
         self._has_ended = False
@@ -153,7 +146,7 @@ class CompiledSimulation:
         self._run.set_hold_rule(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:
-        """By which limit of p99 latency images of the router that was asked last are late from now on."""
+        """By which limit of p99 latency images are late from now on."""
         self._run.set_limit(limit)
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
@@ -170,25 +163,18 @@ class CompiledSimulation:
         rule = hold_rule_of(policy)
         if rule is not None:
             self.set_hold_rule(rule)
-        self._run.set_limits(OwnLimit(limit_ns_of(policy)))
-        others = range(1, self._run.routers)
-        policies, rngs = (
-            [policy, *(deepcopy(policy) for _ in others)],
-            [rng, *(rng.spawn(len(others)) if others else ())],
-        )
-        planned = [plan_of(each, self.cluster.router) for each in policies if type(rng) is np.random.Generator]
-        plans = [each for each in planned if each is not None]
-        if len(plans) == len(policies) and not self._has_ended:
+        self.set_limit(OwnLimit(limit_ns_of(policy)))
+        planned = plan_of(policy, self.cluster.router) if type(rng) is np.random.Generator else None
+        if planned is not None and not self._has_ended:
             try:
-                run_to_end(self._run, plans, rngs, self._answer)
+                run_to_end(self._run, planned, rng, self._answer)
             finally:
-                plans[0].keep()
+                planned.keep()
             self._pending, self._answer, self._has_ended = None, NO_ANSWER, True
             return
         while (request := self.advance()) is not None:
-            decider, its_rng = policies[self._run.cluster.place], rngs[self._run.cluster.place]
-            self.decide(decider.choose(request.view, its_rng))
-            self.set_limit(OwnLimit(limit_ns_of(decider)))  # of its own, if it has one
+            self.decide(policy.choose(request.view, rng))
+            self.set_limit(OwnLimit(limit_ns_of(policy)))  # of its own, if it has one
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call."""
@@ -290,7 +276,7 @@ class CompiledSimulation:
         )  # fmt: skip
 
     def _head_of(self, line: int) -> HeadKey:
-        rest, place = divmod(line % self._run.shape.p.lines, self._program.servers + 2)  # each router has its own
+        rest, place = divmod(line, self._program.servers + 2)
         rest, x = divmod(rest, self._program.width_count + 1)
         service_class, segment = divmod(rest, self._program.segments)
         return HeadKey(segment + 1, self._widths[x], place - 2, service_class)

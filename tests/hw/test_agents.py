@@ -430,8 +430,8 @@ def test_the_first_agent_hears_no_interrupt_while_it_opens() -> None:
     code = """
 import signal
 from multiprocessing import resource_tracker
-from hw.router.local_agents import no_interrupts
-with no_interrupts():
+from hw.router.local_agents import _no_interrupts
+with _no_interrupts():
     resource_tracker.ensure_running()  # as the start of a process does
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 """

@@ -185,7 +185,6 @@ class Slot:
     def __init__(self, pid: int) -> None:
         self.agent = self
         self.pid = pid
-        self.is_started = True
 
 
 def servers(*devices: DeviceSpec) -> list[HardwareServer]:

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field, fields
 from time import perf_counter  # noqa: TID251 - progress is told in seconds
 from typing import Any
 
-from policies.division import Division
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled import UnsupportedScenario
 from sim.compiled.simulation import CompiledSimulation
-from sim.profile import Link
 from tests.parity.compare import Engine, compare, play, reference
 from tests.parity.draws import GivenDraws, SeededDraws, shrink
 from tests.parity.scenarios import draw_with_compass
@@ -122,12 +120,12 @@ def show_smallest(seed: int) -> None:
 _LONG = ("profile", "crowding", "crowding_across", "keys")
 
 
-def _supported(cluster: ClusterSpec, run: RunSpec, parts: tuple[Division, Link] | None = None) -> Engine:
+def _supported(cluster: ClusterSpec, run: RunSpec) -> Engine:
     """A simpler scenario that is refused has no difference."""
     try:
-        return CompiledSimulation(cluster, run, parts)
+        return CompiledSimulation(cluster, run)
     except UnsupportedScenario:
-        return reference(cluster, run, parts)
+        return reference(cluster, run)
 
 
 def main() -> int:

@@ -12,17 +12,11 @@ from itertools import zip_longest
 from math import copysign
 from typing import Any, Protocol, TypeVar, cast
 
-import numpy as np
-
 from kit.chance import stream
-from policies.division import Division
-from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from policies.reward import RewardTerms
 from policies.vocabulary import Choice, Decide, Hold, HoldRule, OwnLimit
 from sim.cluster import ClusterSpec, RunSpec, Simulation
-from sim.divided import DividedSimulation
-from sim.profile import Link
 from tests.parity.scenarios import Scenario
 
 Word = TypeVar("Word")
@@ -49,12 +43,10 @@ class Engine(Protocol):
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]: ...
 
-    def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord: ...
-
     def record(self) -> RunRecord: ...
 
 
-MakeEngine = Callable[..., Engine]  # of a cluster and a run, and of how several routers divide it
+MakeEngine = Callable[[ClusterSpec, RunSpec], Engine]
 
 
 @dataclass(frozen=True)
@@ -67,15 +59,14 @@ class Moment:
     record: RunRecord | None = None
 
 
-def reference(cluster: ClusterSpec, run: RunSpec, parts: tuple[Division, Link] | None = None) -> Engine:
+def reference(cluster: ClusterSpec, run: RunSpec) -> Engine:
     """The SimPy model; it keeps its log, which says what happened, and is no part of the comparison."""
-    logged = replace(run, keep_log=True)
-    return Simulation(cluster, logged) if parts is None else DividedSimulation(cluster, logged, *parts)
+    return Simulation(cluster, replace(run, keep_log=True))
 
 
 def play(make: MakeEngine, scenario: Scenario) -> Iterator[Moment]:
     """Run a scenario with its own policy, moment by moment."""
-    engine = make(scenario.cluster, scenario.run, *([scenario.parts] if scenario.parts else []))
+    engine = make(scenario.cluster, scenario.run)
     policy, rng = scenario.policy(), stream(scenario.run.seed, "parity")
     if scenario.hold_rule is not None:
         engine.set_hold_rule(scenario.hold_rule)

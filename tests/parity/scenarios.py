@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from policies.division import Division
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs, Spec
 from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
@@ -28,7 +27,6 @@ from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
 from policies.rules.working_sets import working_sets
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
-from scenarios.world.world import groups_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
 from sim.costs import ProfileCosts
@@ -64,10 +62,7 @@ POLICIES = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """What both engines run; `choices` are a script's (by decision number) before the named policy takes over.
-
-    Several routers may divide it (`parts`), between any two of which is a link.
-    """
+    """What both engines run; `choices` are a script's (by decision number) before the named policy takes over."""
 
     name: str
     cluster: ClusterSpec
@@ -77,7 +72,6 @@ class Scenario:
     holds_percent: int = 0
     hold_rule: HoldRule | None = None
     own_limit_ns: int = FOLLOW_NS
-    parts: tuple[Division, Link] | None = None
 
     def policy(self) -> RoutingPolicy:
         """A fresh one: routers may have memory. In some of a hundred decisions it holds, where it may."""
@@ -494,8 +488,7 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     found = as_a_family(found) if draws.chance(25) else found
     found = sampled(found, draws.pick((1, 2, 3))) if draws.chance(30) else found
     found = in_racks(found) if draws.chance(25) else found
-    found = of_two_models(draws, found) if draws.chance(30) else found
-    return divided(draws, found) if draws.chance(30) else found
+    return of_two_models(draws, found) if draws.chance(30) else found
 
 
 def as_a_family(scenario: Scenario) -> Scenario:
@@ -539,28 +532,6 @@ def in_racks(scenario: Scenario) -> Scenario:
         for index, server in enumerate(cluster.servers)
     )
     return replace(scenario, name=f"{scenario.name}, in racks", cluster=replace(cluster, servers=servers))
-
-
-def divided(draws: Draws, scenario: Scenario) -> Scenario:
-    """One in which two or three routers have servers, some of them are killed, and what they tell comes late or never.
-
-    None has a limit of its own, for whoever plays it sets one router's. With one device there is one router.
-    """
-    cluster, run = scenario.cluster, scenario.run
-    groups = groups_of(cluster, by_medium=False)
-    count = min(draws.integer(2, 3), len(groups))
-    if count == 1:
-        return scenario
-    step_ns = max(1, int(run.arrivals_ns[-1]) // 40)
-    firsts = {group[0] for group in groups}
-    rates = tuple(float(draws.pick((2, 1, 3, 5))) * (server in firsts) for server in range(len(cluster.servers)))
-    doomed = [router for router in range(count) if draws.chance(35)][: count - 1]
-    deaths = tuple((router, draws.below(60) * step_ns) for router in doomed)
-    told_every_ns = step_ns * draws.pick((3, 1, 8))
-    parts = Division(count, groups, rates, draws.pick((None, 1, 4, 12)), told_every_ns, deaths)
-    latency_s = step_ns * draws.pick((1, 0, 2, 7)) / NS_PER_S
-    link = Link(latency_s=latency_s, bandwidth_bytes_s=draws.pick((1e12, 1e6)), loss=draws.pick((0.0, 0.3, 0.7)))
-    return replace(scenario, name=f"{scenario.name}, divided", own_limit_ns=FOLLOW_NS, parts=(parts, link))
 
 
 def with_classes(draws: Draws, scenario: Scenario) -> Scenario:

@@ -92,12 +92,6 @@ def test_equal_floors_are_refused_alike_and_without_a_limit_nobody_is() -> None:
     assert flood(its, 0, 200) == 1000
 
 
-def test_several_routers_share_the_room() -> None:
-    its = RouterCore(core().config, place=0, routers=4)
-    its.handle(GoalSet(0.75, 400 * MS, 0.0, 0), 0)
-    assert flood(its, 0, 0) == 10
-
-
 def test_who_leaves_makes_room_and_a_late_one_takes_some() -> None:
     """Also in a core that goes on from a snapshot."""
     its = core(GoalSet(0.75, 100 * MS, 0.0, 0))

@@ -147,16 +147,3 @@ def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
         assert "the bound on 2 servers is a programme of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main(["simulate", str(path)]) == 0  # whether it is overloaded is not asked then
-
-
-def test_several_routers_have_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the same result on each, which is not one router's."""
-    path = write_scenario(tmp_path)
-    path.write_text(f"{path.read_text()}routers: {{count: 2}}\n")
-    engine, divided = of_command(path, "simulate", "--engine", "simpy")
-    make_compiled_quicker(monkeypatch)
-    assert engine_of(make_world(load_scenario(path), tmp_path), "auto", 10**6) == "compiled"
-    assert (engine, of_command(path, "simulate")) == ("simpy", ("compiled", divided))
-    path.write_text(path.read_text().replace("count: 2", "count: 1"))
-    assert divided["images"] == of_command(path, "simulate")[1]["images"]
-    assert divided != of_command(path, "simulate")[1]

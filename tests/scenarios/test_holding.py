@@ -13,7 +13,6 @@ from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import FixedRule, LadderRule
 from policies.vocabulary import HoldRule
 from scenarios.files.router_names import read_rule, write_rule
-from scenarios.files.spec import RoutersSection
 from scenarios.world.materials import load_world
 from scenarios.world.routers import maker_of
 from scenarios.world.world import World
@@ -37,12 +36,6 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
     router = maker_of(name, world.scenario, world.device_names, None, "routers").make(context)
     simulation.finish(router, stream(3, "router"))
     return np.asarray(simulation.columns().requests.finished_ns)
-
-
-def test_a_router_is_told_how_many_the_servers_are_divided_among(world: World) -> None:
-    """By which Compass holds, and counts capacity (`tests/policies/test_compass.py`)."""
-    divided = replace(world, scenario=world.scenario.model_copy(update={"routers": RoutersSection(count=2)}))
-    assert (world.context.routers, divided.context.routers) == (1, 2)
 
 
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_row_grows_with_the_blocks_in_use_and_not_with_their_limit() -> None:
         spec, spec_run = with_limit(limit)
         run = RunRow(program_of(spec), spec_run)
         before = run.row.nbytes
-        run_to_end(run, [planned(spec)], [np.random.default_rng(0)])
+        run_to_end(run, planned(spec), np.random.default_rng(0))
         sizes.append((before, run.row.nbytes, run.shape.blocks, run.cluster.decision))
     assert sizes[0] == sizes[1]
     assert sizes[0][2] < 2 * sizes[0][3]
@@ -172,7 +172,7 @@ for limit in (5_000, 100_000):
         calls += event == "call"
 
     sys.setprofile(count)
-    run_to_end(row, [planned(spec)], [np.random.default_rng(0)])
+    run_to_end(row, planned(spec), np.random.default_rng(0))
     sys.setprofile(None)
     print(calls)
 """
