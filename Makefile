@@ -58,11 +58,12 @@ fuzz: install  ## hostile inputs, torn run folders, kills and a failing host, th
 	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS) --jobs $(JOBS)
 	$(BIN)/python -m tests.swarm --seconds $(SECONDS) --jobs $(JOBS)
 
-lint: install docs  ## style, types, the layers of docs/architecture.md, and the site without a warning
+lint: install docs  ## style of code and of prose, types, the layers of docs/architecture.md, and the site without a warning
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.style
 
 docs: install  ## the documentation site, in site/: open site/index.html; `mkdocs serve` also searches
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
