@@ -146,7 +146,7 @@ class SoloResult:
     @property
     def disturbance(self) -> float:
         """0 for a measurement to be trusted."""
-        return self.disturbed_share + self.is_slow
+        return self.disturbed_share + (1 if self.is_slow else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class TogetherResult:
     @property
     def disturbance(self) -> float:
         """0 for a measurement to be trusted."""
-        return self.disturbed_share + self.is_slow
+        return self.disturbed_share + (1 if self.is_slow else 0)
 
 
 @dataclass(frozen=True, slots=True)

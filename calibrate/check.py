@@ -216,11 +216,13 @@ def allowed(profile: Profile, metric: str) -> Allowed:
 def estimated_s(profile: Profile, points: int) -> float:
     """What a check takes where nothing is looked at twice; a guess."""
     curves, rng = _curves(profile), np.random.default_rng(0)
-    guess, keys, sizes = _guess(curves), sorted(curves), _sizes(profile)
+    guess = _guess(curves)
+    keys, sizes = sorted(curves), _sizes(profile)
     solos = [Solo(draw_point(keys, sizes, rng)) for _ in range(SAMPLED)]
     sets = [Together(draw_set(keys, sizes, rng)) for _ in range(SAMPLED)]
-    each = [float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets)]
-    return sum(number * each[metric != SOLO_ERROR] for metric, number in numbers_of(profile, points).items())
+    solo_s, set_s = (float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets))
+    numbers = numbers_of(profile, points)
+    return sum(number * (solo_s if metric == SOLO_ERROR else set_s) for metric, number in numbers.items())
 
 
 def has_across(profile: Profile) -> bool:
@@ -338,7 +340,6 @@ def _look(
 
 
 def _sizes(profile: Profile) -> Sequence[int]:
-    """The batch sizes that the device is given."""
     return profile.padded_sizes or range(1, profile.batch_limit + 1)
 
 

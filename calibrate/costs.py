@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from hw.networks.servable import SegmentCost, Servable
+from hw.networks.servable import Servable
 from sim.profile import ModelInfo
 
 Key = tuple[int, float, float]  # (segment, width, previous width)
@@ -51,9 +51,13 @@ class ModelCosts:
 def costs_of(model: Servable, name: str, model_hash: str) -> ModelCosts:
     """The costs of a network in float32."""
     spec = model.spec
+    costs = {key: model.cost(*key) for key in spec.work_keys()}
     return ModelCosts(
         info=_model_info(model, name, model_hash),
-        keys={key: _key_cost(model.cost(*key)) for key in spec.work_keys()},
+        keys={
+            key: KeyCost(cost.macs, cost.params * ELEMENT_BYTES, cost.moved_bytes, cost.kernels)
+            for key, cost in costs.items()
+        },
         instance_bytes={
             (segment, width): model.instance_bytes(segment, width)
             for segment in range(1, spec.segments + 1)
@@ -79,7 +83,3 @@ def _model_info(model: Servable, name: str, model_hash: str) -> ModelInfo:
         nests=spec.nests,
         models=spec.models,
     )
-
-
-def _key_cost(cost: SegmentCost) -> KeyCost:
-    return KeyCost(cost.macs, cost.params * ELEMENT_BYTES, cost.moved_bytes, cost.kernels)

@@ -53,7 +53,9 @@ SHARPNESS = 5.0  # q, of the bend between launch-bound and busy (the Zeus trace 
 DISPATCH_S = 1.5e-4
 CONTEXT_BYTES = 350_000_000
 DISK_BYTES_S, HOST_BYTES_S = 5e8, 6e9
-FIRST_LOAD_S, RELOAD_S, UNLOAD_S = 5e-3, 1e-3, 5e-4
+FIRST_LOAD_S = 5e-3
+RELOAD_S = 1e-3
+UNLOAD_S = 5e-4
 ALPHA, BETA = 0.1, 1.0  # fair sharing, and a little contention for bandwidth
 THROTTLE, PHI_MIN = 0.3, 0.7
 OMITTED = "everything: derived from published figures, nothing was measured"
@@ -209,11 +211,14 @@ def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: Mea
     """
     if batch_limit < 1:
         raise InputError("profile synth", "batch_limit", f"must be at least 1, found {batch_limit}")
+    stamps = {"source": "datasheet"}
+    if host is not None:
+        stamps[STAMP] = f"measured on {host.measured}"
     return Profile(
         schema=SCHEMA,
         name=f"{gpu.key}-{costs.info.name}",
         provenance=Provenance.DATASHEET,
-        device=DeviceInfo(kind="cuda", name=gpu.name, vram_bytes=gpu.vram_bytes, stamps=_stamps(host)),
+        device=DeviceInfo(kind="cuda", name=gpu.name, vram_bytes=gpu.vram_bytes, stamps=stamps),
         model=costs.info,
         execution={"dtype": "float32", "mode": "eager"},
         dispatch_s=DISPATCH_S,
@@ -233,11 +238,6 @@ def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: Mea
         sensor=gpu.sensor,
         omitted=(OMITTED if host is None else f"{OMITTED} but router_host and handover, which are of another host",),
     )
-
-
-def _stamps(host: MeasuredHost | None) -> dict[str, str]:
-    source = {"source": "datasheet"}
-    return source if host is None else {**source, STAMP: f"measured on {host.measured}"}
 
 
 @dataclass(frozen=True, slots=True)

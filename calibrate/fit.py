@@ -253,7 +253,6 @@ def _clocks(measurements: Sequence[Measurement]) -> dict[str, str]:
 def _with_energy(
     bare: Mapping[Key, LatencyCurve], steady: Mapping[Point, PowerPoint], costs: ModelCosts, facts: DeviceFacts
 ) -> dict[Key, LatencyCurve]:
-    """Curves with utilization and joules."""
     if facts.info.kind == "cuda":
         bare = with_busy_shares(bare, steady)
     joules = EnergyModel(steady, bare, costs, facts.power)

@@ -127,7 +127,9 @@ def _round(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator, 
 
 def _path(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -> tuple[Point, ...]:
     """A width for each segment that can follow the one before, and one of the sizes for all."""
-    size, previous, path = sizes[int(rng.integers(len(sizes)))], 0.0, list[Point]()
+    size = sizes[int(rng.integers(len(sizes)))]
+    path: list[Point] = []
+    previous = 0.0
     for segment in sorted({key[0] for key in keys}):
         widths = [width for s, width, p in keys if (s, p) == (segment, previous)]
         path.append(Point(segment, widths[int(rng.integers(len(widths)))], previous, size))

@@ -135,7 +135,8 @@ def scout(
         return result.samples.values[0]  # the least: haste and a busy machine only ever add
 
     corners = {corner: {b: look(*corner, b) for b in sorted({1, batch_limit})} for corner in _corners(keys)}
-    sizes, curves, left_s = scouted_batches(batch_limit), [], SCOUT_SHARE * budget_s
+    sizes, left_s = scouted_batches(batch_limit), SCOUT_SHARE * budget_s
+    curves = []
     for corner, ends in corners.items():
         forward_s = [max(ends.values()) * size / batch_limit for size in sizes]
         left_s -= sum(STEP_OVERHEAD_S + SCOUTING.min_s + SCOUTING.repeats * one_s for one_s in forward_s)
@@ -195,8 +196,6 @@ def _batches_left_out(plan: CalibrationPlan, measurements: Sequence[Measurement]
 
 
 class _Budget:
-    """Where a measurement stands against its budget."""
-
     def __init__(self, steps: Sequence[PlannedStep], log: Log, budget_s: float) -> None:
         self._log = log
         self._budget_s = budget_s
@@ -466,7 +465,8 @@ def _points(bench: Bench, step: InstancePoints, effort: StepEffort) -> LoadCycle
 
 
 def _hold(bench: Bench, segment: int, width: float) -> LoadCycleResult:
-    loads_s, unloads_s, vram_bytes = [], [], 0
+    loads_s, unloads_s = [], []
+    vram_bytes = 0
     for instance in range(LOADS):
         load_s, vram_bytes = bench.load(instance, segment, width, instance == 0)
         loads_s.append(load_s)

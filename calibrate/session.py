@@ -103,7 +103,8 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
         rng = stream(wanted.seed, "calibration")
         guess: ForwardGuess
         if sizes := ready.facts.padded_sizes:
-            plan, guess, slowdown = gpu_plan(keys, sizes, extras, rng), typical_pass_s, UNSEEN
+            plan = gpu_plan(keys, sizes, extras, rng)
+            guess, slowdown = typical_pass_s, UNSEEN
         else:
             scouted = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
             guess, slowdown = scouted.guess_s, scouted.slowdown
@@ -201,9 +202,5 @@ def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> d
             wanted.seed
         ),  # another one holds out and draws other points: what one fit saw, another would be judged by
         **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
-        **_sizes_of(wanted.device),
+        **({PADDED_SIZES: ",".join(map(str, sizes))} if (sizes := wanted.device.warm_sizes) else {}),
     }
-
-
-def _sizes_of(device: DeviceSpec) -> dict[str, str]:
-    return {PADDED_SIZES: ",".join(map(str, device.warm_sizes))} if device.warm_sizes else {}

@@ -93,7 +93,7 @@ def _solo_point(results: Sequence[SoloResult], cores: int, speed: Speed) -> Solo
     rounds = [r.samples.scaled(1 / speed.slowdown(r.reference_s)) if r.is_slow else r.samples for r in results]
     medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
     share = sum(map(_cpu_share, results)) / len(results) / cores
-    disturbance = max(result.disturbed_share + SLOW_DOUBT * result.is_slow for result in results)
+    disturbance = max(result.disturbed_share + (SLOW_DOUBT if result.is_slow else 0.0) for result in results)
     return SoloPoint(Pooled.of(rounds), min(1.0, max(0.0, share)), medians, disturbance)
 
 

@@ -32,9 +32,6 @@ _TITLES = {
     "onednn": "oneDNN",
     "wait_policy": "OMP_WAIT_POLICY",
 }
-_OTHER_DEVICE = "calibrate this device"
-_OTHER_VERSION = "`slimsched profile check` says whether the profile still holds"
-_OTHER_PATH = "run the device as it was calibrated, or calibrate it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,10 @@ class Difference:
     @property
     def _remedy(self) -> str:
         if self.stamp in (KIND, DEVICE):
-            return _OTHER_DEVICE
-        return _OTHER_VERSION if self.stamp in VERSIONS else _OTHER_PATH
+            return "calibrate this device"
+        if self.stamp in VERSIONS:
+            return "`slimsched profile check` says whether the profile still holds"
+        return "run the device as it was calibrated, or calibrate it again"
 
 
 def stamps_of(profile: Profile) -> dict[str, str]:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from hw.networks.servable import ModelSpec
     from sim.profile import LatencyCurve, Profile
 
-MODEL, SCENARIO, ACCURACY, IMAGES = "family.safetensors", "family.yaml", "accuracy.json", "images"
+MODEL = "family.safetensors"
+SCENARIO = "family.yaml"
+ACCURACY = "accuracy.json"
+IMAGES = "images"
 MOST_PICTURES: Final = 100_000
 _SHARE_OF_CAPACITY: Final = 0.7
 _LEAST_BUDGET_S: Final = 20.0
@@ -270,7 +273,8 @@ def _answer(
 
     from scenarios.show.table import Table, columns, to_text
 
-    rows, documents, carried, images = [], [], 0.0, len(found[0].correct)
+    rows, documents = [], []
+    carried, images = 0.0, len(found[0].correct)
     for each in sorted(found, key=lambda one: -one.top1):
         label, size_mb = each.member.label, each.network.held_bytes() / 1e6
         interval = binomtest(int(each.correct.sum()), images).proportion_ci(method="wilson")

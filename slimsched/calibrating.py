@@ -141,7 +141,8 @@ def _of_cluster(
     from scenarios.executors.links import measure_links
     from sim.profile import Profile
 
-    model, paths, warnings = file.read_bytes(), list[Path](), list[str]()
+    model = file.read_bytes()
+    paths, warnings = list[Path](), list[str]()
     with joined(address, "--cluster", "", beyond_loopback=beyond_loopback) as cluster:
         hosts = Hosts(cluster, "--cluster")
         machines: dict[str, list[str]] = {}

@@ -116,7 +116,9 @@ class Terminal:
     """Where words go: results to standard output (unless that is kept for JSON), remarks to standard error."""
 
     def __init__(self, *, quiet: bool, json: Path | None, written: Sequence[Path]) -> None:
-        self.quiet, self.written, self._json = quiet, written, json
+        self.quiet = quiet
+        self.written = written
+        self._json = json
 
     def remark(self, text: str) -> None:
         """Something about the work."""

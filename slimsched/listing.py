@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hw.telemetry.local import DeviceDescription
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
-_RUNS: Final = Path("runs")
 _PLACEMENTS: Final = {  # which server each takes, as docs/routers.md says; every segment at full width
     "weighted-random": "at random, as likely as it is fast",
     "round-robin": "after the last one",
@@ -136,7 +135,7 @@ def _runs() -> Iterator[Named]:
     from scenarios.runs.folder import RunFolder
 
     files = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
-    for folder in (Path(), *_folders(Path()), *_folders(_RUNS)):
+    for folder in (Path(), *_folders(Path()), *_folders(Path("runs"))):
         known = RunFolder(folder)
         if known.is_flagged:
             scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
@@ -156,7 +155,6 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _of_schema(paths: Iterable[Path], schema: str, about: Callable[[str], str]) -> Iterator[Named]:
-    """Files that begin with a schema."""
     for path in sorted(paths):
         text = _beginning(path)
         if _value(text, "schema").startswith(schema):

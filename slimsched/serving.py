@@ -44,10 +44,11 @@ def _naming_the_extra(extra: str) -> Iterator[None]:
 
 
 class _Journalled:
-    """Who hears of the work by a journal."""
+    """An observer whose remarks go to a journal."""
 
     def __init__(self, journal: Journal, listener: Observer) -> None:
-        self.quiet, self.written, self.remark = listener.quiet, listener.written, journal.say
+        self.quiet, self.written = listener.quiet, listener.written
+        self.remark = journal.say
 
 
 @verb

@@ -167,7 +167,8 @@ def compare(
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.simulate import default_jobs
 
-    given, job, equal = session.scenario.compare, session.job(), None
+    given, job = session.scenario.compare, session.job()
+    equal = None
     world = job.world()
     chosen = _engine_for(world, given, engine, jobs or 1, bound)
     warn_of_routers(world, given.routers, session.folder)

@@ -39,7 +39,8 @@ def calibrate_device(
         budget_key: who gave the budget, for the message that it is too small.
         reserved_s: what was taken off the budget that the user gave, to be told with it.
     """
-    name, log_path, kind = wanted.name, wanted.log_path, wanted.device.kind
+    name, kind = wanted.name, wanted.device.kind
+    log_path = wanted.log_path
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
     def announce(plan: CalibrationPlan, log: Log) -> None:

@@ -11,7 +11,7 @@ from math import inf, sqrt
 from typing import NamedTuple
 
 from kit.errors import InputError, WorkError
-from policies.records import BackgroundLoad, RunRecord, ServerClock
+from policies.records import RunRecord, ServerClock
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
@@ -124,7 +124,8 @@ class ValidationPlan:
     def hardware_runs(self) -> int:
         """How many there will be."""
         given = self.section
-        return len(self.routers) * (self.is_saturated + len(given.seeds) * given.repeats * max(1, len(given.loads)))
+        pairs = len(given.seeds) * given.repeats * max(1, len(given.loads))
+        return len(self.routers) * (pairs + 1 if self.is_saturated else pairs)
 
     def pairs(self) -> list[PlannedPair]:
         """Return those at the workload's own rate."""
@@ -291,6 +292,7 @@ class Campaign:
         if planned.kind == "saturated":
             assert paired_record is not None, "there is one saturated run of a router"
             growth = Worlds(simulated=self._backlog_growth(paired_record), hardware=self._backlog_growth(record))
+        load = record.background_load
         run = ValidationRun(
             kind=planned.kind,
             router=hardware["router"],
@@ -302,7 +304,7 @@ class Campaign:
             hardware=hardware,
             backlog_growth=growth,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
-            background_load=_shares_of(record.background_load),
+            background_load=None if load is None else BackgroundShares(programs=load.programs, stolen=load.stolen),
             clocks=[_told(record, clock) for clock in record.clocks],
         )
         self._keep(run)
@@ -312,10 +314,6 @@ class Campaign:
 def _told(record: RunRecord, clock: ServerClock) -> ClockRow:
     name = record.servers[clock.server].name
     return ClockRow(server=name, offset_s=clock.offset_ns / 1e9, error_s=clock.error_ns / 1e9, jumps=clock.jumps)
-
-
-def _shares_of(load: BackgroundLoad | None) -> BackgroundShares | None:
-    return None if load is None else BackgroundShares(programs=load.programs, stolen=load.stolen)
 
 
 def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:

@@ -56,7 +56,10 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
                     continue
                 say(f"links: {source} to {destination}")
                 links.append(_link(source, agent, index, destination, agents[index].address))
-        clocks = tuple(_clock(host, agent) for host, agent in zip(every, agents, strict=True))
+        clocks = tuple(
+            HostClock(host, agent.offset.offset_ns / 1e9, agent.offset.error_ns / 1e9)
+            for host, agent in zip(every, agents, strict=True)
+        )
     return ClusterMeasurements(clocks, tuple(links))
 
 
@@ -64,7 +67,3 @@ def _link(source: str, agent: AgentHandle, index: int, destination: str, address
     transfer_round(agent, index, SIZES[0], 1, address=address)  # the connection is made
     link = link_of({size: median(transfer_round(agent, index, size, MOVES, address=address)) for size in SIZES})
     return HostLink(source, destination, link.latency_s, link.bandwidth_bytes_s)
-
-
-def _clock(host: str, agent: AgentHandle) -> HostClock:
-    return HostClock(host, agent.offset.offset_ns / 1e9, agent.offset.error_ns / 1e9)

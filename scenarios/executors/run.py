@@ -170,7 +170,6 @@ Door = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
 
 
 def _no_door(_: Sequence[tuple[str, str]]) -> AbstractContextManager[Wish]:
-    """Nobody may."""
     return nullcontext(nobody)
 
 
@@ -219,7 +218,6 @@ def _carried_out(
     observer: RunObserver,
     drained: Wish,
 ) -> RunRecord:
-    """The run itself."""
     seed = wanted.seed
     planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     is_emulated = dataset is None
@@ -251,7 +249,6 @@ def _carried_out(
 
 
 def _summarised(world: World, wanted: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
-    """The figures of a run."""
     planned = world.run_spec(wanted.seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     label = RunLabel(
         scenario=world.scenario.name,

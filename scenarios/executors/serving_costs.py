@@ -28,7 +28,9 @@ from sim.profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost
 from sim.tables import DeviceTables
 
 WARMUP_S = 1.0
-PARTS, RATIO_PARTS, SPREAD_PARTS = 32, 64, 16  # equal parts of a distribution
+PARTS = 32  # equal parts of a distribution
+RATIO_PARTS = 64
+SPREAD_PARTS = 16
 ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
@@ -376,7 +378,7 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
         return PassExtra(max(0.0, float(longer_s.mean())), 0.0, 0.0, (0.0,) * len(PAUSES_S))
     after = [pauses >= number for number in range(1, len(PAUSES_S) + 1)]
     work = np.stack([np.ones(len(rows)), calibrated_s, weight_bytes, *after], axis=1)
-    columns = [True, *(_differ(column) for column in (calibrated_s, weight_bytes))]
+    columns = [True, *(bool(x.max() > TELLING_RATIO * x.min()) for x in (calibrated_s, weight_bytes))]
     columns += [MIN_SAMPLES <= column.sum() <= len(rows) - MIN_SAMPLES for column in after]
     units = np.maximum(work.max(axis=0), 1e-300)
     trust = 1 / np.sqrt(calibrated_s)  # long passes scatter by more
@@ -397,11 +399,6 @@ def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
             expected_s = calibrated_s * (1 + extra.share) + extra.always_s + extra.per_byte_s * weight_bytes
             ratios.append((longer_s + calibrated_s) / (expected_s + (0.0, *extra.after_pause_s)[pause]))
     return quantiles(ratios, RATIO_PARTS) if len(ratios) >= MIN_SAMPLES else ()
-
-
-def _differ(values: NDArray[np.float64]) -> bool:
-    """Enough to tell what depends on them."""
-    return bool(values.max() > TELLING_RATIO * values.min())
 
 
 def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:

@@ -119,7 +119,9 @@ def _column(path: Path, column: str) -> list[Cell]:
         problem = f"{columns.count(column)} columns {column!r}" if column in columns else f"no column {column!r}"
         remedy = "name each once" if column in columns else nearest(column, [name[:100] for name in columns[:100]])
         raise InputError(str(path), "line 1", f"{problem}; {remedy}")
-    place, cells, wrong, first = columns.index(column), list[Cell](), 0, ""
+    place = columns.index(column)
+    cells: list[Cell] = []
+    wrong, first = 0, ""
     for line, row in rows:
         if isinstance(row, list) and len(row) == len(columns):
             cells.append((line, row[place].strip()))

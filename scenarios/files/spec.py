@@ -427,9 +427,9 @@ def _one_by_one(
 ) -> tuple[tuple[int, ServerSection], ...]:
     """Those of a rack together."""
     each = [
-        (section, server.model_copy(update={"name": server.name + f"-{number}" * (server.count > 1), "count": 1}))
+        (section, server.model_copy(update={"name": f"{server.name}{suffix}", "count": 1}))
         for section, server in enumerate(servers)
-        for number in range(server.count)
+        for suffix in ([f"-{number}" for number in range(server.count)] if server.count > 1 else [""])
     ]
     placed = [(section, server) for section, server in each if server.rack is None]
     for rack in racks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,13 @@ class Starter:
 
 def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -> str:
     """The file's text; `links` are the presets to tell of."""
-    counts: dict[str, int] = {}
-    servers = [_server(profile, chosen.link, counts) for profile in chosen.profiles]
+    servers: list[str] = []
+    counts = Counter[str]()
+    for profile in chosen.profiles:
+        stem = Path(profile).stem
+        counts[stem] += 1
+        server = f"name: {_plain(f'{stem}-{counts[stem]}')}, profile: {_plain(profile)}, link: {_plain(chosen.link)}"
+        servers.append(f"  - {{{server}}}")
     plural = "s" if len(servers) > 1 else ""
     quoted = shlex.quote(str(file))
     values = {
@@ -93,13 +99,6 @@ def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -
         duration=chosen.duration_s,
         warmup=chosen.duration_s / 10,
     )
-
-
-def _server(profile: str, link: str, counts: dict[str, int]) -> str:
-    """Named by its profile, and numbered."""
-    stem = Path(profile).stem
-    counts[stem] = counts.get(stem, 0) + 1
-    return f"  - {{name: {_plain(f'{stem}-{counts[stem]}')}, profile: {_plain(profile)}, link: {_plain(link)}}}"
 
 
 def _plain(text: str) -> str:

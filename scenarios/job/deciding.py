@@ -26,7 +26,8 @@ def with_decision_times(job: ScenarioJob, world: World, routers: Sequence[str]) 
     """The world in which each of these routers' decisions take what they take here, where that is known."""
     if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
-    is_here = _is_measured_here(job)
+    noted = environments(job.folder).get("serving")  # where this folder's own stage has measured what serving costs
+    is_here = noted is not None and _machine_of(noted) == _machine_of(job.environment)
     times = {}
     for router in dict.fromkeys(routers):
         name = display_name(router)
@@ -55,12 +56,6 @@ def _make(job: ScenarioJob, world: World, router: str, path: Path, is_here: bool
 
     job.stage(stage, fingerprint, work)
     return True
-
-
-def _is_measured_here(job: ScenarioJob) -> bool:
-    """Whether this folder's own stage has measured what serving costs, and on this machine."""
-    noted = environments(job.folder).get("serving")
-    return noted is not None and _machine_of(noted) == _machine_of(job.environment)
 
 
 def _machine_of(found: dict[str, Any]) -> list[Any]:

@@ -28,8 +28,6 @@ from scenarios.world.build import build_world
 from scenarios.world.materials import ACCURACY_FILE
 from scenarios.world.world import NetworkAccuracy, World
 
-_OF_A_NETWORK = ("network", "config", "structure")
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -153,7 +151,7 @@ def read_new_model(path: Path, serving: ModelFile | None, world: World) -> tuple
         raise InputError(str(path), "", "a cluster of several hosts takes no new model while it serves")
     _, found = replace(serving, path=path).load()
     known = header(serving.path)
-    for key in _OF_A_NETWORK:
+    for key in ("network", "config", "structure"):
         if found.get(key) != known.get(key):
             raise InputError(str(path), key, f"is of another network than what serves ({serving.path})")
     version, now = found["hash"], world.accuracy.evaluation

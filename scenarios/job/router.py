@@ -47,7 +47,8 @@ def make_routers(
 
 def make_tuned(job: ScenarioJob, world: World, kind: str) -> Score:
     """Tune a rule by direct search, and score it on both engines."""
-    given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
+    given = job.scenario
+    target, path = job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)
     tuning = given.tuning.model_dump(mode="json")
     fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind)
@@ -74,7 +75,8 @@ def make_tuned(job: ScenarioJob, world: World, kind: str) -> Score:
 
 def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
     """Train `ppo` in simulation, and score it on both engines."""
-    given, target, path = job.scenario, job.folder / score_file(PPO), job.made(PPO)
+    given = job.scenario
+    target, path = job.folder / score_file(PPO), job.made(PPO)
     length = (given.duration_s, given.warmup_s)  # of what slices are taken from, and of the run that scores
     training = given.training.model_dump(mode="json")
     fingerprint = job.fingerprint(*job.world_parts(is_training=True), training, length, given.seed, PPO)

@@ -105,7 +105,7 @@ def require_what_is_known(job: ScenarioJob) -> None:
     job.router_parts(job.routers_that_run)  # one of the user's own that is not there, or refused, shows now
     if job.scenario.model.is_runnable:
         require_devices(job.scenario)
-        if _has_router_files(job) or _has_caps(job):
+        if any(map(is_router_file, job.routers)) or _has_caps(job):
             with own_code(network):
                 given = job.scenario.model.checkpoint
                 model = network.build() if network and given is None else job.model.load()[0]
@@ -113,10 +113,6 @@ def require_what_is_known(job: ScenarioJob) -> None:
             require_caps(job.scenario, model)
     if job.can_validate:
         require_possible(job.scenario)
-
-
-def _has_router_files(job: ScenarioJob) -> bool:
-    return any(is_router_file(name) for name in job.routers)
 
 
 def _has_caps(job: ScenarioJob) -> bool:

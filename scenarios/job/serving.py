@@ -125,7 +125,8 @@ def _log_of(job: ScenarioJob) -> SegmentLog | None:
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     """What clients are told of it."""
-    name, model, config = job.scenario.name, job.model_to_serve, world.cluster.router
+    name, model = job.scenario.name, job.model_to_serve
+    config = world.cluster.router
     top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
     classes = tuple(
         RequestClass(
@@ -150,7 +151,9 @@ class _Teller:
     loop goes on."""
 
     def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
-        self._door, self._tally, self._journal = door, tally, journal
+        self._door = door
+        self._tally = tally
+        self._journal = journal
         self._known = self._said = False
 
     def __call__(self, progress: RunProgress) -> None:
@@ -172,7 +175,11 @@ class _OperatorOrders:
     def __init__(
         self, job: ScenarioJob, models: ModelOrders, router: str, config: RouterConfig, journal: Journal
     ) -> None:
-        self._job, self._models, self.router, self._config, self._journal = job, models, router, config, journal
+        self._job = job
+        self._models = models
+        self.router = router
+        self._config = config
+        self._journal = journal
         self._asked = job.scenario.slo.goals(job.scenario.tuning.floor)[0]
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:

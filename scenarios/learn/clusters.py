@@ -120,7 +120,8 @@ def drawn_world(given: Clusters, name: str) -> World:
         len(given.profiles), size=min(count, int(_one(given.kinds, rng)), len(given.profiles)), replace=False
     )
     devices = [given.profiles[int(rng.choice(kinds))] for _ in range(count)]
-    slowdown, host, links = _even(given.slowdown, rng), _even(given.host, rng), _one(given.links, rng)
+    slowdown, host = _even(given.slowdown, rng), _even(given.host, rng)
+    links = _one(given.links, rng)
     profiles = {f"s{n}": _profile(device, slowdown, host) for n, device in enumerate(devices)}
     servers = [
         {"name": f"s{n}", "profile": device, "link": _link(_one(links, rng))} for n, device in enumerate(devices)

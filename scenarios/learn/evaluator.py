@@ -85,8 +85,12 @@ class Evaluator:
         memo: Memo | None = None,
         on_measured: OnMeasured | None = None,
     ) -> None:
-        self.world, self.knobs, self.decisions = world, knobs, 0
-        self._scorer, self._workers, self._memo = Scorer(world), workers, memo
+        self.world = world
+        self.knobs = knobs
+        self.decisions = 0
+        self._scorer = Scorer(world)
+        self._workers = workers
+        self._memo = memo
         self._known = iter([] if memo is None else [*memo.rows])
         self.context = world.context
         self.part = "settings"
@@ -127,7 +131,8 @@ class Evaluator:
         if (known := next(self._known, None)) is not None:
             scores = [RunScore(**score) for score in known]
         else:
-            scores = self._scores(tries)
+            self._scorer.keep(run for _, run in tries)
+            scores = list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
             if self._memo is not None:
                 self._memo.add([asdict(score) for score in scores])
         decisions = sum(score.decisions for score in scores)
@@ -154,10 +159,6 @@ class Evaluator:
         more = self.measure([(specs[place], run) for place in kept for run in runs[1:]])
         each = len(runs) - 1
         return {place: [first[place], *more[n * each : (n + 1) * each]] for n, place in enumerate(kept)}
-
-    def _scores(self, tries: Sequence[Try]) -> list[RunScore]:
-        self._scorer.keep(run for _, run in tries)
-        return list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
 
 
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:

@@ -95,7 +95,8 @@ class FloorMultiplier:
     """
 
     def __init__(self, gains: tuple[float, float, float], start: float = 0.0) -> None:
-        self._gains, self._sum, self._last = gains, start, 0.0
+        self._gains = gains
+        self._sum, self._last = start, 0.0
         self.value = max(0.0, start)
 
     @property

@@ -166,7 +166,6 @@ def compare_results(
 
 
 def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
-    """`paper` if any is."""
     return PAPER if any(result["accuracy_provenance"] == PAPER for result in results) else MEASURED
 
 

@@ -129,11 +129,10 @@ class Ranking:
     @property
     def tied(self) -> tuple[RankedRouter, ...]:
         """All that can't be told from the first one; where no floor is asked for, no one that is less accurate."""
-        return tuple(one for one in self.able[1:] if not (one.differs(self.able[0]) or self._is_dominated(one)))
-
-    def _is_dominated(self, one: RankedRouter) -> bool:
-        is_asked = self.promise.floor is not None or self.promise.class_floors
-        return not is_asked and not has_floor(one.accuracy, self.able[0].accuracy)
+        alike = [one for one in self.able[1:] if not one.differs(self.able[0])]
+        if self.promise.floor is not None or self.promise.class_floors:
+            return tuple(alike)
+        return tuple(one for one in alike if has_floor(one.accuracy, self.able[0].accuracy))
 
     @property
     def winner(self) -> RankedRouter | None:

@@ -511,7 +511,8 @@ def _restart(down: Downtime, server: str) -> Restart:
 
 def shares_of(images: ImageCounts, end: End) -> Shares:
     """What became of that which arrived."""
-    arrived, failed, unfinished = images["arrived"], images["failed"], images["in_flight"]
+    arrived = images["arrived"]
+    failed, unfinished = images["failed"], images["in_flight"]
     return Shares(
         completed=_ratio(images["completed"], arrived),
         unfinished=_ratio(unfinished, arrived),

@@ -119,7 +119,8 @@ def window_edges_ns(begin_ns: int, end_ns: int) -> Counts:
 def slo_document(slo: Slo, edges_ns: Counts) -> SloDocument:
     """What is promised when the windows begin, and how often that changes while they last."""
     begin_ns, end_ns = int(edges_ns[0]), int(edges_ns[-1])
-    floor, limit_s, changes = slo.floor, slo.p99_limit_s, 0
+    floor, limit_s = slo.floor, slo.p99_limit_s
+    changes = 0
     for at_s, later_floor, later_limit_s in slo.later:
         if nanoseconds(at_s) <= begin_ns:
             floor = None if floor is None else later_floor
@@ -188,7 +189,9 @@ def judge(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyP
     """Window by window; see `slo_attainment`."""
     fate = _Fate.of(requests, edges_ns)
     floors, limits = _InForce.floors(slo), _InForce.limits(slo)
-    is_used, floor, limit = fate.is_used(), None, None
+    is_used = fate.is_used()
+    floor: Judged | None = None
+    limit: Judged | None = None
     if floors is not None and prior is not None:
         floor = Judged(fate.keeps_floor(floors, prior), is_used & floors.is_any(edges_ns))
     if limits is not None:

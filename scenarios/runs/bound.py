@@ -394,7 +394,8 @@ def oracle_accuracy(
     for rate_img_s in rates_img_s:
         offered_img_s = rate_img_s + waiting / window_s
         served_img_s = min(offered_img_s, capacity_img_s)
-        overloaded += offered_img_s > capacity_img_s
+        if offered_img_s > capacity_img_s:
+            overloaded += 1
         waiting = (offered_img_s - served_img_s) * window_s
         right += float(np.interp(served_img_s, [0.0, *grid_img_s], [0.0, *correct_img_s]))
         images += served_img_s
@@ -532,7 +533,8 @@ def _joules(tables: DeviceTables, power_mw: float, demand_permille: int, image_s
     times the sum of w g(D_j): g(D_j) / D_j of the joules. Here g is the least of D, of e's tangent at the cap, and of e
     at phi_min.
     """
-    cap, idle, a = tables.cap_mw, tables.context_idle_mw, tables.throttle
+    cap, idle = tables.cap_mw, tables.context_idle_mw
+    a = tables.throttle
     full_mw = power_mw / max(demand_permille, 1) * 1000 * _spare(tables)
     slope = (cap - idle) * a / cap
     slowest_mw = (cap - idle) / tables.phi_min if tables.phi_min else inf
@@ -552,10 +554,10 @@ def _spare(tables: DeviceTables) -> float:
 
 def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Move]:
     """From the router to every kind, and after each segment but the last from every kind to every kind."""
-    config, costs, alike = world.cluster.router, world.costs, world.costs.alike
+    config, costs = world.cluster.router, world.costs
     numbers = {server: number for number, kind in enumerate(kinds) for server in kind.servers}
     of_kind = tuple(numbers[server] for server in range(config.servers))
-    ways = replace(alike, links=of_kind).ways()
+    ways = replace(costs.alike, links=of_kind).ways()
     for segment in range(config.segments):
         for width in widths if segment else (IMAGE,):
             for (source, kind, _), pair in ways.items():

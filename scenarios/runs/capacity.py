@@ -195,7 +195,8 @@ def capacity(
         on_progress(trial)
         return trial
 
-    low, high, least_img_s = None, attempt(first_img_s), _least_img_s(world, search)
+    low: TriedRate | None = None
+    high, least_img_s = attempt(first_img_s), _least_img_s(world, search)
     while high.carries:
         low, high = high, attempt(high.rate_img_s * 2)
     while low is None or high.rate_img_s - low.rate_img_s > search.precision * high.rate_img_s:
@@ -204,7 +205,8 @@ def capacity(
         middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
         low, high = (middle, high) if middle.carries else (low, middle)
     unused = range(max(search.seeds) + 1, max(search.seeds) + 1 + NEW_RUNS)
-    checks = [FallenRate(share * low.rate_img_s, seed) for share in CHECKS * search.is_checked for seed in unused[:2]]
+    shares = CHECKS if search.is_checked else ()
+    checks = [FallenRate(share * low.rate_img_s, seed) for share in shares for seed in unused[:2]]
     fell = [each for each in checks if not run(each.rate_img_s, each.seed).keeps(search.slo)]
     is_promised = search.is_checked and search.slo.p99_limit_s is not None
     new = [run(low.rate_img_s, seed) for seed in unused] if is_promised else []
@@ -245,10 +247,12 @@ def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, Cl
 
 def _tried(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
     """As many seeds as it takes until the others can't change what most of them say."""
-    needed, kept, readings = len(search.seeds) // 2 + 1, 0, list[RateReading]()
+    needed, kept = len(search.seeds) // 2 + 1, 0
+    readings: list[RateReading] = []
     for seed in search.seeds:
         readings.append(run(seed))
-        kept += readings[-1].keeps(search.slo)
+        if readings[-1].keeps(search.slo):
+            kept += 1
         if kept >= needed or kept + len(search.seeds) - len(readings) < needed:
             break
     return TriedRate(rate_img_s, kept >= needed, tuple(readings))

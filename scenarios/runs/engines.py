@@ -72,7 +72,6 @@ def _images(world: World, length_s: float) -> tuple[float, float]:
 
 
 def _events_bytes(world: World, length_s: float) -> Iterator[tuple[str, float]]:
-    """What is kept of other events."""
     yield "changes of the load", 250 * world.scenario.workload.mean_changes(length_s)
     chaos = (fault for fault in world.scenario.faults if isinstance(fault, ChaosFault))
     yield "deaths of workers", 250 * sum(length_s / fault.mean_gap_s for fault in chaos)

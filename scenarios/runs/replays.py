@@ -129,8 +129,6 @@ def _arrivals_ns(folder: RunFolder) -> Iterator[int]:
 
 
 class _Replay:
-    """Of one run."""
-
     def __init__(self, folder: RunFolder, place: str, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
         self._folder = folder
         self._place = place
@@ -181,7 +179,8 @@ class _Replay:
 
     def _replayed(self, log: _Log) -> tuple[int, str]:
         """How many steps there are, and what is wrong with them, or with what fresh cores say to them."""
-        name, read, problem = f"{self._place}/{log.file}", 0, ""
+        name = f"{self._place}/{log.file}"
+        read, problem = 0, ""
 
         def steps() -> Iterator[LoggedStep]:
             nonlocal read, problem

@@ -164,7 +164,7 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
         for curve in curves:
             shares = np.linspace(0.001, 1.0, CDF_POINTS)
             times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
-            line = LINES[curve.world == "hardware"]
+            line = LINES[1 if curve.world == "hardware" else 0]
             axes.plot(times_ms, 100 * shares, line, color=colors[curve.router])
             handles[curve.router] = Line2D([], [], color=colors[curve.router])
         if any(max(curve.latencies_s) > DECADE * min(curve.latencies_s) for curve in curves):

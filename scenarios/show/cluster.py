@@ -12,16 +12,12 @@ from scenarios.terminal.screen import screen_width
 
 def format_cluster(checked: CheckedCluster) -> str:
     """Tables, then a line for each thing that does not fit, or that all does."""
-    tables = [_hosts(checked)]
+    head = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
+    head += [Column("cores"), Column("memory free", "GB"), Column("disk free", "GB")]
+    tables = [Table(head, [_host(each) for each in checked.hosts], "Hosts")]
     if checked.measured is not None:
         tables += _between(checked.measured)
     return "\n".join([to_text(tables, screen_width()), *lines_of("check", "cluster", checked)])
-
-
-def _hosts(checked: CheckedCluster) -> Table:
-    head = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
-    head += [Column("cores"), Column("memory free", "GB"), Column("disk free", "GB")]
-    return Table(head, [_host(each) for each in checked.hosts], "Hosts")
 
 
 def _host(each: CheckedHost) -> list[str]:
@@ -33,7 +29,6 @@ def _host(each: CheckedHost) -> list[str]:
 
 
 def _between(measured: ClusterMeasurements) -> list[Table]:
-    """Clocks and links."""
     clocks = [[each.host, number(each.offset_s, 3, 1e3), number(each.error_s, 3, 1e3)] for each in measured.clocks]
     links = [
         [each.source, each.destination, number(each.latency_s, 3, 1e3), number(each.bandwidth_bytes_s, 0, 1e-6)]

@@ -72,7 +72,6 @@ def comparison_table(comparison: ComparisonDocument) -> Table:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """A router's name as tables have it."""
     return flagged(row["router"], row["is_flagged"])
 
 

@@ -82,10 +82,10 @@ def utilization_by_batch(profile: Profile) -> Figure:
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         shares = 100 * np.asarray(curve.utilization)
-        above = (len(widths) - 1 - widths.index(curve.width)) * is_all_one  # a CPU is always busy: all lines are one
-        thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, profile.model.name_of(curve.width)
+        above = len(widths) - 1 - widths.index(curve.width) if is_all_one else 0  # a CPU is always busy
+        thick, dot = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above
         style: Any = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
-        panel.plot(curve.batches, shares, "-o", label=label, **style)
+        panel.plot(curve.batches, shares, "-o", label=profile.model.name_of(curve.width), **style)
         if curve.sm_utilization:
             panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
         panel.set_ylim(0, 104)
@@ -123,7 +123,7 @@ def _by_utilization(
     """A ring where the device is nearly idle, a dot at the knee of latency; shaded, where the paper saw the bend."""
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
-        points = under_load[_key(curve)]
+        points = under_load[curve.segment, curve.width, curve.previous_width]
         shares, values = [100 * point.utilization for point in points], [value(point) for point in points]
         panel.plot(shares, values, "-", color=color, label=profile.model.name_of(curve.width))
         panel.plot(shares[0], values[0], "o", color=color, markersize=3.5, markerfacecolor="white")
@@ -146,10 +146,6 @@ def _by_utilization(
 def _measured(curve: LatencyCurve) -> list[int]:
     """Places of the batch sizes that were measured; of a curve that does not say, all."""
     return [place for place, count in enumerate(curve.samples or (1,) * len(curve.batches)) if count]
-
-
-def _key(curve: LatencyCurve) -> BatchKey:
-    return curve.segment, curve.width, curve.previous_width
 
 
 def _panels(

@@ -12,7 +12,6 @@ from scenarios.show.numbers import NONE, number, ratio_change, share
 from scenarios.show.table import Column, Table
 
 _MEAN = "mean / p99 latency, in ms"
-_NOT = "not compared"
 FAR = 0.0005  # so much above the case's accuracy is told: a dial of few steps comes no nearer
 
 
@@ -69,7 +68,7 @@ def _notes(score: SuiteScore, entrant: str, rules: Sequence[str]) -> Iterator[st
                 yield f"{called} against {rival or 'the best published rule'}: {counts_text(found)}"
     out = [case.name for case in score.cases if not case.routers[entrant].counts]
     if out:
-        yield f"{_NOT}, as it misses the floor or leaves images unserved: {', '.join(out)}"
+        yield f"not compared, as it misses the floor or leaves images unserved: {', '.join(out)}"
 
 
 def ratios(score: SuiteScore, entrant: str, rival: str, rules: Sequence[str], figure: Figure) -> Iterator[PairedRatio]:

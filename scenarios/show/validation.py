@@ -268,7 +268,6 @@ def _kept_up(row: SaturatedRow) -> str:
 
 
 def _allowed(target: float | None, is_met: bool | None) -> str:
-    """What is allowed, and whether it was kept."""
     if target is None:
         return NONE
     return f"{target:.1f} {'' if is_met is None else 'met' if is_met else 'missed'}".rstrip()

@@ -75,7 +75,8 @@ def slo_text(result: Result) -> str | None:
 
 def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], list[str]]:
     """Tell who left few images unserved, and (with what that means) who many; rows are (router, where, how much)."""
-    few, many, is_cut = [], [], False
+    few, many = [], []
+    is_cut = False
     for name, where, of in rows:
         left = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
         is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > left + ROUNDING

@@ -82,7 +82,9 @@ class Progress:
         self, title: str, total: int | None = None, *, unit: str = "step", quiet: bool = False, stream: Any = None
     ) -> None:
         self._hear = _hearing.get()
-        self._title, self._total, self._unit = title, total, unit
+        self._title = title
+        self._total = total
+        self._unit = unit
         self._quiet = quiet or self._hear is not None
         self._stream: TextIO = stream or sys.stderr
         self.note = ""

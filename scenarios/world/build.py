@@ -97,7 +97,8 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
 
 def _require_reachable(scenario: Scenario, world: World) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
-    goals, config, tuples = scenario.slo.goals(scenario.tuning.floor), world.cluster.router, world.held_top1
+    goals = scenario.slo.goals(scenario.tuning.floor)
+    config, tuples = world.cluster.router, world.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
     of_all = [
         (f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)

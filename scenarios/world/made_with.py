@@ -33,7 +33,6 @@ OF_A_WORLD: Final = (
     "end",
 )
 """The parts of a scenario that every simulation reads."""
-_NOTHING: Final = "nothing"
 _PLAYED: Final = {"emulated", "slowdown"}  # by a device that is measured by nobody
 _WATCHED: Final = {"device", "checkpoint_epochs", "probe_epochs"}  # where and how often, not what
 
@@ -111,7 +110,7 @@ def require_same(
     for key in {**wanted, **origin}:
         there, here = origin.get(key), wanted.get(key)
         if there != here and not (is_brought and None in (there, here)):
-            texts = (_NOTHING if each is None else f"{each:.200}" for each in (there, here))
+            texts = ("nothing" if each is None else f"{each:.200}" for each in (there, here))
             raise InputError(str(path), key, "made with {}, the scenario has {}; ".format(*texts) + remedy)
 
 

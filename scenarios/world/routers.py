@@ -75,7 +75,8 @@ def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], clus
     were found elsewhere. (What PPO learned fits no other cluster, and is refused.)"""
     for name in dict.fromkeys(routers):
         origin = made_by(path) if (path := router_file(name)) is not None else {}
-        tuned, deciding, here_too = origin.get("devices"), origin.get("deciding"), deciding_in(cluster)
+        tuned = origin.get("devices")
+        deciding, here_too = origin.get("deciding"), deciding_in(cluster)
         if isinstance(tuned, list) and tuned != list(devices):
             there, here = (", ".join(map(str, each)) for each in (tuned, devices))
             yield f"warning: {name} was tuned for other servers ({there:.300}; here: {here:.300}); tune it here as well"

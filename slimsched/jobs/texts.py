@@ -27,7 +27,9 @@ from scenarios.terminal.screen import screen_width
 Row = Mapping[str, Any]
 TABLES: Final = Path(__file__).parent / "templates" / "tables.yaml"
 MAX_ROWS: Final = 12
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
+MINUTE_S: Final = 60.0
+HOUR_S: Final = 3600.0
+DAY_S: Final = 86400.0
 HEAVY_CV2: Final = (
     4.0  # from here on, and of shorter logs than this, intervals hold the truth less often (docs/jobs.md)
 )
