@@ -222,9 +222,11 @@ class _Budget:
         """`now`: measured in this sitting; what the log had says nothing of how long things take."""
         self._count += 1
         self._left_s -= planned.estimated_s
-        self._required_s -= planned.estimated_s * planned.required
-        self._estimated_done_s += planned.estimated_s * now
-        self._measured += now
+        if planned.required:
+            self._required_s -= planned.estimated_s
+        if now:
+            self._estimated_done_s += planned.estimated_s
+            self._measured += 1
 
     @property
     def _budget_left_s(self) -> float:

@@ -124,7 +124,7 @@ def bench_of(
     has_own_peer = peer is not None and not (sibling and peer == device)
     named += [("peer", peer or device)] if has_own_peer else []
     with torch_agents(named, file) as specs, start_agents(specs) as agents:
-        on_device = agents[: 1 + sibling]
+        on_device = agents[: 2 if sibling else 1]
         sensor = open_sensor(device, tuple(agent.pid for agent in on_device))
         yield AgentBench(
             agent=agents[0],

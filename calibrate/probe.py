@@ -112,7 +112,11 @@ def power_model(
     spec: DeviceSpec, probed: Probe, bare: tuple[float, Provenance], context: tuple[float, Provenance]
 ) -> Power:
     """Idle powers as they were seen, and the cap: the board's limit, or the assumed TDP."""
-    cap_w, cap_provenance = _cap(spec, probed)
+    if probed.limit_w is not None:
+        cap_w, cap_provenance = probed.limit_w, Provenance.MEASURED
+    else:
+        assumed = assumed_power(spec, probed.info.name)
+        cap_w, cap_provenance = assumed.tdp_w, assumed.provenance
     bare_w, context_w = min(bare[0], context[0]), context[0]  # a noisy sensor may see less under a context
     return Power(
         bare_idle_w=bare_w,
@@ -157,13 +161,6 @@ def gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- power
-
-
-def _cap(spec: DeviceSpec, probed: Probe) -> tuple[float, Provenance]:
-    if probed.limit_w is not None:
-        return probed.limit_w, Provenance.MEASURED
-    assumed = assumed_power(spec, probed.info.name)
-    return assumed.tdp_w, assumed.provenance
 
 
 @dataclass(frozen=True, slots=True)

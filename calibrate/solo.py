@@ -116,7 +116,7 @@ def fit_solo(
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
     plain = {key: _own_curve(key, solo, costs, bandwidth_bytes_s) for key in costs.keys}
-    inner = _inner_points(plain)
+    inner = [Point(*key, batch) for key in sorted(plain) for batch in plain[key].batches[1:-1]]  # between two others
     left_out: dict[LatencyFit, Pairs] = {"each key": [_without(plain[point.key], point.batch) for point in inner]}
     every: dict[LatencyFit, Mapping[Key, LatencyCurve]] = {"each key": plain}
     if by != "each key" and len(solo) >= MIN_POINTS and len(inner) >= MIN_LEFT_OUT:
@@ -177,11 +177,6 @@ def _bandwidth_shares(
 ) -> tuple[float, ...]:
     moved = (costs.keys[key].batch_bytes(batch) / mean_s for batch, mean_s in zip(batches, means_s, strict=True))
     return tuple(min(1.0, rate / bandwidth_bytes_s) for rate in moved)
-
-
-def _inner_points(curves: Mapping[Key, LatencyCurve]) -> list[Point]:
-    """Those that lie between two others of their key."""
-    return [Point(*key, batch) for key in sorted(curves) for batch in curves[key].batches[1:-1]]
 
 
 def _without(curve: LatencyCurve, batch: int) -> tuple[float, float]:

@@ -83,7 +83,8 @@ def differences(profile: Mapping[str, str], here: Mapping[str, str]) -> tuple[Di
     for stamp in (KIND, DEVICE):
         if profile.get(stamp) != here.get(stamp):
             return (Difference(stamp, profile.get(stamp), here.get(stamp)),)
-    names = dict.fromkeys([*_wanted(here), *here, *profile])
+    expected = [name for name in VERSIONS if here.get(KIND) == "cuda" or name not in OF_A_GPU]
+    names = dict.fromkeys([*expected, *here, *profile])
     return tuple(Difference(n, profile.get(n), here.get(n)) for n in names if _differs(profile.get(n), here.get(n)))
 
 
@@ -114,11 +115,6 @@ def require_captured(profile: Profile, captured: int, warmed: int, source: str, 
         problem = f"{captured} of {warmed} passes are captured here, {recorded} when {profile.name} was calibrated"
         remedy = "calibrate again with this torch and driver, or run the network that the profile is of"
         raise InputError(source, key, f"{problem}; {remedy}")
-
-
-def _wanted(here: Mapping[str, str]) -> tuple[str, ...]:
-    """The stamps that should be known of such a device."""
-    return tuple(name for name in VERSIONS if here.get(KIND) == "cuda" or name not in OF_A_GPU)
 
 
 def _differs(profile: str | None, here: str | None) -> bool:

@@ -88,7 +88,6 @@ def _device_lines(device: DeviceDescription) -> Iterator[str]:
 
 
 def _table(kind: str, entries: list[dict[str, str]]) -> str:
-    """Each in a line."""
     from scenarios.show.table import GAP, Column, Table, to_text
     from scenarios.terminal.screen import screen_width
 

@@ -27,7 +27,6 @@ _CHANGES = {  # what they are called, against the baseline
     "energy change": MEASURES["energy_per_image_j"],
     "latency change": MEASURES["latency_mean_s"],
 }
-_UNBEATEN = "The costs at which no other router is as accurate for less."
 
 
 def comparison_table(comparison: ComparisonDocument) -> Table:
@@ -100,5 +99,6 @@ def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, lis
         unbeaten = ", ".join(cost.head for cost, place in places_of.items() if place["on_front"])
         gaps = [places_of[cost]["gap_pct"] if cost in places_of else None for cost in bounded]
         cells[row["router"]] = [unbeaten or NONE, *(number(gap, 0, signed=True) for gap in gaps)]
-    head = [Column("unbeaten at", is_text=True, meaning=_UNBEATEN)]
+    meaning = "The costs at which no other router is as accurate for less."
+    head = [Column("unbeaten at", is_text=True, meaning=meaning)]
     return [*head, *(Column(f"{cost.head} over bound", "%") for cost in bounded)], cells

@@ -15,9 +15,7 @@ from kit.errors import InputError, in_a_line
 
 PATIENCE_S: Final = 60.0
 _JOB_IS_GONE: Final = ("invalid job id", "already finished", "no longer pending")
-_HERE: Final = "give this command where Slurm's are, with SLURM_CONF where slurm.conf lies elsewhere"
 _PING: Final = "`scontrol ping` tells whether the controller runs"
-_RIGHT: Final = "an operator may (`sacctmgr modify user NAME set AdminLevel=Operator`), or root"
 Write = Callable[[Change], None]
 
 
@@ -48,7 +46,9 @@ class Slurm:
         return not done.returncode
 
     def _refuse(self, words: Sequence[str], done: subprocess.CompletedProcess[str]) -> None:
-        remedy = _RIGHT if "ermission denied" in done.stderr else _PING
+        remedy = _PING
+        if "ermission denied" in done.stderr:
+            remedy = "an operator may (`sacctmgr modify user NAME set AdminLevel=Operator`), or root"
         raise InputError(" ".join(words[:2]), "", f"{in_a_line(done.stderr or done.stdout)}; {remedy}")
 
     def _done(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -65,7 +65,8 @@ class Slurm:
                 check=False,
             )
         except OSError:
-            raise InputError(words[0], "", f"there is no such command here; {_HERE}") from None
+            remedy = "give this command where Slurm's are, with SLURM_CONF where slurm.conf lies elsewhere"
+            raise InputError(words[0], "", f"there is no such command here; {remedy}") from None
         except subprocess.TimeoutExpired:
             raise InputError(words[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
 
@@ -108,5 +109,6 @@ def carry_out(slurm: Slurm, changes: Sequence[Change], write: Write) -> dict[str
     made = 0
     for change in changes:
         write(change)
-        made += slurm.change(change)
+        if slurm.change(change):
+            made += 1
     return {"written": made, "gone": len(changes) - made}

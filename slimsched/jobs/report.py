@@ -22,7 +22,6 @@ from scenarios.show.table import Table
 from slimsched.jobs.texts import DAY_S, answers, comparison_head, in_slurm_table, others_tables, say, waits_tables
 
 _TICKS_S: Final = {0: "0", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 345_600: "4 d", 3_456_000: "40 d"}
-_REMEDY: Final = "make it anew with `slimsched jobs compare SCENARIO --out`"
 
 
 def is_of_jobs(folder: Path) -> bool:
@@ -40,7 +39,7 @@ def build_report(folder: Path) -> Path:
         InputError: that is of another form than this version's.
     """
     source = folder / "comparison.json"
-    with told_of(source, _REMEDY):
+    with told_of(source, "make it anew with `slimsched jobs compare SCENARIO --out`"):
         write_text(folder / "report.html", page(json.loads(read_text(source))))
     return folder / "report.html"
 
