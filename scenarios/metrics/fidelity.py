@@ -453,10 +453,6 @@ def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) 
     return estimate([estimate(values)["mean"] for values in by_seed.values()])
 
 
-def _is_met(error_pct: float | None, target_pct: float | None) -> bool | None:
-    return None if error_pct is None or target_pct is None else abs(error_pct) <= target_pct
-
-
 def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
     known = [stages for result in results if (stages := result["stages_s"])]
     return {name: float(np.mean([stages[name] for stages in known])) for name in known[0]} if known else None
@@ -482,7 +478,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         hardware_img_s=hardware,
         error_pct=error,
         target_pct=PROMISED_THROUGHPUT_PCT,
-        met=_is_met(error, PROMISED_THROUGHPUT_PCT) if is_judged else None,
+        met=abs(error) <= PROMISED_THROUGHPUT_PCT if is_judged and error is not None else None,
         saturated=saturated,
         background_load=run["background_load"],
         lateness_s=run["hardware"]["lateness_s"],
