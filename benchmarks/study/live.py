@@ -272,7 +272,7 @@ def range_rows(name: str, measured: Measured) -> list[Row]:
     """Return a row for each router that is judged: how many measured values are inside their ranges, and the bias."""
     rows = []
     for row in measured["rows"]:
-        if any(leaves_many(served) for served in row["served"].values()) or row["coverage"][P99.stem] is None:
+        if any(leaves_many(served) for served in row["served"].values()) or not row.get("coverage", {}).get(P99.stem):
             continue
         figures: Row = {"scenario": name, "router": row["router"]}
         for measure in PREDICTED:

@@ -84,8 +84,9 @@ class Told(NamedTuple):
 def told(one: ComparisonDocument | None, other: ValidationDocument | None) -> Told:
     found = {each.label: each for each in answers(one, other)}
     assert next(iter(found)) == (TRUSTED if other is not None else WON)
-    texts = ("; ".join(found[label].lines) if label in found else "" for label in (WON, EXCLUDED, SLO, TRUSTED, NEXT))
-    return Told(*texts, {label: each.mood for label, each in found.items()})
+    labels = (WON, EXCLUDED, SLO, TRUSTED, NEXT)
+    won, excluded, slo, trusted, after = ("; ".join(found[each].lines) if each in found else "" for each in labels)
+    return Told(won, excluded, slo, trusted, after, {label: each.mood for label, each in found.items()})
 
 
 def test_executors_come_first() -> None:

@@ -21,15 +21,15 @@ CHOICE = JobPolicy("fifo", "choice", placement="lowest", learned="told")
 class Told:
     """Does as a function of the view says, and keeps the views."""
 
-    def __init__(self, answer: Callable[[View], int | None]) -> None:
+    def __init__(self, answer: Callable[[View], int]) -> None:
         self.answer, self.views = answer, list[View]()
 
-    def __call__(self, view: View) -> int | None:
+    def __call__(self, view: View) -> int:
         self.views.append(view)
         return self.answer(view)
 
 
-def choosing(answer: Callable[[View], int | None]) -> dict[str, Choosing]:
+def choosing(answer: Callable[[View], int]) -> dict[str, Choosing]:
     return {"choosing": Choosing(Told(answer))}
 
 
