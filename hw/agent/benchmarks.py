@@ -368,7 +368,9 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
                 for _ in range(_WARM_PASSES_TOGETHER):
                     next(passes)
                 barrier.wait()
-                begin_ns, ends_s, elapsed_s, references_ns = time.monotonic_ns(), [0.0], 0.0, [0]
+                begin_ns = time.monotonic_ns()
+                ends_s, elapsed_s = [0.0], 0.0
+                references_ns = [0]
                 while elapsed_s < message.duration_s:
                     next(passes)
                     elapsed_s = seconds_since(begin_ns)
@@ -406,7 +408,7 @@ def _passes_of(
     marks = launches or _Launches()
     inputs = instances.inputs(point.segment, point.previous_width, point.batch)
     key = (point.width, point.previous_width, point.batch, instances.device.memory_format)
-    for _ in range(_CAPTURED_AFTER * instances.device.graphs):
+    for _ in range(_CAPTURED_AFTER if instances.device.graphs else 0):
         serve(instance, inputs, *key)
     while True:
         marks.begin()

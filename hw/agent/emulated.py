@@ -140,7 +140,10 @@ class _Instance:
     __slots__ = ("is_ready", "segment", "size_bytes", "width")
 
     def __init__(self, segment: int, width: float, size_bytes: int) -> None:
-        self.segment, self.width, self.size_bytes, self.is_ready = segment, width, size_bytes, False
+        self.segment = segment
+        self.width = width
+        self.size_bytes = size_bytes
+        self.is_ready = False
 
 
 def one_thread() -> Executor:

@@ -128,7 +128,12 @@ class Agent:
             else:  # a move ends, too, while nothing is served: of an agent that is measured, or after a run
                 self._fitting.lanes.ring(self._clock_ns())
             is_sent = self._send()
-            until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
+            lanes_ns = self._fitting.lanes.next_ns
+            idle_ns = NEVER_NS if lanes_ns is None else lanes_ns
+            until_ns = idle_ns if self._serving is None else self._serving.next_ns
+            if not is_sent:
+                until_ns = min(until_ns, self._clock_ns() + FLUSH_NS)
+            self._sleeps_until_ns = until_ns
             if self._serving is not None and self._serving.meter is not None:
                 self._serving.meter.end_turn()
         return until_ns
@@ -169,12 +174,6 @@ class Agent:
         if self._fitting.computes_here and self._serving is not None and self._serving.is_busy:
             os.sched_yield()  # a lane that was woken goes before what is left to do here
         return True
-
-    def _next_ns(self, is_sent: bool) -> int:
-        lanes_ns = self._fitting.lanes.next_ns
-        idle_ns = NEVER_NS if lanes_ns is None else lanes_ns
-        next_ns = idle_ns if self._serving is None else self._serving.next_ns
-        return next_ns if is_sent else min(next_ns, self._clock_ns() + FLUSH_NS)
 
     def sleep(self, until_ns: int, beside: Sequence[Agent] = ()) -> None:
         """Until then, or until there is something to do, here or for those that share this thread."""

@@ -162,7 +162,11 @@ class Serving:
             case Sampled(sample):
                 self.report(sample, is_read=False)
             case Impair(impairment):
-                self._impair(impairment)
+                before, self._impairment = self._impairment, impairment
+                self._lanes.impair(impairment)
+                if (factor := impairment.slow_factor) != before.slow_factor:
+                    slow = StragglerStarted(self._server, factor) if factor != 1.0 else StragglerEnded(self._server)
+                    self.deliver(slow)
 
     def _begin_sensing(self) -> None:
         """Forget what was before; ticks begin a period from now, but not before the run."""
@@ -170,13 +174,6 @@ class Serving:
         if self._sensor is not None and self._clock.runs:
             self._sensor.sample()
             self._next_tick_ns = self._clock_ns() + self._period_ns
-
-    def _impair(self, impairment: Impairment) -> None:
-        before, self._impairment = self._impairment, impairment
-        self._lanes.impair(impairment)
-        if (factor := impairment.slow_factor) != before.slow_factor:
-            slow = StragglerStarted(self._server, factor) if factor != 1.0 else StragglerEnded(self._server)
-            self.deliver(slow)
 
     def finish(self, number: int, idle_ns: int, shared_by: int = 1) -> None:
         """The run is over: a last reading, and the counts.
@@ -249,8 +246,8 @@ class Serving:
                 self._ended = event
                 self.deliver(BatchStarted(self._epoch, event.batch, self._clock.of(event.began_ns)))
                 ended_ns = self._clock.of(event.ended_ns)
-                failed, reason, late_ns = event.failed, event.reason, event.late_ns
-                self.deliver(BatchFinished(self._epoch, event.batch, failed, reason, ended_ns, late_ns))
+                failed, reason = event.failed, event.reason
+                self.deliver(BatchFinished(self._epoch, event.batch, failed, reason, ended_ns, event.late_ns))
             case BatchBroken(batch, reason):
                 self._detector.answered(("batch", batch))
                 self.deliver(BatchFailed(self._epoch, batch, reason))
@@ -286,7 +283,6 @@ class Serving:
 
     @property
     def _used_bytes(self) -> int:
-        """Device memory of the context and instances."""
         return self._fitting.context_bytes + sum(self._instance_bytes.values())
 
     def _end_preload(self, instance: int) -> None:

@@ -105,7 +105,12 @@ class Activations:
             self._rows.update(rows)
             return
         with self._lock:
-            self._count(self._kept, {request: row for request, row in rows.items() if isinstance(row, tuple)})
+            counted = {request: row for request, row in rows.items() if isinstance(row, tuple)}
+            try:
+                self._kept.add(counted)
+            except MemoryError:
+                self._compact(self._kept)
+                self._kept.add(counted)
             before = [(request, self._rows.pop(request, None)) for request in rows]
             self._rows.update(rows)
             self._uncount(self._kept, before)
@@ -202,13 +207,6 @@ class Activations:
             copies = dict(zip(rows, rows_of(copy), strict=True))
             self._rows.update(copies)
             kept.replace(rows, copies)
-
-    def _count(self, kept: KeptBlocks, rows: Mapping[int, Row]) -> None:
-        try:
-            kept.add(rows)
-        except MemoryError:
-            self._compact(kept)
-            kept.add(rows)
 
     def _uncount(self, kept: KeptBlocks, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
         kept.remove(rows)

@@ -265,7 +265,7 @@ class Instances:
     def _warm_up(self, instance: Instance) -> None:
         """Each of the device's sizes at every key that the instance serves, a narrower width's, too; the largest first:
         what is captured later fits into its memory. Twice, where the second pass is captured."""
-        device, sights = self.device, 1 + self.device.graphs
+        device, sights = self.device, 2 if self.device.graphs else 1
         sizes = sorted(device.warm_sizes, reverse=True)
         keys = self.model.spec.served_keys(instance.segment, instance.width)
         for (width, previous), size in itertools.product(reversed(keys), sizes):

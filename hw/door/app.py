@@ -20,7 +20,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_JSON: Final = "application/json"
 _LIVE: Final = "/v2/health/live"
 _CLOSE: Final = ("connection", "close")
 _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
@@ -32,7 +31,7 @@ class Response:
 
     status: int
     body: bytes = b""
-    content_type: str = _JSON
+    content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -102,7 +101,6 @@ class App:
 
     @property
     def _models(self) -> tuple[str, str]:
-        """Where the model is, and this version of it."""
         model = f"/v2/models/{self._served.name}"
         return model, f"{model}/versions/{self._served.version}"
 

@@ -99,7 +99,6 @@ def _parameters(given: Any) -> dict[str, Any]:
 
 
 def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
-    """All values of its one tensor."""
     raw, tensor = message.raw_input_contents, message.inputs[0]
     if raw:
         if len(raw) > 1 or len(raw[0]) != values * datatype.itemsize or tensor.HasField("contents"):
@@ -224,7 +223,10 @@ class Calls:
         asked, size_bytes = await self._read(context, token or context.peer())
         self._admission.require_model(asked.model_name, asked.model_version)
         request = read_call(asked, size_bytes, self._served)
-        request, trace = _in_time(request, context), trace_of(_metadata_of(context))
+        if (left_s := context.time_remaining()) is not None:  # the call's deadline holds, too
+            left_ns = max(0, round(left_s * 1e9))
+            request = replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
+        trace = trace_of(_metadata_of(context))
         answers = await self._admission.answers(request, token, trace, asked.model_version)
         return write_reply(request, answers, self._served)
 
@@ -246,14 +248,6 @@ class Calls:
 
 def _metadata_of(context: Context) -> dict[str, str]:
     return {name: str(value) for name, value in context.invocation_metadata() or ()}
-
-
-def _in_time(request: Request, context: Context) -> Request:
-    """By the call's deadline, too."""
-    if (left_s := context.time_remaining()) is None:
-        return request
-    left_ns = max(0, round(left_s * 1e9))
-    return replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
 
 
 async def start_grpc(calls: Calls, address: str, certificate: Path | None, limits: Limits) -> Any:

@@ -46,7 +46,6 @@ _HEAD_S: Final = 30.0
 _HEAD_BYTES: Final = 1 << 16
 _ENDING_S: Final = 10.0  # in which answers are to be taken
 _LEAVING_S: Final = 1.0  # in which who waits gets what was said
-_BACKLOG: Final = 2048
 _RESERVE: Final = 64  # connections beyond those allowed
 _DESCRIPTORS: Final = 64  # that are no connections
 _ALWAYS: Final = (
@@ -116,7 +115,6 @@ class _Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(_HEAD_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """More of it."""
         if self._is_head:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -124,13 +122,11 @@ class _Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """A head."""
         self._timer.cancel()
         self._begin_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         self._timer.cancel()
         self._is_head = False
         self.crowd.speaks(self)
@@ -162,7 +158,6 @@ class _Server(uvicorn.Server):
         self._crowd = Crowd(limits.connections, limits.connections_each, _RESERVE)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`."""
         assert sockets, "where it listens"
         loop = asyncio.get_running_loop()
 
@@ -184,7 +179,7 @@ def _server(app: Callable[..., Any], limits: Limits, certificate: Path | None) -
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
-        limit_concurrency=limits.connections, backlog=_BACKLOG, ssl_certfile=certificate,
+        limit_concurrency=limits.connections, backlog=2048, ssl_certfile=certificate,
     )  # fmt: skip
     return _Server(config, limits)
 

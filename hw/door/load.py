@@ -206,7 +206,6 @@ class _Target:
         return body
 
     def _silence(self, error: Exception) -> WorkError:
-        """What came is no answer of a model."""
         return WorkError(f"{self._load.url}: no model answers there ({type(error).__name__}: {error})")
 
 
@@ -271,18 +270,15 @@ class _Connection(asyncio.Protocol):
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of the answer's."""
         if name.lower() == b"server-timing" and value.startswith(_TIMING):
             with contextlib.suppress(ValueError):
                 self.router_s = float(value.removeprefix(_TIMING)) / 1e3
 
     def on_body(self, body: bytes) -> None:
-        """A part of it."""
         if self._generator.keeps_bodies:
             self.body += body
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
         if self.due is None:
             self.transport.abort()
         else:
@@ -371,7 +367,6 @@ class _Generator:
         self._go_on(connection)
 
     def _go_on(self, connection: _Connection) -> None:
-        """With who waits longest."""
         if self._waiting:
             self._send(connection, self._waiting.popleft())
         else:

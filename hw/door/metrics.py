@@ -33,7 +33,6 @@ class _OfRouter(Collector):
         self._heard_s = heard_s
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
         status = self._status()
         if status is None:
             return
@@ -63,7 +62,6 @@ class _OfRouter(Collector):
 
 
 def _of_goals(status: Status) -> Iterable[Metric]:
-    """What is asked for, and what is kept."""
     yield CounterMetricFamily(
         "slimsched_images_completed", "Images that have passed all segments.", value=status.completed
     )

@@ -304,7 +304,8 @@ def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]
 
 def write_answer(request: Request, answers: Sequence[Answer], served: Served) -> tuple[bytes, int | None]:
     """A response's body, and how much of it is JSON where binary data follow (else None)."""
-    columns, outputs, tail = outputs_of(answers), [], list[bytes]()
+    columns = outputs_of(answers)
+    outputs, tail = [], list[bytes]()
     for name, is_binary in request.outputs.items():
         datatype, values = columns[name]
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": values.shape}

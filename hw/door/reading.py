@@ -84,7 +84,9 @@ class ReadingRoom:
     def _admit(self) -> None:
         """Let those who wait in, who holds least first; whoever is slow in their way gives way."""
         for reader in sorted(self._waiting, key=lambda each: self._held_bytes[each.client]):
-            if not reader.may_read.done() and self._fits(reader):
+            if reader.may_read.done() or not self._is_within_share(reader):
+                continue
+            if self._held_bytes.total() + reader.size_bytes <= self._most_bytes:
                 del self._waiting[reader]
                 self._reading[reader], reader.began_s = None, _now_s()
                 self._held_bytes[reader.client] += reader.size_bytes
@@ -96,9 +98,6 @@ class ReadingRoom:
         if waiting is not None:
             self._hurry(waiting)
 
-    def _fits(self, reader: _Reader) -> bool:
-        return self._is_within_share(reader) and self._held_bytes.total() + reader.size_bytes <= self._most_bytes
-
     def _is_within_share(self, reader: _Reader) -> bool:
         most_bytes = max(self._most_bytes // SHARE, reader.size_bytes)
         return self._held_bytes[reader.client] + reader.size_bytes <= most_bytes
@@ -109,7 +108,9 @@ class ReadingRoom:
         in_the_way = [reader for reader in self._reading if not is_alone or reader.client == waiting.client]
         most = max(self._held_bytes[reader.client] for reader in in_the_way)
         oldest = next(reader for reader in in_the_way if self._held_bytes[reader.client] == most)
-        now_s, slow_s, ends_s = _now_s(), oldest.began_s + SLOW_S, oldest.limit.when()
+        now_s = _now_s()
+        slow_s = oldest.began_s + SLOW_S
+        ends_s = oldest.limit.when()
         if now_s < slow_s:
             self._look = asyncio.get_running_loop().call_at(slow_s, self._admit)
         elif ends_s is None or ends_s > now_s:  # else it is leaving

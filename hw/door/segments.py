@@ -156,7 +156,9 @@ class SegmentLog:
     """
 
     def __init__(self, folder: Path, bounds: LogBounds, say: Callable[[str], None]) -> None:
-        self._folder, self._bounds, self._say = folder, bounds, say
+        self._folder = folder
+        self._bounds = bounds
+        self._say = say
         self._served = _now()
         self._core: RouterCore | None = None
         self._file: _File | None = None  # none while it does not write
@@ -229,11 +231,13 @@ class SegmentLog:
     def _hand_over(self, file: _File) -> None:
         if self._steps:
             self._queue(file, _ARRAY + self._steps.to_bytes(4, "big") + self._frame)
-        self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
+        self._frame, self._steps = bytearray(), 0
+        self._framed_ns = self._now_ns
 
     def _begin(self) -> None:
         assert self._core is not None, "watch a core first"
-        self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
+        self._frame, self._steps = bytearray(), 0
+        self._framed_ns = self._now_ns
         self._until_ns = self._now_ns + self._bounds.segment_ns
         self._file = _File(self._folder, self._bounds)
         head = SegmentHead(_SCHEMA, self._served, _now(), self._core.config, self._core.snapshot())

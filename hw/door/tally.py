@@ -42,7 +42,9 @@ class Tally:
         garbage: CollectionMeter,
         log: SegmentLog | None = None,
     ) -> None:
-        self._journal, self._garbage, self._log = journal, garbage, log
+        self._journal = journal
+        self._garbage = garbage
+        self._log = log
         self._router = router
         self._top1 = self._by_tuple(router.top1)
         self._completed, self._accuracy_sum = 0, 0.0

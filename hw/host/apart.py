@@ -67,11 +67,7 @@ def _carry_out(work: Work[Any], sender: Connection) -> None:
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; the parent was told, too
         try:
             reply = ("done", work(lambda *counts: sender.send(("at", counts))))
-        except Exception as error:
-            reply = ("failed", _tellable(error))
+        except Exception as error:  # one that is not ours is told in words, which any process understands
+            is_ours = isinstance(error, InputError | WorkError)
+            reply = ("failed", error if is_ours else WorkError(f"{type(error).__name__}: {error}"))
         sender.send(reply)
-
-
-def _tellable(error: Exception) -> Exception:
-    """The error where it is one of ours; else its words, which any process understands."""
-    return error if isinstance(error, InputError | WorkError) else WorkError(f"{type(error).__name__}: {error}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time  # noqa: TID251 - it is a clock of sorts
 from collections.abc import Callable
 
-_ITEMS = 4000
 _PERIOD_NS = 20_000_000  # while it serves, an agent spends 0.2 % of its time on it
 
 
@@ -22,7 +21,7 @@ class Reference:
     """
 
     def __init__(self) -> None:
-        self._items = range(_ITEMS)
+        self._items = range(4000)
         self.spent_ns = 0
 
     def cpu_ns(self) -> int:

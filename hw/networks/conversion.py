@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn
+from torch import nn
 
 from hw.networks.datasets import Dataset, Images, Pixels
 from hw.networks.evaluation import top1
@@ -82,17 +82,16 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
 
 
 def _rescale(dataset: Dataset, images: Images, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
-    """From images normalised here to such."""
+    """From the data set's normalisation to one with this mean and deviation."""
     own_mean, own_deviation = (torch.tensor(each, dtype=torch.float32) for each in (dataset.mean, dataset.deviation))
-    largest = 255.0 if isinstance(images, Pixels) else _largest(images, own_mean, own_deviation)
+    if isinstance(images, Pixels):
+        largest = 255.0
+    else:  # of all pixels, before they were normalised
+        highest = torch.from_numpy(np.asarray(images)).amax((0, 2, 3))
+        largest = float((highest * own_deviation + own_mean).max())
     wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
     weight = own_deviation / largest / wanted_deviation
     return Rescale(weight, (own_mean / largest - wanted_mean) / wanted_deviation)
-
-
-def _largest(images: Images, mean: Tensor, deviation: Tensor) -> float:
-    """Of all pixels, before they were normalised so."""
-    return float((torch.from_numpy(np.asarray(images)).amax((0, 2, 3)) * deviation + mean).max())
 
 
 def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source: str) -> None:

@@ -75,9 +75,6 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._weights.update((id(tensor), tensor) for tensor in written)  # a weight seen another way
         else:
             self.kernels += 1
-            self.moved_bytes += sum(_bytes(tensor) for tensor in (*read, *written) if id(tensor) not in self._weights)
+            moved = [tensor for tensor in (*read, *written) if id(tensor) not in self._weights]
+            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in moved)
         return result
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

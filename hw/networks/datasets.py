@@ -130,7 +130,7 @@ def load_dataset(name: str, root: Path | None = None) -> Dataset:
         InputError: there is no such set, its files are missing and can't be fetched, or it is damaged.
     """
     if name == "digits":
-        return _digits()
+        return _normalised("digits", *_parts_of_digits(), 10)
     if name == "digit-pairs":
         return _digit_pairs()
     if name == "large-digit-pairs":
@@ -169,11 +169,6 @@ def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
         raise InputError("model", "dataset", problem)
 
 
-def _digits() -> Dataset:
-    """Scikit-learn's 8x8 digits; within each class every fourth image is for the test: fixed and stratified."""
-    return _normalised("digits", *_parts_of_digits(), 10)
-
-
 def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
     """Two digits side by side with some noise; the class is the number that they spell, 0 to 99.
 
@@ -200,7 +195,10 @@ def _pairs(part: str, digits: Floats, labels: Labels) -> tuple[Floats, Labels]:
 
 
 def _parts_of_digits() -> tuple[Floats, Labels, Floats, Labels]:
-    """To train on, their labels, to test on, their labels."""
+    """Scikit-learn's 8x8 digits: to train on, their labels, to test on, their labels.
+
+    Within each class every fourth image is for the test: the parts are fixed and stratified.
+    """
     from sklearn.datasets import load_digits
 
     raw = load_digits()
@@ -301,7 +299,8 @@ def _folder(folder: Path) -> Dataset:
     if train.classes != test.classes:
         differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))
         raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
-    size = _size(Path(train.samples[0][0]))
+    with _opened(Path(train.samples[0][0])) as image:
+        size = image.size
     mode = _mode([Path(path) for part in parts for path, _ in part.samples])
     images = [_read([Path(path) for path, _ in part.samples], mode, size) for part in parts]
     labels = [np.asarray(part.targets, np.int64) for part in parts]
@@ -319,11 +318,6 @@ def _opened(path: Path) -> Image:
         return Image.open(path)
     except OSError as error:
         raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
-
-
-def _size(path: Path) -> tuple[int, int]:
-    with _opened(path) as image:
-        return image.size
 
 
 def _mode(paths: list[Path]) -> str:
@@ -382,7 +376,6 @@ def _own(name: str) -> Dataset:
 
 
 def _part(what: str, value: Any) -> tuple[NDArray[Any], Labels]:
-    """Images and labels of a part, checked."""
     try:
         images, labels = (np.asarray(each) for each in value)
     except (TypeError, ValueError):

@@ -65,7 +65,9 @@ def right(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.bool_]:
     """(images,) for which test images that is so; raises `ValueError` where there are not as many logits as classes."""
-    found, images, batch = list[NDArray[np.bool_]](), len(dataset.test_labels), batch or _batch(dataset)
+    found: list[NDArray[np.bool_]] = []
+    images = len(dataset.test_labels)
+    batch = batch or _batch(dataset)
     with torch.inference_mode():
         for start in range(0, images, batch):
             part = slice(start, start + batch)

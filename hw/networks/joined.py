@@ -69,10 +69,9 @@ class JoinedModels(Servable):
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
         """See `Servable`."""
         model, own, previous = self._of(segment, width, previous_width)
-        return model.forward_segment(self._seen(x, segment, width), segment, own, previous)
-
-    def _seen(self, x: Tensor, segment: int, width: float) -> Tensor:
-        return _every(x, self._steps[self._own[width].part]) if segment == 1 else x
+        if segment == 1:
+            x = _every(x, self._steps[self._own[width].part])
+        return model.forward_segment(x, segment, own, previous)
 
     def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> JoinedInstance:
         """See `Servable`."""
@@ -109,7 +108,10 @@ class JoinedInstance:
     """
 
     def __init__(self, instance: Instance, width: float, widths: Mapping[float, float], step: int) -> None:
-        self.instance, self.width, self._widths, self._step = instance, width, widths, step
+        self.instance = instance
+        self.width = width
+        self._widths = widths
+        self._step = step
 
     @property
     def segment(self) -> int:

@@ -49,7 +49,8 @@ def members_of(text: str, source: str) -> list[Member]:
     Raises:
         InputError: that is none, or a network is named twice, or two classes of one's own are.
     """
-    found, kind, forms = list[Member](), "", get_args(Form)
+    found: list[Member] = []
+    kind, forms = "", get_args(Form)
     for words in _between_commas(text):
         name, _, rest = words.partition(" ")
         rest, form = rest.strip(), _FLOAT

@@ -17,7 +17,8 @@ from hw.networks.ordinary import TORCHVISION, Named
 from kit.errors import InputError, in_a_line, nearest
 from kit.plugins import blaming
 
-_SCALES, _ZEROS, _OF_LINEAR = "_scales", "_zero_points", "_packed_params._packed_params"
+_SCALES, _ZEROS = "_scales", "_zero_points"
+_OF_LINEAR = "_packed_params._packed_params"
 
 
 def build_quantizable(network: Named, classes: int) -> nn.Module:
@@ -117,7 +118,8 @@ def _as_stored(name: str, value: Any, state: Mapping[str, Tensor], prefix: str) 
     numbers = state[prefix + name]
     if not value.is_quantized:
         return numbers
-    scales, zeros, axis = state[prefix + name + _SCALES], state[prefix + name + _ZEROS], value.q_per_channel_axis()
+    scales, zeros = state[prefix + name + _SCALES], state[prefix + name + _ZEROS]
+    axis = value.q_per_channel_axis()
     shape = [-1 if place == axis else 1 for place in range(numbers.dim())]
     exact = (numbers - zeros.view(shape)) * scales.view(shape)  # rounds to the same numbers again
     return torch.quantize_per_channel(exact.float(), scales, zeros, axis, value.dtype)

@@ -56,7 +56,8 @@ def _parts_of(rows: Sequence[Row]) -> list[Tensor]:
     for other, index in rows:
         if other is not block or index != first + count:
             parts.append(block[first : first + count])
-            block, first, count = other, index, 0
+            block, first = other, index
+            count = 0
         count += 1
     parts.append(block if count == len(block) else block[first : first + count])
     return parts

@@ -163,14 +163,12 @@ class SegmentInstance:
         """The same numbers as `forward_segment`; raises `ValueError` for a width above its own."""
         views = self._views.get((width, previous_width))
         if views is None:
-            views = self._views[width, previous_width] = self._view(width, previous_width)
+            self.model.spec.require(self.segment, width, previous_width)
+            if width > self.width:
+                raise ValueError(f"an instance of width {self.width} cannot serve width {width}")
+            shapes = self.model.weight_shapes(self.segment, width, previous_width)
+            views = self._views[width, previous_width] = slice_weights(self.weights, shapes)
         return self.model.run_segment(self.segment, views, x)
-
-    def _view(self, width: float, previous_width: float) -> dict[str, Tensor]:
-        self.model.spec.require(self.segment, width, previous_width)
-        if width > self.width:
-            raise ValueError(f"an instance of width {self.width} cannot serve width {width}")
-        return slice_weights(self.weights, self.model.weight_shapes(self.segment, width, previous_width))
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> SegmentInstance:
         """The same instance elsewhere, in another form; kernels follow `memory_format`."""

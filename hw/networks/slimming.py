@@ -45,7 +45,8 @@ def made_slimmable(given: nn.Module, images: Tensor, widths: Sequence[float]) ->
 
 
 def _take_over(model: SlimmedNetwork, given: nn.Module) -> None:
-    modules, layers, groups = dict(given.named_modules()), model.structure.layers, model.structure.groups
+    modules = dict(given.named_modules())
+    layers, groups = model.structure.layers, model.structure.groups
     weights = {
         layer.name: _given_weights(layer, modules[layer.name], groups[layer.group].count)
         for layer in layers
@@ -134,7 +135,9 @@ def recalibrate(model: SlimmedNetwork, images: Images, seed: int) -> None:
         pixels = tuple(axis for axis in range(x.dim()) if axis != 1)
         mean, square = x.mean(pixels), x.square().mean(pixels)
         kept = sums.setdefault((layer.name, *table.shape[:2]), _Sums(0, torch.zeros_like(mean), torch.zeros_like(mean)))
-        kept.batches, kept.mean, kept.square = kept.batches + 1, kept.mean + mean, kept.square + square
+        kept.batches += 1
+        kept.mean = kept.mean + mean
+        kept.square = kept.square + square
         scale, shift = (weights[weight_name(layer, name)] for name in ("weight", "bias"))
         return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
 

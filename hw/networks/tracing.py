@@ -78,16 +78,11 @@ def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float])
         raise UnknownLayerError(problem) from None
     reading = _Reading(dict(traced.named_modules()))
     for node in traced.graph.nodes:
-        if (shape := _shape(node)) is not None:
-            reading.add(node, shape)
+        found = node.meta.get("tensor_meta")
+        if isinstance(found, TensorMetadata) and node.op != "output":  # else it gives no tensor
+            reading.add(node, tuple(found.shape[1:]))
     result = next(iter(reversed(traced.graph.nodes))).args[0]
     return _cut(reading, result, input_shape, tuple(widths))
-
-
-def _shape(node: fx.Node) -> Shape | None:
-    """Of one image's activation; None where the node gives no tensor."""
-    found = node.meta.get("tensor_meta")
-    return tuple(found.shape[1:]) if isinstance(found, TensorMetadata) and node.op != "output" else None
 
 
 @dataclass(slots=True)

@@ -267,12 +267,6 @@ def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
     return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
-def _format_for(device: str) -> torch.memory_format:
-    """Channels last is what GPUs like. On a CPU torch 2.15's oneDNN breaks memory in the backward pass of a convolution
-    with slimmed weights in that order, where the CPU has AVX2 and no AVX-512."""
-    return torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
-
-
 class _Training:
     """A network that learns, and all of its state: what a checkpoint keeps."""
 
@@ -286,17 +280,21 @@ class _Training:
         require_training_images(dataset)
         _require_batch(dataset, knobs)
         self.model.to(knobs.device)
-        self._format = _format_for(knobs.device)
+        kind = torch.device(knobs.device).type
+        # Channels last is what GPUs like. On a CPU torch 2.15's oneDNN breaks memory in the backward pass of a
+        # convolution with slimmed weights in that order, where the CPU has AVX2 and no AVX-512.
+        self._format = torch.channels_last if kind == "cuda" else torch.contiguous_format
         for parameter in self.model.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=self._format)
         _require_growth(self.model, knobs)
-        self._network, self._dataset, self._knobs = network, dataset, knobs
+        self._network = network
+        self._dataset = dataset
+        self._knobs = knobs
         self._teacher = teacher.to(knobs.device) if teacher is not None else None
         self._optimizer = _optimizer(self.model, knobs)
         self._labels = torch.from_numpy(dataset.train_labels).to(knobs.device)
         self._dtype = autocast_dtype(knobs.precision, knobs.device)
-        kind = torch.device(knobs.device).type
         self._scaler = torch.amp.GradScaler(kind, enabled=self._dtype == torch.float16)
 
     @property

@@ -116,8 +116,6 @@ class RayAgent(AgentHandle):
 
 @dataclass(frozen=True, slots=True)
 class _Keeper:
-    """An actor, and where it is."""
-
     node: Node
     actor: Any
 

@@ -67,16 +67,12 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
 
 def require_closed(address: str, source: str, key: str) -> None:
     """Raises `InputError` where others can reach this cluster's head, and are let in without any token."""
-    if where := _open_address(address):
+    host, _, port = address.rpartition(":")
+    others = [f"{other}:{port}" for other in _addresses()] if is_loopback(host) else [address]
+    if where := next((other for other in others if _is_open(other)), ""):
         problem = f"whoever reaches {where} can run programs there: this Ray cluster asks nobody for a token"
         remedy = "start every node with RAY_AUTH_MODE=token, and set it here, too (docs/cluster.md)"
         raise InputError(source, key, f"{problem}; {remedy}")
-
-
-def _open_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    others = [f"{other}:{port}" for other in _addresses()] if is_loopback(host) else [address]
-    return next((other for other in others if _is_open(other)), "")
 
 
 def _is_open(address: str) -> bool:

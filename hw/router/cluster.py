@@ -304,7 +304,6 @@ class HardwareCluster:
 
 
 def _pids(slots: Sequence[AgentSlot]) -> list[int]:
-    """Of the agents that sit there now."""
     return [slot.agent.pid for slot in slots]
 
 

@@ -361,7 +361,8 @@ class RouterLoop:
 
     def _decide(self) -> None:
         """One decision after the other, each sent at once: agents go on meanwhile."""
-        router, meter, is_sent = self._router, self._meter, False
+        router, meter = self._router, self._meter
+        is_sent = False
         while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
             self._arrive(now_ns)
             if meter is not None:
@@ -396,7 +397,7 @@ class RouterLoop:
         if self._rolling.holds:
             return NEVER_NS
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
-        return self._traffic.next_ns + ARRIVALS_NS * is_idle
+        return self._traffic.next_ns + (ARRIVALS_NS if is_idle else 0)
 
     def _limit_ns(self, now_ns: int) -> int:
         """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
@@ -427,7 +428,6 @@ class RouterLoop:
         return bool(ready)
 
     def _listen_measured(self, wait_s: float, meter: CostMeter) -> bool:
-        """The same, with an eye on what it costs."""
         looked_ns, began_ns = self._idle_ns, self._clock.now_ns()
         ready = self._ready(0)
         is_late = bool(ready)
@@ -555,7 +555,6 @@ class RouterLoop:
         order.took_over()
 
     def _revive(self, server: RemoteServer) -> None:
-        """Bring a server back when its time has come."""
         server.end_outage_if_due()
         server.restart_if_due()
 

@@ -248,7 +248,8 @@ class RemoteServer:
         """Serve, empty, in a new epoch; the agent was prepared."""
         now_ns = self._run.clock.now_ns()
         self.epoch += 1
-        self.is_up, self._is_starting, self._is_ready_early = True, False, False
+        self.is_up = True
+        self._is_starting = self._is_ready_early = False
         self._run.up[self.index] = self.epoch
         self._is_preloading = True
         self._heard_steps = self.in_flight = 0
@@ -259,7 +260,8 @@ class RemoteServer:
             self.downtimes[-1] = structs.replace(down, up_ns=now_ns)
             self._run.say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
         self.start_clock()
-        self._tell_impairment()
+        if self.impairment != Impairment():
+            self.impair(self.impairment)
         self._tell_router(ServerUp(self.index, self.epoch))
         self.send(ComeUp(self.epoch))
 
@@ -485,10 +487,6 @@ class RemoteServer:
         if self.is_up:
             self.send(Impair(impairment))
 
-    def _tell_impairment(self) -> None:
-        if self.impairment != Impairment():
-            self.impair(self.impairment)
-
     # ------------------------------------------------------------------------------------------------ from the agent
 
     def receive(self) -> Sequence[FromAgent]:
@@ -534,7 +532,8 @@ class RemoteServer:
                 raise AssertionError(f"not for a server: {message}")
 
     def _take_back(self, message: Returned) -> None:
-        requests, run, counts = message.requests, self._run, self._counts
+        requests = message.requests
+        run, counts = self._run, self._counts
         self._heard_steps = message.steps
         self.in_flight -= len(requests)
         if message.reference_s and run.keeps_record:

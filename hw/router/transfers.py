@@ -342,11 +342,8 @@ class Transfers:
             self._servers[transfer.source].inbox.forget(transfer.requests)
             self.freed(transfer.source)
         if not delivery.moving:
-            self._arrive(delivery)
-
-    def _arrive(self, delivery: _Delivery) -> None:
-        del self._deliveries[delivery.block.block]
-        self._hand_over(delivery.block, tuple(delivery.inputs))
+            del self._deliveries[block.block]
+            self._hand_over(block, tuple(delivery.inputs))
 
     def _cancel(self, server: int, slab: Slab) -> None:
         self._servers[server].inbox.cancel(slab)

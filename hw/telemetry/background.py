@@ -79,7 +79,9 @@ class CoreWatch:
     ) -> None:
         together = frozenset().union(*devices)
         self._places = list(dict.fromkeys([*(frozenset(cores) for cores in devices), together]))
-        self._own, self._core_times, self._clock = own, core_times, clock
+        self._own = own
+        self._core_times = core_times
+        self._clock = clock
         self._before = self._look()
 
     def start(self) -> None:
@@ -129,7 +131,9 @@ class GpuWatch:
     """
 
     def __init__(self, nvml: Any, handle: Any, own: Callable[[], Sequence[int]]) -> None:
-        self._nvml, self._handle, self._own = nvml, handle, own
+        self._nvml = nvml
+        self._handle = handle
+        self._own = own
         self._shares: list[float] = []
         self._since_us = 0
 

@@ -26,7 +26,9 @@ class Gpm:
 
     def __init__(self, board: Board, parent: Board, instance: int | None, monotonic_ns: Callable[[], int]) -> None:
         """`parent` is the whole GPU, `instance` the MIG instance of it that is meant."""
-        self._board, self._instance, self._monotonic_ns = parent, instance, monotonic_ns
+        self._board = parent
+        self._instance = instance
+        self._monotonic_ns = monotonic_ns
         self._metrics = {name: board.constant(constant) for name, constant in METRICS.items()}
         if not parent.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
             raise RefusedError("GPM needs a Hopper GPU or a later one")
@@ -39,7 +41,8 @@ class Gpm:
         """In [0, 1] by name; those before, where the last look was a moment ago; empty until there are two looks."""
         now_ns = self._monotonic_ns()
         if now_ns - self._at_ns > _APART_NS:
-            self._older, self._newer, self._at_ns = self._newer, self._older, now_ns
+            self._older, self._newer = self._newer, self._older
+            self._at_ns = now_ns
             self._look(self._newer)
             self._shares = self._between()
         return self._shares

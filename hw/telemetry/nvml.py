@@ -113,16 +113,11 @@ def handle_of(nvml: Any, name: str) -> Any:
     try:
         return Board(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
     except RefusedError:  # CUDA takes the beginning of a UUID, too
-        such = [handle for handle in _handles(nvml) if _uuid_of(nvml, handle).startswith(name)]
+        found = [_answer(partial(handle_of, nvml, str(index))) for index in range(_count(nvml))]
+        such = [handle for handle in found if handle is not None and _uuid_of(nvml, handle).startswith(name)]
         if len(such) != 1:
             raise
         return such[0]
-
-
-def _handles(nvml: Any) -> list[Any]:
-    """Of the GPUs that answer."""
-    found = (_answer(partial(handle_of, nvml, str(index))) for index in range(_count(nvml)))
-    return [handle for handle in found if handle is not None]
 
 
 def _uuid_of(nvml: Any, handle: Any) -> str:
@@ -358,14 +353,11 @@ def _answer(question: Callable[[], Any]) -> Any:
 
 def _whole(board: Board) -> tuple[Board, int | None]:
     """The whole GPU, and which MIG instance of it the device is, if it is one."""
-    if not _answer(lambda: _truth(board.ask("nvmlDeviceIsMigDeviceHandle"))):
+    flag = _answer(lambda: board.ask("nvmlDeviceIsMigDeviceHandle"))
+    if not getattr(flag, "value", flag):  # pynvml gives this one as a ctypes number
         return board, None
     parent = board.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
     return Board(board.nvml, parent), int(board.ask("nvmlDeviceGetGpuInstanceId"))
-
-
-def _truth(flag: Any) -> bool:
-    return bool(getattr(flag, "value", flag))  # pynvml gives this one as a ctypes number
 
 
 def _text(value: Any) -> str:

@@ -53,8 +53,9 @@ class OffsetEstimate:
         if self._best is not None:
             grown_ns = self._best.error_ns + ceil(self.DRIFT * (heard_ns - self._at_ns))
             has_jumped = abs(offset.offset_ns - self._best.offset_ns) > offset.error_ns + grown_ns + _ROUNDING_NS
-            self.jumps += has_jumped
-            if offset.error_ns > grown_ns and not has_jumped:
+            if has_jumped:
+                self.jumps += 1
+            elif offset.error_ns > grown_ns:
                 return ClockOffset(self._best.offset_ns, grown_ns)
         self._best, self._at_ns = offset, heard_ns
         return offset

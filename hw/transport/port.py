@@ -31,7 +31,9 @@ FLUSH_NS: Final = 500_000  # after so long an end that had no room is tried agai
 LENGTH: Final = 4
 OFFSET: Final = 8
 MAX_BYTES: Final = 1 << 28  # of a frame: more is no frame of ours
-SAID, PLACED, LOGGED = 0, 1, 2  # kinds of frames, in the two upper bits of the length
+SAID = 0  # the kinds of frames, in the two upper bits of the length
+PLACED = 1
+LOGGED = 2
 _READ: Final = 1 << 16  # a larger buffer may be mapped and unmapped at every read: malloc does so from 128 KiB on
 _READS: Final = 64  # in one go: whoever sends without a pause must not keep this end from all else
 _BUFFER: Final = 1 << 20  # what the kernel is asked to keep for either direction of a pair
@@ -236,13 +238,14 @@ class Port(Generic[Sent, Heard]):
             if len(self._unread) < self._wanted:
                 return
             data, self._unread = bytes(self._unread), bytearray()
-        at, end, view = 0, len(data), memoryview(data)
+        at, end = 0, len(data)
+        view = memoryview(data)
         while end - at >= LENGTH:
             word = int.from_bytes(data[at : at + LENGTH], "little")
             kind, length = word >> 30, word & (1 << 30) - 1
             if length > MAX_BYTES or kind > LOGGED:
                 raise PortBrokenError(f"a frame of {word} bytes is none of ours")
-            begin = at + LENGTH + OFFSET * (kind == PLACED)
+            begin = at + LENGTH + (OFFSET if kind == PLACED else 0)
             self._wanted = begin - at if kind == PLACED else begin - at + length
             if end - at < self._wanted:
                 break

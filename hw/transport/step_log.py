@@ -128,7 +128,9 @@ def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
     Raises:
         WorkError: they were not written by a `EpochLog`.
     """
-    core, steps, at = f"server:{server}", list[LoggedStep](), 0
+    core = f"server:{server}"
+    steps: list[LoggedStep] = []
+    at = 0
     view = memoryview(data)
     while at + _LENGTH <= len(data):
         began = at + _LENGTH

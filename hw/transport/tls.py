@@ -22,7 +22,6 @@ from kit.errors import WorkError, in_a_line
 PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of what is written
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: the clock of another host may be behind
 _AT_ONCE: Final = 64  # strangers that say nothing, or trickle, keep others out for no longer than `PATIENCE_S`
-_BACKLOG: Final = 128
 _MAX_HELLO: Final = 4096
 _MAKE: Final = (
     *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
@@ -88,7 +87,7 @@ class Listener:
         patience_s: float = PATIENCE_S,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, certificate)
         self._context.num_tickets = 0  # no connection is taken up again
         self._admit = admit
