@@ -220,9 +220,9 @@ def test_a_longest_wait_that_grows_gets_a_guard_that_bounds_it(here: Path, capsy
     assert document["guarded"] == list(longest_s)[-1] == "smallest-requested-easy-66m"
     assert base_s / 3 < guarded_s < 2 * base_s
     said = " ".join(capsys.readouterr().out.replace("|", "").split())
-    assert f"To bound the longest wait: {document['guarded']}" in said
+    assert f"to bound the longest wait: {document['guarded']}" in said
     assert main(["jobs", "compare", "s.yaml", "--out", "o", "--policy", "fifo-easy-requested", "--policy", "fifo"]) == 0
-    assert "To bound" not in capsys.readouterr().out
+    assert "to bound" not in capsys.readouterr().out
 
 
 def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

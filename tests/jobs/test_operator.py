@@ -280,7 +280,7 @@ def test_jitter_fits_no_snapshot(here: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "waits, refused, said",
     [
-        (1.0, 0, "Yes. Waits under fifo are"),
+        (1.0, 0, "yes: waits under fifo are"),
         (0.7, 0, "yes, which policy is better; seconds, with care: waits"),
         (0.3, 0, "no, the site probably runs something else than fifo, or other nodes: waits"),
         (None, 2, "the log recorded no waits to compare with. 2 jobs can never fit here, and are in no mean."),

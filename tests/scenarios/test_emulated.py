@@ -152,7 +152,7 @@ def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp
     assert all(table.title.endswith("(emulated x10)") for table in tables)
     folder = run_folder(tmp_path / "run", seeds=(0,), profiles=())
     write_json(folder / "validation.json", found)
-    assert "n executors whose devices are emulated x10" in report(gather(folder))
+    assert "[executors, emulated x10, " in report(gather(folder))
     real = validate_results(
         [
             validation_run(

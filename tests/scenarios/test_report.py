@@ -156,6 +156,7 @@ def test_the_answers_stand_before_all_else(page: str) -> None:
     assert re.findall(r'<h2 class="(\w+)">([^<]*)</h2>', box) == [
         ("no", "Trusted"),
         ("open", "Winner"),
+        ("open", "SLO"),
         ("open", "Next"),
         ("open", "Run"),
     ]
@@ -235,7 +236,7 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
     other = flagged(tmp_path)
     write_json(other / "validation.json", validation)
     page = build_report(other).read_text(encoding="utf-8")
-    assert "Other programs kept this host busy, so part of the error is theirs." in page
+    assert "other programs kept this host busy: part of the error is theirs" in page
     assert ">90 busy</td>" in page
     assert '<p class="warning">Busy host: ' in page
 
