@@ -208,7 +208,7 @@ def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], di
     for job_id, before in first.items():
         job = there.get(job_id)
         if job is None or job.factor is None:
-            left["started, gone or held"] += last[job_id].after != before
+            left["started, gone or held"] += 1 if last[job_id].after != before else 0
         elif not _is_ours(job, last):
             left[_FOREIGN] += 1
         elif job.factor != before:

@@ -156,7 +156,9 @@ def _arrivals(drawing: Drawing) -> Numbers:
 
 def _durations(drawing: Drawing) -> Numbers:
     """Independent ones, in whole milliseconds, of a second at least."""
-    rng, of, count = stream(drawing.seed, "jobs:durations"), drawing.durations.parameters, drawing.jobs
+    rng = stream(drawing.seed, "jobs:durations")
+    of = drawing.durations.parameters
+    count = drawing.jobs
     mean_s = of["mean_s"]
     match drawing.durations.name:
         case "exponential":

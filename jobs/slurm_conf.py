@@ -158,7 +158,9 @@ def _partitions(
     lines: list[dict[str, str]], source: str, nodes: Mapping[str, _Node], notes: list[str]
 ) -> Mapping[str, str]:
     """By node with GPUs its partition, where each has one and there are several; else none has."""
-    sets, members, unknown = _node_sets(lines, source, nodes), dict[str, set[str]](), dict[str, list[str]]()
+    sets = _node_sets(lines, source, nodes)
+    members = dict[str, set[str]]()
+    unknown = dict[str, list[str]]()
     for line in _with_defaults(lines, "partitionname"):
         named = set[str]()
         for name in hosts(line.get("nodes", ""), source):

@@ -90,13 +90,14 @@ def inputs_hash(*parts: Any) -> str:
     """A fingerprint of what a stage depends on: plain data, texts, and the contents of files and folders (`Path`)."""
     digest = hashlib.sha256()
     for part in parts:
-        data = _content(part) if isinstance(part, Path) else json.dumps(part, sort_keys=True, default=str).encode()
+        if not isinstance(part, Path):
+            data = json.dumps(part, sort_keys=True, default=str).encode()
+        elif part.is_dir():
+            data = folder_hash(part).encode()
+        else:
+            data = part.read_bytes()
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
-
-
-def _content(path: Path) -> bytes:
-    return folder_hash(path).encode() if path.is_dir() else path.read_bytes()
 
 
 def read_text(path: Path, source: str | None = None, key: str = "") -> str:

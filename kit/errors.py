@@ -17,7 +17,9 @@ class InputError(ValueError):
     """
 
     def __init__(self, source: str, key: str, problem: str) -> None:
-        self.source, self.key, self.problem = source, key, problem
+        self.source = source
+        self.key = key
+        self.problem = problem
         super().__init__(f"{source}: {key}: {problem}" if key else f"{source}: {problem}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, ...]]:

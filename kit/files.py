@@ -71,10 +71,13 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _poured(path: Path, stream: Path | int) -> Iterator[Path]:
+    """The bytes go into a device, a pipe or an open descriptor, which stays open."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name
         yield temporary
-        _pour(temporary, stream)
+        descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY | os.O_NOCTTY)
+        with temporary.open("rb") as file, os.fdopen(descriptor, "wb") as target:
+            shutil.copyfileobj(file, target)
 
 
 @contextmanager
@@ -118,13 +121,6 @@ def destination(path: Path) -> Path | int:
 def _is_stream(place: Path) -> bool:
     """A character device or a pipe is there."""
     return place.exists() and not place.is_file()
-
-
-def _pour(source: Path, stream: Path | int) -> None:
-    """The bytes of a file into a device, a pipe or an open descriptor, which stays open."""
-    descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY | os.O_NOCTTY)
-    with source.open("rb") as file, os.fdopen(descriptor, "wb") as target:
-        shutil.copyfileobj(file, target)
 
 
 def sync(path: Path) -> None:

@@ -152,7 +152,8 @@ def _require_bounded(text: str) -> None:
                 raise _refused(f"more than {MAX_VALUES:,} values", event.start_mark)
             if levels >= MAX_LEVELS:
                 raise _refused(f"nested more than {MAX_LEVELS} levels deep", event.start_mark)
-            levels += isinstance(event, yaml.CollectionStartEvent)
+            if isinstance(event, yaml.CollectionStartEvent):
+                levels += 1
 
 
 _TOO_DEEP: Final = "maximum nesting depth"  # as PyYAML says it from 6.0.4 on
@@ -258,7 +259,8 @@ def _numbers(value: Any) -> list[str]:
     """Those of a range such as 0-9; none of anything else."""
     ends = _RANGE.fullmatch(value) if isinstance(value, str) else None
     numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
-    return [str(number) for number in numbers[:MAX_LISTED]] + ["..."] * (len(numbers) > MAX_LISTED)
+    listed = [str(number) for number in numbers[:MAX_LISTED]]
+    return [*listed, "..."] if len(numbers) > MAX_LISTED else listed
 
 
 _RATES: Final = ("img_s", "gb_s", "flop_s")  # with which a key that is no duration ends
@@ -418,7 +420,8 @@ def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> 
     for depth, part in enumerate(key):
         is_last, path = depth == len(key) - 1, ".".join(key[: depth + 1])
         if isinstance(place, list):
-            if not (part.isascii() and part.isdigit() and int(part) < len(place) + is_last):
+            most = len(place) if is_last else len(place) - 1
+            if not (part.isascii() and part.isdigit() and int(part) <= most):
                 problem = f"no such item; the list has {len(place)}, counted from 0"
                 raise InputError(source, path, f"{problem}; a whole one at {len(place)} is added")
             at: Any = int(part)

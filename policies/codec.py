@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -20,7 +20,8 @@ _WORDS: dict[str, type[Any]] = {
 def to_jsonable(value: Any) -> Any:
     """Plain data for an event, a command or a part of one; a word is a dict with its class name under `is`."""
     if isinstance(value, msgspec.Struct | RouterConfig | GreedyKnobs):
-        return {"is": type(value).__name__, **{name: to_jsonable(getattr(value, name)) for name in _names(value)}}
+        names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else [each.name for each in fields(value)]
+        return {"is": type(value).__name__, **{name: to_jsonable(getattr(value, name)) for name in names}}
     if isinstance(value, tuple | list):
         return [to_jsonable(item) for item in value]
     if isinstance(value, Mapping):
@@ -47,10 +48,3 @@ def from_jsonable(data: Any) -> Any:
         return word(**{name: from_jsonable(item) for name, item in data.items() if name != "is"})
     except TypeError as error:
         raise ValueError(f"{data['is']}: {error}") from None
-
-
-def _names(word: msgspec.Struct | RouterConfig | GreedyKnobs) -> tuple[str, ...]:
-    """Its fields, in their order."""
-    if isinstance(word, msgspec.Struct):
-        return word.__struct_fields__
-    return tuple(field.name for field in dataclasses.fields(word))

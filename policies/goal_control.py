@@ -123,8 +123,13 @@ def shift_of(control: GoalControl, view: ClusterView) -> float:
     came, gained = completed - control.completed, view.accuracy_sum - control.accuracy_sum
     late = view.late - control.late
     if control.takes_over:
-        came, gained, late, control.takes_over = 0, 0.0, 0, False
-    control.now_ns, control.completed, control.late = view.now_ns, completed, view.late
+        came = 0
+        gained = 0.0
+        late = 0
+        control.takes_over = False
+    control.now_ns = view.now_ns
+    control.completed = completed
+    control.late = view.late
     control.accuracy_sum = view.accuracy_sum
     floor = view.goal_floor if control.floor < 0.0 else control.floor
     limit_ns = view.goal_limit_ns if control.limit_ns < 0 else control.limit_ns
@@ -151,7 +156,10 @@ def weight_of(control: GoalControl, view: ClusterView) -> float:
 def keep_floor(control: GoalControl, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
     """Shift by the mean deficit below the floor."""
     if floor != control.kept:  # one that is moved begins anew, and is soon followed
-        control.kept, control.span_s, control.images, control.debt = floor, 0.0, 0.0, 0.0
+        control.kept = floor
+        control.span_s = 0.0
+        control.images = 0.0
+        control.debt = 0.0
     if floor <= 0.0:
         control.bias, control.floor_shift = 0.0, 0.0
         return
@@ -176,7 +184,10 @@ def keep_floor(control: GoalControl, floor: float, came: int, gained: float, pas
 def keep_limit(control: GoalControl, limit_ns: int, came: int, late: int, passed_s: float, rests: bool) -> None:
     """Shift by the share of late images beyond `AIM`."""
     if limit_ns <= 0:
-        control.judged, control.over, control.limit_bias, control.limit_shift = 0.0, 0.0, 0.0, 0.0
+        control.judged = 0.0
+        control.over = 0.0
+        control.limit_bias = 0.0
+        control.limit_shift = 0.0
         return
     keep = LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
     control.judged = control.judged * keep + came

@@ -95,7 +95,10 @@ class Holds(Generic[Line]):
 
     def resume(self, state: HoldsState[Line]) -> None:
         """Go on from there."""
-        self.is_on, self._rule, self.rate, self.arrived_ns = state.is_on, state.rule, state.rate, state.arrived_ns
+        self.is_on = state.is_on
+        self._rule = state.rule
+        self.rate = state.rate
+        self.arrived_ns = state.arrived_ns
         self._held = dict(state.held)
 
     def set_rule(self, rule: HoldRule) -> None:

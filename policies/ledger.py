@@ -275,10 +275,15 @@ class Ledger:
         """A stale one is of an earlier epoch of the server, and changes nothing."""
         if event.epoch != self._epochs[event.server]:
             return
-        passed, since_ns, block, batch = event.segment - 1, -1, None, None
+        passed = event.segment - 1
+        since_ns = -1
+        block = None
+        batch = None
         for journey in self._journeys_of(event.requests):
             if journey.since_ns != since_ns or journey.block is not block or journey.batch is not batch:
-                since_ns, block, batch = journey.since_ns, journey.block, journey.batch
+                since_ns = journey.since_ns
+                block = journey.block
+                batch = journey.batch
                 passage = _Passage(event.server, event.width, since_ns, block, batch, now_ns)
             if len(journey.passages) > passed:  # what was passed before a restart no longer counts
                 journey.forget(passed)
@@ -373,7 +378,9 @@ class Ledger:
     def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
         """The decision's credit: Eq. 7 over the block's members, from each one's FIFO entry to its segment's end."""
         members, power = len(ended.requests), self._power
-        energy_j, span, of_span_j = 0.0, (0, 0), 0.0
+        energy_j = 0.0
+        span = (0, 0)
+        of_span_j = 0.0
         for each in zip(ended.entered_ns, ended.ended_ns, strict=True):
             if each != span:
                 span, of_span_j = each, power.energy_j(each[1]) - power.energy_j(each[0])
@@ -401,7 +408,9 @@ class Ledger:
         """p_acc: correct or not at the last segment, the prior of the widths so far before it; a failed member is 0."""
         if ended.segment == self._segments:
             return sum(ended.correct) / len(ended.correct)
-        total, known, prior = 0.0, None, 0.0
+        total = 0.0
+        known = None
+        prior = 0.0
         for widths, failed in zip(ended.widths, ended.failed, strict=True):
             if not failed:
                 if widths is not known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -56,8 +56,6 @@ from policies.rules.compass import PricedRungs
 from policies.rules.context import ComposedRouter, WorkingSet
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
-
-Part = TypeVar("Part")
 
 MAX_TRANSFERS: Final = 1 << 22  # entries of that table, which take a few seconds to make
 _EXACT: Final = 1 << 53  # below, a float holds every whole number
@@ -174,7 +172,9 @@ class _Writer:
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.capacity_img_s) == servers)
         self._choose_from(router.groups)
-        self._head.width_rule.rule, self._head.placement, self._head.stays = BY_SERVER, DEFICIT, 1
+        self._head.width_rule.rule = BY_SERVER
+        self._head.placement = DEFICIT
+        self._head.stays = 1
         self._head.width_rule.rungs_at = self._plan.add([0] * (servers * segments))
         self._head.shares_at = self._plan.add(np.zeros(servers))
         self._head.placed_at = self._plan.add([0] * servers)
@@ -194,7 +194,9 @@ class _Writer:
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer")
         self._head.sees_all, ahead = 1, Ahead.blank()
-        ahead.horizon_s, ahead.weight, ahead.blocks = router.horizon_s, router.weight, self._whole(router.blocks)
+        ahead.horizon_s = router.horizon_s
+        ahead.weight = router.weight
+        ahead.blocks = self._whole(router.blocks)
         ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)
         ahead.seen_ns = self._whole(router.seen_ns)
         ahead.image_ns_at, ahead.worth_ns_at = self._table(router.image_ns), self._table(router.worth_ns)
@@ -206,7 +208,9 @@ class _Writer:
 
         def keep(row: Ints) -> None:
             now = Ahead(row, at)
-            router.rate_img_s, router.arrived, router.seen_ns = now.rate_img_s, now.arrived, now.seen_ns
+            router.rate_img_s = now.rate_img_s
+            router.arrived = now.arrived
+            router.seen_ns = now.seen_ns
 
         self._keep.append(keep)
         return self._finished()
@@ -271,7 +275,10 @@ class _Writer:
         """`width` is the router's own rule, with the record of which a placement shares what it remembers."""
         while type(placement) is placements.Sticky:
             placement, self._head.stays = placement.elsewhere, 1
-        self._head.placement, draws = self._known(_PLACEMENTS.get(type(placement)))
+        known = _PLACEMENTS.get(type(placement))
+        if known is None:
+            raise _NotCompiled
+        self._head.placement, draws = known
         self._head.most_draws += draws
         match placement:
             case placements.WeightedRandom() | placements.ShortestQueueBySpeed() | placements.PowerOfTwoBySpeed():
@@ -292,7 +299,11 @@ class _Writer:
                 self._remember_coming(placement)
             case placements.ShortestDelay():
                 self._ask_for(placement.costs, "image", "batch", "transfer")
-                self._expect(placement.width, width)
+                # It reckons with the widths that its rule gives every server.
+                if placement.width is not width:
+                    self._head.delay_at = self._plan.add(self._widths(placement.width, self._config.servers))
+                elif self._head.width_rule.rule == RANDOM_WIDTH:
+                    self._head.most_draws += self._config.servers
 
     def _take_turns(self, placement: placements.RoundRobin) -> None:
         self._head.turn = max(self._whole(placement.last), NONE)
@@ -320,14 +331,6 @@ class _Writer:
             placement.coming[:], placement.seen_ns[:] = now["images"].tolist(), now["seen_ns"].tolist()
 
         self._keep.append(keep)
-
-    def _expect(self, rule: object, routers: object) -> None:
-        """The widths that a placement reckons with: it asks for every server's."""
-        servers = self._config.servers
-        if rule is not routers:
-            self._head.delay_at = self._plan.add(self._widths(rule, servers))
-        elif self._head.width_rule.rule == RANDOM_WIDTH:
-            self._head.most_draws += servers
 
     def _widths(self, rule: object, asked: int) -> Ints:
         """A record of widths, which are asked for so often in a decision."""
@@ -434,11 +437,6 @@ class _Writer:
     def _require(self, is_so: bool) -> None:
         if not is_so:
             raise _NotCompiled
-
-    def _known(self, part: Part | None) -> Part:
-        if part is None:
-            raise _NotCompiled
-        return part
 
     def _whole(self, number: int) -> int:
         self._require(type(number) is int and abs(number) < _MOST)

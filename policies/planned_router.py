@@ -78,7 +78,9 @@ class PlannedRouter:
 
     def _times_of_images(self, config: RouterConfig) -> list[dict[WorkKey, int]]:
         """By server; empty for a rule that asks for none."""
-        at, devices_at, keys = self._plan.image_ns_at, self._plan.devices_at, work_keys(config)
+        at = self._plan.image_ns_at
+        devices_at = self._plan.devices_at
+        keys = work_keys(config)
         if not at:
             return []
         devices = self._row[devices_at : devices_at + config.servers].tolist()
@@ -105,7 +107,9 @@ class PlannedRouter:
 
     def _read(self, view: ClusterView, page: _Page) -> None:
         """Servers whose view is the very object of the last decision about that segment are not read again."""
-        head, memory, known = view.head, page.memory, page.views
+        head = view.head
+        memory = page.memory
+        known = page.views
         for index, server in enumerate(view.servers):
             before = known[index]
             if server is not before:

@@ -246,7 +246,9 @@ class _EpochBook(_Book):
 
     def __init__(self, server_epoch: _ServerEpoch, heard: int, ended: str | None) -> None:
         super().__init__(str(server_epoch))
-        self.server_epoch, self.heard, self.ended = server_epoch, heard, ended
+        self.server_epoch = server_epoch
+        self.heard = heard
+        self.ended = ended
         self.arrived: dict[int, tuple[int, Block]] = {}
         self.answers: _Answers = {}
         self._last: dict[int, Block] = {}  # of each request
@@ -316,8 +318,8 @@ def _heard_in_time(book: _EpochBook, heard: _Answers, *, is_drained: bool) -> in
 
 
 def _text(answer: _Answer, blocks: tuple[int, ...]) -> str:
-    requests = f"request{'s' * (len(answer.requests) != 1)} {_listed(answer.requests)}"
-    of = f" of block{'s' * (len(blocks) > 1)} {_listed(blocks)}" if blocks else ""
+    requests = f"request{'' if len(answer.requests) == 1 else 's'} {_listed(answer.requests)}"
+    of = f" of block{'s' if len(blocks) > 1 else ''} {_listed(blocks)}" if blocks else ""
     if isinstance(answer, ReturnRequests):
         return f"{requests}{of} returned from segment {answer.segment} at width {answer.width:g}"
     return f"{requests}{of} rejected ({answer.reason})"

@@ -98,14 +98,12 @@ class AccuracyPrior:
         """The prior for the widths so far (at least one)."""
         prior = self._answers.get(widths)
         if prior is None:
-            prior = self._answers[widths] = self._prior[self._nearest(widths)]
+            same_length = sorted(known for known in self._prior if len(known) == len(widths))
+            if not same_length:
+                raise ValueError(f"no width tuple of length {len(widths)} in the accuracy table")
+            nearest = min(same_length, key=lambda known: _distance(known, widths))
+            prior = self._answers[widths] = self._prior[nearest]
         return prior
-
-    def _nearest(self, widths: tuple[float, ...]) -> tuple[float, ...]:
-        same_length = sorted(known for known in self._prior if len(known) == len(widths))
-        if not same_length:
-            raise ValueError(f"no width tuple of length {len(widths)} in the accuracy table")
-        return min(same_length, key=lambda known: _distance(known, widths))
 
 
 def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:

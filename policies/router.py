@@ -187,7 +187,9 @@ class _Server:
 
     def view(self, config: RouterConfig, segment: int, widths: tuple[bool, ...], *, is_spared: bool) -> ServerView:
         """What a view shows of it to a head of whose segment it can hold `widths`; spared, it takes no block."""
-        report, first, every = self.report, (segment - 1) * len(widths), (1 << len(widths)) - 1
+        report = self.report
+        first = (segment - 1) * len(widths)
+        every = (1 << len(widths)) - 1
         asked_for = 0
         for key in self.by_key:
             if key.segment == segment:
@@ -330,16 +332,23 @@ class RouterCore:
             msgspec.DecodeError: it is no snapshot.
         """
         state = _decode_state(snapshot)
-        self.arrived, self.completed, self.failed = state.arrived, state.completed, state.failed
-        self._tallies, self.next_wake_ns, self._own_limit_ns = state.tallies, state.next_wake_ns, state.own_limit_ns
-        self._room, self._requests, self._blocks, self._servers = (
-            state.room, state.requests, state.blocks, state.servers
-        )  # fmt: skip
+        self.arrived = state.arrived
+        self.completed = state.completed
+        self.failed = state.failed
+        self._tallies = state.tallies
+        self.next_wake_ns = state.next_wake_ns
+        self._own_limit_ns = state.own_limit_ns
+        self._room = state.room
+        self._requests = state.requests
+        self._blocks = state.blocks
+        self._servers = state.servers
         self._fifo.clear()
         for line, request in state.waiting:
             self._fifo.push(line, (request,))
         self._holds.resume(state.holds)
-        self._asked, self._decision, self._all_at_cap = state.asked, state.decision, state.all_at_cap
+        self._asked = state.asked
+        self._decision = state.decision
+        self._all_at_cap = state.all_at_cap
         self._freed.extend(state.freed)
         self._take_top1(state.top1)
 
@@ -509,7 +518,9 @@ class RouterCore:
         asked anew.
         """
         asked, choice = self._answered(event.decision), event.choice
-        line, candidates, head = asked.line, asked.requests, asked.line.head
+        line = asked.line
+        candidates = asked.requests
+        head = asked.line.head
         server = self._servers[choice.server]
         if not server.up or (server.is_draining and self._is_spared(self._place(head))):
             return
@@ -654,7 +665,9 @@ class RouterCore:
         commands: list[RouterCommand],
     ) -> None:
         """Some members of one block have passed their segment."""
-        block, server, epoch = entries[0].block, event.server, event.epoch
+        block = entries[0].block
+        server = event.server
+        epoch = event.epoch
         before: tuple[float, ...] | None = None
         after: tuple[float, ...] = ()
         is_together = True
@@ -758,7 +771,7 @@ class RouterCore:
         open_block.ended.append(members)
         open_block.left -= count
         sent, has_ended = open_block.block, not open_block.left
-        self._servers[sent.server].add(sent.key, -count, blocks=-has_ended)
+        self._servers[sent.server].add(sent.key, -count, blocks=-1 if has_ended else 0)
         if has_ended:
             self._all_at_cap = False
             self._freed.append(sent.server)

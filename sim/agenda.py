@@ -55,7 +55,10 @@ class Moment(simpy.Event):
     """SimPy's timeout, but until a time, and with a place among the events of that instant."""
 
     def __init__(self, agenda: Agenda, when_ns: int, order: int) -> None:
-        self.env, self.callbacks, self._value, self._ok = agenda, [], None, True
+        self.env = agenda
+        self.callbacks = []
+        self._value = None
+        self._ok = True
         agenda.schedule(self, cast(Any, order), when_ns - agenda.now_ns)
 
 

@@ -208,7 +208,9 @@ class Simulation:
         """Answer the pending decision; it takes effect when policy and host are done with it."""
         assert self._pending is not None, "no decision is pending"
         request, self._pending = self._pending, None
-        number, decision_ns, now_ns = request.decision, self.cluster.decision_ns, self.now_ns
+        number = request.decision
+        decision_ns = self.cluster.decision_ns
+        now_ns = self.now_ns
         if isinstance(choice, Hold):
             sent_ns = self._host.decide(0, number, 0, decision_ns, now_ns)
             self._agenda.at(sent_ns, HOST, self._tell_router, Held(number, choice))

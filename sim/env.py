@@ -107,7 +107,9 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         if simulation is None or request is None:
             raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")
         choice, replaced = self._legal(request.view, action)
-        self._steps, self._replaced = self._steps + 1, self._replaced + replaced
+        self._steps += 1
+        if replaced:
+            self._replaced += 1
         simulation.decide(choice)
         observation, info = self._observe(simulation, replaced)
         reward = 0.0

@@ -38,11 +38,14 @@ def latency_table_s(batches: Sequence[int], latency_s: Sequence[float], batch_li
     _refuse_beyond(batches, batch_limit)
     nodes = np.asarray(batches, dtype=np.float64)
     values = ascending(latency_s)
-    sizes = np.arange(batch_limit + 1)
-    table = _inside(nodes, values, sizes.astype(np.float64))
+    sizes = np.arange(batch_limit + 1, dtype=np.float64)
+    table = np.full(len(sizes), values[0])
+    if len(nodes) > 1:
+        table = _pchip(nodes, values, np.maximum(sizes, nodes[0]))
     below = sizes < batches[0]
     if below[1:].any():
-        table[below] = _below(batches, values, sizes[below])
+        model = fit_affine(batches, list(values))
+        table[below] = values[0] * affine_s(model, sizes[below]) / affine_s(model, batches[0])
     table[0] = 0.0
     # PCHIP is monotone up to rounding; the engines compare times exactly.
     return np.maximum.accumulate(table)
@@ -78,7 +81,7 @@ def fit_affine(batches: Sequence[int], latency_s: Sequence[float]) -> tuple[floa
     sizes = np.asarray(batches, dtype=np.float64)
     values = np.asarray(latency_s, dtype=np.float64)
     candidates = [_flat_then_line(sizes, values, flat) for flat in range(len(sizes) + 1)]
-    errors = [_relative_error(candidate, sizes, values) for candidate in candidates]
+    errors = [float(np.sum((affine_s(candidate, sizes) / values - 1.0) ** 2)) for candidate in candidates]
     enough = min(errors) + 1e-12  # among equals the one with the shortest flat part: a line needs no floor
     return next(candidate for candidate, error in zip(candidates, errors, strict=True) if error <= enough)
 
@@ -112,16 +115,6 @@ def _relative_mean(values: Floats) -> float:
     return float(np.sum(1.0 / values) / np.sum(1.0 / values**2))
 
 
-def _relative_error(candidate: tuple[float, float, float], sizes: Floats, values: Floats) -> float:
-    return float(np.sum((affine_s(candidate, sizes) / values - 1.0) ** 2))
-
-
-def _inside(nodes: Floats, values: Floats, sizes: Floats) -> Floats:
-    if len(nodes) == 1:
-        return np.full(len(sizes), values[0])
-    return _pchip(nodes, values, np.maximum(sizes, nodes[0]))
-
-
 def _pchip(x: Floats, y: Floats, at: Floats) -> Floats:
     """Monotone PCHIP through points that never fall, at places from the first to the last (Fritsch and Butland 1984).
 
@@ -149,11 +142,6 @@ def _slopes(h: Floats, secants: Floats) -> Floats:
         for near, far in ((0, 1), (-1, -2))
     )
     return np.concatenate([[max(first, 0.0)], inner, [max(last, 0.0)]])
-
-
-def _below(batches: Sequence[int], values: Floats, sizes: npt.NDArray[np.int_]) -> Floats:
-    model = fit_affine(batches, list(values))
-    return np.asarray(values[0] * affine_s(model, sizes.astype(np.float64)) / affine_s(model, float(batches[0])))
 
 
 def _refuse_beyond(batches: Sequence[int], batch: int) -> None:

@@ -210,7 +210,10 @@ class SimulatedDevice:
     def _rerate(self, now_ns: int) -> None:
         """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
         if not self.running:
-            self._be_idle()
+            self._is_full = False
+            self._is_extrapolated = False
+            self.power_mw = self.tables.context_idle_mw
+            self.busy_permille = 0
             return
         tables, running = self.tables, self.running.values()
         demand = host = busy = 0
@@ -247,13 +250,6 @@ class SimulatedDevice:
             return max(now_ns, self.chores_until_ns) + takes_ns
         ends_ns = now_ns + takes_ns
         return ends_ns if ends_ns <= self._paused_from_ns else ends_ns + self.chores_until_ns - self._paused_from_ns
-
-    def _be_idle(self) -> None:
-        """Nothing runs."""
-        self._is_full = False
-        self._is_extrapolated = False
-        self.power_mw = self.tables.context_idle_mw
-        self.busy_permille = 0
 
     def _load_across(self) -> int:
         """x of a running set of several processes, in permille."""

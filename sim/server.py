@@ -161,7 +161,11 @@ class Outcomes:
 
 
 RouterMessage = RequestsReturned | RequestsRejected
-JITTER, DISPATCH, THERE, BACK = "jitter", "dispatch", "handover:there", "handover:back"  # names of chance
+# Names of random streams.
+JITTER = "jitter"
+DISPATCH = "dispatch"
+THERE = "handover:there"
+BACK = "handover:back"
 
 
 class SimulatedServer:
@@ -262,7 +266,9 @@ class SimulatedServer:
 
     def _deliveries(self, epoch: int) -> Process:
         """The blocks on their way, one after the other, until none is left or the server dies."""
-        order, physics, chores = rank(self.index, Kind.BLOCK_ARRIVAL), self._device.physics, self._tables.chores
+        order = rank(self.index, Kind.BLOCK_ARRIVAL)
+        physics = self._device.physics
+        chores = self._tables.chores
         while self._there and self.is_up and epoch == self.epoch:
             arrives_ns, block = self._there[0]
             yield self._agenda.until(max(self._agenda.now_ns, arrives_ns), order)
@@ -352,7 +358,9 @@ class SimulatedServer:
     # --------------------------------------------------------------------------------------------- commands out
 
     def _return(self, command: ReturnRequests) -> None:
-        requests, segment, width = command.requests, command.segment, command.width
+        requests = command.requests
+        segment = command.segment
+        width = command.width
         correct = self._is_correct(requests, width) if segment == self._segments else ()
         self._send_back(
             RequestsReturned(self.index, command.epoch, requests, segment, width, correct, command.residency)
@@ -404,7 +412,9 @@ class SimulatedServer:
             self.deliver(event)
 
     def _dispatch(self, command: RunBatch) -> None:
-        tables, now_ns, is_busy = self._tables, self._agenda.now_ns, self._device.is_busy
+        tables = self._tables
+        now_ns = self._agenda.now_ns
+        is_busy = self._device.is_busy
         takes_ns = dispatch_ns(tables, is_busy, self._dispatch_salt, self.index, command.batch)
         start_ns = now_ns + self._stretched_ns(takes_ns)
         if tables.chores is not None:
@@ -418,7 +428,9 @@ class SimulatedServer:
 
     def _begin(self, command: RunBatch, limit_ns: int) -> None:
         """The pass begins once it has a core: it waits for passes until the limit, and for chores to their end."""
-        now_ns, physics, place = self._agenda.now_ns, self._device.physics, (self.index, command.batch)
+        now_ns = self._agenda.now_ns
+        physics = self._device.physics
+        place = (self.index, command.batch)
         physics.waiting_ns.pop(place, None)
         if not self._is_working(command.epoch):
             return

@@ -70,7 +70,9 @@ class SteadyDevice:
 def shared_device(tables: DeviceTables, key: BatchKey, batch: int, at_once: int = AT_ONCE) -> SteadyDevice:
     """Start equal batches on an idle device, one after the other, and note what it does with each number of them."""
     device, table = SimulatedDevice(tables), tables.keys[key]
-    rates, busy, power_mw = [0.0], [device.busy_permille], [device.power_mw]
+    rates = [0.0]
+    busy = [device.busy_permille]
+    power_mw = [device.power_mw]
     for number in range(1, at_once + 1):
         latest = RunningBatch(0, number, table, batch, float(table.latency_ns[batch]))
         device.start(latest, 0)

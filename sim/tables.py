@@ -177,8 +177,14 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
             "calibrate with larger batches",
         )
     curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
-    power, sensor, sharing, handover = profile.power, profile.sensor, sharing_of(profile), profile.handover
-    busy, chores, idle_w, core_share = profile.busy_serving, profile.chores, power.context_idle_w, 1 / cores_of(profile)
+    power = profile.power
+    sensor = profile.sensor
+    sharing = sharing_of(profile)
+    handover = profile.handover
+    busy = profile.busy_serving
+    chores = profile.chores
+    idle_w = power.context_idle_w
+    core_share = 1 / cores_of(profile)
     return DeviceTables(
         name=profile.name,
         profile=profile,

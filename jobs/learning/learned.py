@@ -94,7 +94,9 @@ class NetChooser:
     """Draws by softmax over the scores of those who may be chosen; the likeliest, where there is no `rng`."""
 
     def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: list[Decision] | None = None) -> None:
-        self._net, self._rng, self._memory = net, rng, memory
+        self._net = net
+        self._rng = rng
+        self._memory = memory
 
     def __call__(self, view: View) -> int:
         """A place in the view, or `WAIT`."""

@@ -40,7 +40,9 @@ LENGTH: Final = 256
 
 def predicted_s(jobs: JobTrace) -> NDArray[np.float64]:
     """(n,) What history says of each job as it is submitted, in whole seconds, had nobody waited before."""
-    history, running, predicted_ns = DurationHistory(), list[tuple[int, int, int]](), list[int]()
+    history = DurationHistory()
+    running = list[tuple[int, int, int]]()
+    predicted_ns = list[int]()
     for arrival, work_ns in zip(jobs.arrivals(), jobs.work_ns.tolist(), strict=True):
         while running and running[0][0] <= arrival.submit_ns:
             history.add(*heappop(running)[1:])

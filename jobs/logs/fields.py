@@ -19,7 +19,11 @@ from kit.units import parse_duration
 Numbers = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-SECONDS, NAIVE, ZONED, UNREAD = 1, 2, 4, 8  # forms of a time
+# Forms of a time.
+SECONDS = 1
+NAIVE = 2
+ZONED = 4
+UNREAD = 8
 FORMS: Final = {SECONDS: "seconds", NAIVE: "dates without a zone", ZONED: "dates with a zone"}
 _KINDS: Final = {NAIVE: pyarrow.timestamp("us"), ZONED: pyarrow.timestamp("us", "UTC"), SECONDS: pyarrow.float64()}
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)

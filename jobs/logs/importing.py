@@ -75,7 +75,10 @@ def import_log(
     Raises:
         InputError: the file can't be read as such a log, or no row of it makes a job.
     """
-    options, tally, tables, is_date = options or Options(), Tally(), [], False
+    options = options or Options()
+    tally = Tally()
+    tables = []
+    is_date = False
     is_told = name == "auto" and not options.columns
     log_format = format_of(log, options) if name == "auto" else name
     for rows in FORMATS[log_format].read(log, options, tally):

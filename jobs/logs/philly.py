@@ -82,7 +82,9 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
         times(_texts(texts), options.timezone, zero_is_nothing=True)
         for texts in ((each.start_time for each in attempts), (each.end_time for each in attempts))
     )
-    begun_s, is_open, gpus = np.full(len(jobs), np.nan), np.zeros(len(jobs), bool), np.zeros(len(jobs))
+    begun_s = np.full(len(jobs), np.nan)
+    is_open = np.zeros(len(jobs), bool)
+    gpus = np.zeros(len(jobs))
     np.fmin.at(begun_s, owner, start.values)  # the first of those that are known
     np.maximum.at(gpus, owner, [sum(len(part.gpus) for part in attempt.detail) for attempt in attempts])
     is_open[owner] = end.is_missing & ~start.is_missing  # the last of each job is written last

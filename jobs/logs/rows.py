@@ -23,7 +23,10 @@ UNITS_S: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h"
 # A row is an attempt of a job, one after which its job went back to the queue, or none.
 ATTEMPT, REQUEUED, OPEN, UNSTARTED = range(4)
 WORDS: Final = ("user", "vc", "gpu_types", "status", "job_class", "whose")
-START, END, ELIGIBLE, WAIT = "recorded_start_s", "recorded_end_s", "eligible_s", "recorded_wait_s"
+START = "recorded_start_s"
+END = "recorded_end_s"
+ELIGIBLE = "eligible_s"
+WAIT = "recorded_wait_s"
 TIMES: Final = {"submit_s": "submit time", ELIGIBLE: "eligible time", START: "start", END: "end"}
 DURATIONS: Final = {"run_s": "run time", WAIT: "wait", "requested_s": "time limit"}
 SIZES: Final = {"gpus": "GPUs", "gpu_share": "share of a GPU", "nodes": "nodes"}
@@ -204,7 +207,9 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
     """Rows that are not left out: attempts of jobs, and what tells of one that has not begun or not ended."""
     is_attempt, forms = columns["kind"] <= REQUEUED, cells["submit_s"].forms
     is_date = bool(rows.is_calendar) | ((forms & np.int64(NAIVE | ZONED)) > 0)
-    submit_s, run_s, gpus = cells["submit_s"].values, columns["run_s"], cells["gpus"].values
+    submit_s = cells["submit_s"].values
+    run_s = columns["run_s"]
+    gpus = cells["gpus"].values
     unread: dict[bool, dict[str, Mask]] = {True: {}, False: {}}  # by whether it is required
     for name, each in cells.items():
         if (where := each.is_unread & is_attempt).any():

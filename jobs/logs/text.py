@@ -188,7 +188,9 @@ def rows_of(
     """
     for block in blocks:
         tally.rows += block.rows
-        block, separator, unclosed = _utf8(block, tally), delimiter, np.empty(0, np.int64)
+        block = _utf8(block, tally)
+        separator = delimiter
+        unclosed = np.empty(0, np.int64)
         if is_quoted and b'"' in block.data:
             block, unclosed = _without_quotes(block, delimiter)
             tally.left_out.add("quotes that don't close", unclosed)

@@ -150,7 +150,11 @@ class Pool:
     __slots__ = ("_down", "_sets", "free", "free_gpus", "gpu_type", "index", "nodes", "size", "vc")
 
     def __init__(self, index: int, nodes: Sequence[int], size: int, gpu_type: str, vc: str) -> None:
-        self.index, self.nodes, self.size, self.gpu_type, self.vc = index, nodes, size, gpu_type, vc
+        self.index = index
+        self.nodes = nodes
+        self.size = size
+        self.gpu_type = gpu_type
+        self.vc = vc
         self.free = [size] * len(nodes)
         self.free_gpus = size * len(nodes)  # of the nodes that are up
         self._sets = [0] * size + [(1 << len(nodes)) - 1]  # by free GPUs, the nodes that are up
@@ -181,7 +185,9 @@ class Pool:
     def clone(self) -> Pool:
         """A copy to try things on."""
         other: Pool = Pool.__new__(Pool)
-        other.index, other.nodes, other.size = self.index, self.nodes, self.size
+        other.index = self.index
+        other.nodes = self.nodes
+        other.size = self.size
         other.gpu_type, other.vc = self.gpu_type, self.vc
         other.free, other.free_gpus = self.free.copy(), self.free_gpus
         other._sets, other._down = self._sets.copy(), self._down
@@ -265,7 +271,7 @@ class Pool:
         sets, chosen = self._sets.copy(), []
         least, more = divmod(gpus, nodes)
         for number in range(nodes):
-            part = least + (number < more)
+            part = least + 1 if number < more else least
             place = _place(sets, part, self.size, rest)
             if place < 0:
                 return None

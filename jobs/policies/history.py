@@ -208,7 +208,8 @@ class GittinsTables:
     def learn(self, chain: int) -> None:
         """A job of this chain has ended: tables of groups that have grown by a tenth are made anew."""
         for group in self._history.chains[chain]:
-            self.version += self._refresh(group)
+            if self._refresh(group):
+                self.version += 1
 
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
         """1 / G of jobs, in seconds: by the narrowest group that has seen enough jobs, and a few of them run longer."""

@@ -56,7 +56,9 @@ class JobLedger:
         self.now_ns = 0
         self.next_wake_ns: int | None = None
         self.waiting = self.stopped = 0
-        self.book, self.history, self.commands = JobBook(), DurationHistory(), list[JobCommand]()
+        self.book = JobBook()
+        self.history = DurationHistory()
+        self.commands = list[JobCommand]()
         self.placement = PLACEMENTS[policy.placement]
         self.search, self.is_preemptive = self.placement.search, policy.is_preemptive
         self.class_of: dict[int, WaitingClass] = {}
@@ -97,7 +99,9 @@ class JobLedger:
 
     def _wait(self, job: int, waiting: WaitingClass) -> None:
         book = self.book
-        book.state[job], book.since_ns[job], book.from_ns[job] = WAITING, self.now_ns, NEVER_NS
+        book.state[job] = WAITING
+        book.since_ns[job] = self.now_ns
+        book.from_ns[job] = NEVER_NS
         index = self.order.index(Features(book, job, self.now_ns, is_running=False, restart_s=self._restart_s))
         waiting.add(job, float(index))
         if self._indices_move and waiting.count == 1:
@@ -183,7 +187,9 @@ class JobLedger:
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
-        job, book, now_ns = waiting.remove(place), self.book, self.now_ns
+        job = waiting.remove(place)
+        book = self.book
+        now_ns = self.now_ns
         if waiting.milli < WHOLE_MILLI:
             self._shared.take(job, pool, allocation, waiting.milli)
         else:
@@ -196,7 +202,9 @@ class JobLedger:
             slots, factor = self.slots.take(job, pool, allocation)
             speed *= factor
         begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
-        book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
+        book.state[job] = RUNNING
+        book.since_ns[job] = now_ns
+        book.from_ns[job] = begins_ns
         book.speed[job] = speed
         book.begun[job] += 1
         self._pool_of[job] = pool

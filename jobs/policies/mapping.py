@@ -94,7 +94,9 @@ def _merits(pool: Pool, allocation: Allocation) -> tuple[int, int, float]:
     after = before.copy()
     for place, gpus in allocation:
         after[place] -= gpus
-    partly, used, spread = [], [], []
+    partly = []
+    used = []
+    spread = []
     for free in (before, after):
         is_partly = (free > 0) & (free < pool.size)
         partly.append(int(is_partly.sum()))
@@ -124,13 +126,17 @@ class Programme:
         """The candidate of the first job, by trying all combinations that fit."""
         a, b, g = self.weights
         is_touched = np.concatenate(self.takes).any(axis=0)
-        still, size, largest = self.free[~is_touched], self.size[is_touched], int(self.size.max())
+        still = self.free[~is_touched]
+        size = self.size[is_touched]
+        largest = int(self.size.max())
         chosen = np.arange(len(self.takes[0]))
         free, cost = self.free[is_touched] - self.takes[0][:, is_touched], _TIE * chosen
         for takes in self.takes[1:]:
             ways = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first: it is not placed
             rows, way = np.nonzero((free[:, None] >= ways).all(axis=2))
-            free, cost, chosen = free[rows] - ways[way], cost[rows] - g * (way > 0), chosen[rows]
+            free = free[rows] - ways[way]
+            cost = cost[rows] - g * (way > 0)
+            chosen = chosen[rows]
         most = np.maximum(free.max(axis=1, initial=0), still.max(initial=0))
         least = np.minimum(free.min(axis=1, initial=largest), still.min(initial=largest))
         cost = cost + b * (most - least) + a * ((free > 0) & (free < size)).sum(axis=1)

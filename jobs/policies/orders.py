@@ -79,7 +79,9 @@ class Features:
     __slots__ = ("_book", "is_running", "jobs", "now_ns", "restart_s")
 
     def __init__(self, book: JobBook, jobs: Jobs, now_ns: int, is_running: bool, restart_s: float = 0.0) -> None:
-        self._book, self.jobs, self.now_ns = book, jobs, now_ns
+        self._book = book
+        self.jobs = jobs
+        self.now_ns = now_ns
         self.is_running, self.restart_s = is_running, 0.0 if is_running else restart_s
 
     @property
@@ -190,7 +192,9 @@ class Accounts:
     """
 
     def __init__(self, knobs: MultifactorKnobs, gpus: int, nodes: int) -> None:
-        self._knobs, self._gpus, self._nodes = knobs, gpus, nodes
+        self._knobs = knobs
+        self._gpus = gpus
+        self._nodes = nodes
         self._numbers: dict[str, int] = {}
         self._of_job = np.zeros(1024, np.int64)
         self._shares, self._used = np.zeros(0), np.zeros(0)  # by account; GPU seconds at the last calculation
@@ -230,7 +234,9 @@ class Accounts:
             if many > 1:  # nothing changed since: each period adds as much
                 later = (self._decay ** np.arange(1.0, many)).sum() * period_ns / NS_PER_S
                 used = used * self._decay ** (many - 1) + self._held * later
-            self._used, self._fresh, self._until_ns = used, np.zeros_like(used), at_ns
+            self._used = used
+            self._fresh = np.zeros_like(used)
+            self._until_ns = at_ns
             self._fair = self._fair_shares()
         self._fresh += self._held * ((now_ns - self._until_ns) / NS_PER_S)
         self._until_ns = now_ns
@@ -299,7 +305,9 @@ class Demands:
 
     def rows(self, which: NDArray[np.bool_]) -> Demands:
         """Some of them."""
-        gpus, speeds, many = self.gpus[which], self.speeds[which], self.many[which]
+        gpus = self.gpus[which]
+        speeds = self.speeds[which]
+        many = self.many[which]
         return Demands(gpus, speeds, many, self.capacity, self.age_s[which], self.left_s[which])
 
     @property

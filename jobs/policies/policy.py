@@ -94,11 +94,13 @@ class JobPolicy:
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         """What can't be combined: the key that would have to change, and why."""
-        order, queueing, preempts = self.order, self.queueing, self.preemption != NONE
+        order = self.order
+        queueing = self.queueing
+        preempts = self.preemption != NONE
         estimates = ", ".join(word for word in ESTIMATES if word != NONE)
-        asking = [order] * (order in NEED_ESTIMATES) + [queueing] * (queueing in RESERVING)
+        asking = order if order in NEED_ESTIMATES else queueing if queueing in RESERVING else ""
         if asking and self.estimate == NONE:
-            yield "estimate", f"{asking[0]} asks how long jobs run: take one of {estimates}"
+            yield "estimate", f"{asking} asks how long jobs run: take one of {estimates}"
         if (order in OBJECTIVES) != (queueing == ROUNDS):
             yield (
                 "queueing",

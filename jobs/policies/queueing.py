@@ -299,7 +299,9 @@ class Rounds:
     """A queueing that decides when a round begins; what must be stopped first is started at once after that."""
 
     def __init__(self, objective: Objective, round_ns: int, pools: int) -> None:
-        self._objective, self._round_ns, self._pools = objective, round_ns, pools
+        self._objective = objective
+        self._round_ns = round_ns
+        self._pools = pools
         self._owed, self._had = np.zeros((0, pools)), np.zeros((0, pools))  # rounds by job and pool
         self._planned: dict[int, tuple[Pool, Allocation]] = {}  # jobs that are to be started at this instant
         self._planned_ns = 0

@@ -58,19 +58,25 @@ class Running:
             if place == len(self._jobs):
                 columns = np.stack([self._jobs, self._nodes, self._gpus])
                 self._jobs, self._nodes, self._gpus = np.concatenate([columns, columns], axis=1)
-            self._jobs[place], self._nodes[place], self._gpus[place] = job, node, gpus
+            self._jobs[place] = job
+            self._nodes[place] = node
+            self._gpus[place] = gpus
             self._places[job, node] = place
             self.free[node] -= gpus
 
     def remove(self, job: int) -> Allocation:
         """It holds its GPUs no more; in the columns, the last row takes the place of its own."""
         allocation = self.held.pop(job)
-        jobs, nodes, gpus = self._jobs, self._nodes, self._gpus
+        jobs = self._jobs
+        nodes = self._nodes
+        gpus = self._gpus
         for node, used in allocation if self._has_columns else ():
             self.free[node] += used
             place, last = self._places.pop((job, node)), len(self._places)
             if place != last:
-                jobs[place], nodes[place], gpus[place] = jobs[last], nodes[last], gpus[last]
+                jobs[place] = jobs[last]
+                nodes[place] = nodes[last]
+                gpus[place] = gpus[last]
                 self._places[int(jobs[last]), int(nodes[last])] = place
         return allocation
 
@@ -104,7 +110,9 @@ class PoolRanking:
         They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
         before the others.
         """
-        running, stopped, (index, _) = self.running, np.empty(len(self.jobs), np.int64), waiting.first
+        running = self.running
+        stopped = np.empty(len(self.jobs), np.int64)
+        index, _ = waiting.first
         nodes = running.pool.fewest_nodes(waiting.gpus, waiting.nodes) if waiting.nodes > 1 else 0
         many = _stops(
             self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns,
@@ -117,15 +125,23 @@ class PoolRanking:
 def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, nodes: int, may_spread: bool) -> bool:
     """Whether a gang does: evenly on so many nodes, unless 0; on the fewest, or wherever."""
     if nodes:
-        part, many, least, all_of_them = gpus // nodes + 1, gpus % nodes, gpus // nodes, nodes
+        part = gpus // nodes + 1
+        many = gpus % nodes
+        least = gpus // nodes
+        all_of_them = nodes
     else:
-        part, many, least, all_of_them = size, gpus // size, gpus % size, -(-gpus // size)
-    total, parts, others = 0, 0, 0
+        part = size
+        many = gpus // size
+        least = gpus % size
+        all_of_them = -(-gpus // size)
+    total = parts = others = 0
     for node in range(len(free)):
         if is_up[node]:
             total += free[node]
-            parts += free[node] >= part
-            others += free[node] >= least
+            if free[node] >= part:
+                parts += 1
+            if free[node] >= least:
+                others += 1
     return total >= gpus if may_spread and not nodes else parts >= many and others >= all_of_them
 
 

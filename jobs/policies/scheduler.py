@@ -115,7 +115,9 @@ class JobScheduler(JobLedger):
         job, book = event.job, self.book
         book.make_room(job)
         group = self._group_of(event)
-        book.gpus[job], book.submit_ns[job], book.done_ns[job] = event.gpus, event.submit_ns, event.done_ns
+        book.gpus[job] = event.gpus
+        book.submit_ns[job] = event.submit_ns
+        book.done_ns[job] = event.done_ns
         book.group[job], book.from_ns[job] = group, NEVER_NS
         book.estimate_ns[job] = self._estimate(event, group)
         book.begun[job] = 0

@@ -25,7 +25,11 @@ class WaitingClass:
     def __init__(
         self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000, nodes: int = 1
     ) -> None:
-        self.gpus, self.pools, self.speeds, self.milli, self.nodes = gpus, pools, speeds, milli, nodes
+        self.gpus = gpus
+        self.pools = pools
+        self.speeds = speeds
+        self.milli = milli
+        self.nodes = nodes
         self.demand_milli = gpus * milli  # who fits, fits where less is asked for, if none asks for nodes
         self.count = 0
         self.version = 0, 0  # of what its indices rest on

@@ -73,18 +73,25 @@ def lower_bound(
     least_s = float(shortest_s.sum())
     cells = max(int(np.ceil(_busy_until_s(problem, release_s, shortest_s) / cell_s)), 1)
     prices = np.zeros((len(problem.pool_gpus), cells))
-    best_s, best_prices, ahead, stuck = -np.inf, prices, 1.0, 0
+    best_s = -np.inf
+    best_prices = prices
+    ahead = 1.0
+    stuck = 0
     price_of = problem.pool_gpus[:, None] * cell_s
     for _ in range(passes):
         used = np.zeros_like(prices)
         value_s = _value(release_s, problem.gpus, problem.run_s, prices, cell_s, used, is_preemptive)
         value_s -= float((prices * price_of).sum())
         if value_s > best_s:
-            best_s, best_prices, stuck = value_s, prices, 0
+            best_s = value_s
+            best_prices = prices
+            stuck = 0
         else:
             stuck += 1
             if stuck == 10:
-                ahead, stuck, prices = ahead / 2, 0, best_prices
+                ahead /= 2
+                stuck = 0
+                prices = best_prices
         slope = used - price_of
         slope[(prices <= 0) & (slope < 0)] = 0.0
         square = float((slope**2).sum())
@@ -124,7 +131,9 @@ def _value(
             paid[pool, cell + 1] = paid[pool, cell] + prices[pool, cell] * cell_s
     total = 0.0
     for job in range(len(release_s)):
-        least, chosen, where = np.inf, 0, 0.0
+        least = np.inf
+        chosen = 0
+        where = 0.0
         for pool in range(pools):
             run = run_s[job, pool]
             if run < least:  # a bracket is at least the run time
@@ -133,7 +142,9 @@ def _value(
                 else:
                     level, value = _best_start(release_s[job], run, gpus[job], prices[pool], paid[pool], cell_s)
                 if value < least:
-                    least, chosen, where = value, pool, level
+                    least = value
+                    chosen = pool
+                    where = level
         total += least
         if is_preemptive:
             _use_below(release_s[job], run_s[job, chosen], gpus[job], prices[chosen], cell_s, where, used[chosen])

@@ -172,7 +172,8 @@ class JobSimulation:
         self._running: dict[int, _RunningJob] = {}
         self._down: dict[int, int] = {}  # nodes out of service, since when
         self._down_gpu_ns = 0
-        self._in_system, self._in_system_ns, self._counted_ns = 0, 0, self._begins_ns
+        self._in_system = self._in_system_ns = 0
+        self._counted_ns = self._begins_ns
         self._wake_ns: int | None = None
         self._last_ns = int(self._submit_ns[-1]) + run.longest_ns
         self._carry_out: dict[type, Callable[[Any], None]] = {
@@ -269,7 +270,9 @@ class JobSimulation:
     # ----------------------------------------------------------------------------------------------- jobs that run
 
     def _start(self, command: StartJob) -> None:
-        job, columns, now_ns = command.job, self._columns, self.now_ns
+        job = command.job
+        columns = self._columns
+        now_ns = self.now_ns
         assert job not in self._running, "a job is started twice"
         starts = int(columns.starts[job])
         columns.starts[job] = starts + 1
@@ -343,7 +346,9 @@ class JobSimulation:
 
     def _record(self) -> JobsRecord:
         self._count(0)
-        columns, spec, ended_ns = self._columns, self.spec, self.now_ns
+        columns = self._columns
+        spec = self.spec
+        ended_ns = self.now_ns
         for job, running in list(self._running.items()):
             self._leave(job, running)
         for node, since_ns in self._down.items():

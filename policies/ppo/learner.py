@@ -77,7 +77,9 @@ class Learner:
     """
 
     def __init__(self, layout: Layout, knobs: PPOKnobs, network: PolicyNetwork) -> None:
-        self.layout, self.knobs, self.network = layout, knobs, network
+        self.layout = layout
+        self.knobs = knobs
+        self.network = network
         self.optimizer = torch.optim.Adam(network.parameters(), lr=knobs.learning_rate, eps=1e-5)
 
     def tensors(self) -> Tensors:

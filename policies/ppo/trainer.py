@@ -178,7 +178,8 @@ class TrainingLoop(ABC):
         mine = {name: value for name, value in asdict(self.knobs).items() if name not in _MAY_CHANGE}
         theirs = training["knobs"] | {"hidden": tuple(training["knobs"]["hidden"])}
         differ = [name for name, value in mine.items() if theirs.get(name) != value]
-        differ += ["seed"] * (training["seed"] != self.seed)
+        if training["seed"] != self.seed:
+            differ.append("seed")
         differ += self.differences(metadata)
         if differ:
             remedy = "resume with the settings it was begun with, or start anew in another folder"
@@ -215,7 +216,9 @@ class Trainer(TrainingLoop):
         """Decide until an update is due and make it; the log's scalars, or None where the decisions ran out before."""
         if self._rollouts is None:
             self._rollouts = self._begin(self.progress.episodes)
-        rollouts, parts, complete = self._rollouts, [], 0
+        rollouts = self._rollouts
+        parts = []
+        complete = 0
         while complete < self.knobs.batch:
             left = self.knobs.decisions - self.progress.decisions
             if left <= 0:
@@ -274,5 +277,7 @@ class Trainer(TrainingLoop):
     def differences(self, metadata: Mapping[str, str]) -> list[str]:
         """See `TrainingLoop`."""
         theirs = PolicySpec.from_json(metadata["spec"])
-        differ = ["holds_s"] * (theirs.holds_s != self.spec.holds_s)
-        return differ + ["cluster"] * (replace(theirs, holds_s=self.spec.holds_s) != self.spec)
+        differ = ["holds_s"] if theirs.holds_s != self.spec.holds_s else []
+        if replace(theirs, holds_s=self.spec.holds_s) != self.spec:
+            differ.append("cluster")
+        return differ

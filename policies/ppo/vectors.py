@@ -74,7 +74,9 @@ if IS_ON:
         first = builder.insert_element(nothing, number, _INT(0))
         return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_INT, LANES), None))
 
-    _block_of_4, _block_of_1, _line = _block(_ROWS, 1), _block(1, 1), _block(1, _VECTORS)
+    _block_of_4 = _block(_ROWS, 1)
+    _block_of_1 = _block(1, 1)
+    _line = _block(1, _VECTORS)
 
     def _fused(context: Any, a: Any, b: Any, c: Any) -> Any:
         return types.float32(a, b, c), lambda _, builder, __, values: builder.fma(*values)
@@ -110,7 +112,9 @@ else:
 
         return block
 
-    _block_of_4, _block_of_1, _line = _interpreted(_ROWS, 1), _interpreted(1, 1), _interpreted(1, _VECTORS)
+    _block_of_4 = _interpreted(_ROWS, 1)
+    _block_of_1 = _interpreted(1, 1)
+    _line = _interpreted(1, _VECTORS)
 
     def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
         """A b + c, rounded once (but for rare double rounding)."""
@@ -162,7 +166,9 @@ _LOG2_E = np.float32(math.log2(math.e))
 _LN2_HIGH = np.float32(0.693359375)  # nine bits: times a whole number below 2^15 it is exact
 _LN2_LOW = np.float32(math.log(2) - 0.693359375)
 _TO_WHOLE = np.float32(1.5 * 2**23)  # added and taken away again, it rounds to a whole number
-_ZERO, _ONE, _TWO = np.float32(0), np.float32(1), np.float32(2)
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_TWO = np.float32(2)
 _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(n)) for n in range(2, 8))
 
 

@@ -163,7 +163,9 @@ class Compass(Steered):
         """Decide for the view's candidate block; nothing is drawn."""
         priced = self.priced[view.head.service_class]
         wanted = priced.rungs[self._rung(view, priced)][view.head.segment - 1]
-        taken, least, choice = min(self.groups[-1], view.candidates), inf, Choice(0, wanted, self.groups[-1])
+        taken = min(self.groups[-1], view.candidates)
+        least = inf
+        choice = Choice(0, wanted, self.groups[-1])
         for index in looked_at(view):
             seen, its = view.servers[index], self.servers[index]
             passed = (view.now_ns - its.seen_ns) / self.unit_ns
@@ -247,7 +249,9 @@ class CompassRule(RuleSpec):
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Compass:
         """See `RuleSpec`."""
         self.check(context.config, source, key)
-        config, its, servers = context.config, self.numbers, range(context.config.servers)
+        config = context.config
+        its = self.numbers
+        servers = range(context.config.servers)
         priced = [priced_rungs(context, source, key, widths) for widths in config.model_widths]
         unit_ns = unit_of(context)
         ways_ns = [middle_way_ns(context, server) for server in servers]

@@ -76,7 +76,7 @@ def middle_way_ns(context: RouterContext, server: int) -> int:
 def middle_widths(config: RouterConfig, widths: Sequence[float] = ()) -> tuple[float, ...]:
     """A tuple of middling cost of these widths: narrow first segments, which lose little, and wide last ones."""
     widths = widths or config.widths
-    return tuple(widths[min(len(widths) - 1, s + s // 3) * (len(widths) > 1)] for s in range(config.segments))
+    return tuple(widths[min(len(widths) - 1, s + s // 3)] for s in range(config.segments))
 
 
 def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -> dict[tuple[float, ...], float]:

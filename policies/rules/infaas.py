@@ -106,7 +106,9 @@ def make_variants(
     Raises:
         ValueError: no tuple of the accuracy table is as accurate as the floor.
     """
-    config, costs, top1 = context.config, context.costs, context.prior.top1
+    config = context.config
+    costs = context.costs
+    top1 = context.prior.top1
     accurate = [widths for widths in efficient_tuples(context) if top1[widths] >= floor]
     if not accurate:
         best = max((top1[widths] for widths in efficient_tuples(context)), default=0.0)

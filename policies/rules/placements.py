@@ -40,7 +40,9 @@ def two_of(servers: Sequence[int], rng: np.random.Generator) -> list[int]:
     if len(servers) == 1:
         return [servers[first]]
     second = drawn(len(servers) - 1, rng)
-    return [servers[index] for index in sorted((first, second + (second >= first)))]
+    if second >= first:
+        second += 1
+    return [servers[index] for index in sorted((first, second))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,9 @@ class SlackFit:
         buckets: dict[int, list[tuple[int, int, float]]] = {}
         for option in options:
             buckets.setdefault((option[0] - first_ns) * SLACK_BUCKETS // spread_ns, []).append(option)
-        slack_ns = self._slack_ns(view, server)
+        waited_ns = view.now_ns - view.head_entered_ns
+        busy_ns = outstanding_ns(self.costs, view, server)
+        slack_ns = self.share_ns - waited_ns - busy_ns - transfer_ns(self.costs, view, server)
         fitting = [number for number, bucket in buckets.items() if max(bucket)[0] <= slack_ns]
         _, group, width = max(buckets[max(fitting, default=0)], key=lambda option: option[1:])
         return Choice(server, width, group)
@@ -65,11 +67,6 @@ class SlackFit:
             for key in keys
             for group in groups
         ]
-
-    def _slack_ns(self, view: ClusterView, server: int) -> int:
-        waited_ns = view.now_ns - view.head_entered_ns
-        busy_ns = outstanding_ns(self.costs, view, server)
-        return self.share_ns - waited_ns - busy_ns - transfer_ns(self.costs, view, server)
 
 
 class SlackFitRule(PlacedRule):
