@@ -39,12 +39,11 @@ class FileName:
 PossiblePath = Annotated[str, AfterValidator(possible_path)]
 FilePath = Annotated[PossiblePath, FileName()]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-_NAME = re.compile(NAME)
 
 
 def plain_name(text: str) -> str:
     """The name that names folders and files, too; raises ValueError, with one that is near, for all else."""
-    if _NAME.fullmatch(text):
+    if re.fullmatch(NAME, text):
         return text
     plain = as_name(text)
     allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"

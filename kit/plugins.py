@@ -215,7 +215,6 @@ def _without_comments(source: str) -> str:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether it is this project's."""
     return any(file.is_relative_to(Path(__file__).parents[1] / package) for package in OURS)
 
 

@@ -251,13 +251,12 @@ def with_name(raw: Any, key: str) -> str:
     return f"{key} ({name:.100})" if isinstance(name, str) and not key.endswith(")") else key
 
 
-_RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*")
 MAX_LISTED: Final = 10  # numbers of a range that are written out
 
 
 def _numbers(value: Any) -> list[str]:
     """Those of a range such as 0-9; none of anything else."""
-    ends = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*", value) if isinstance(value, str) else None
     numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
     listed = [str(number) for number in numbers[:MAX_LISTED]]
     return [*listed, "..."] if len(numbers) > MAX_LISTED else listed

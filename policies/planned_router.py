@@ -36,8 +36,6 @@ def decide(plan_row: Ints, sheet_row: Ints) -> int:
 
 
 class _Choices(dict[int, Choice]):
-    """Choices by their numbers."""
-
     def __init__(self, config: RouterConfig) -> None:
         self._servers, self._widths = config.servers, config.widths
 
@@ -115,7 +113,7 @@ class PlannedRouter:
             if server is not before:
                 known[index] = server
                 page.outstanding += server.outstanding_requests - (before.outstanding_requests if before else 0)
-                page.up += is_up(server) - (is_up(before) if before else 0)
+                page.up += (1 if is_up(server) else 0) - (1 if before and is_up(before) else 0)
                 holds = bits(server.widths)
                 _write_server.pack_into(
                     memory, 8 * Sheet.size + index * _write_server.size, holds if server.valid else 0, holds,

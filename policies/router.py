@@ -380,7 +380,6 @@ class RouterCore:
         return None if wake_ns is None else max(now_ns, wake_ns)
 
     def _is_all_held(self) -> bool:
-        """Whether everyone who waits is held back."""
         held = self._holds.lines
         return bool(held) and self._fifo.waiting == sum(self._fifo.length(line) for line in held)
 

@@ -335,7 +335,6 @@ class Simulation:
         """An instant at which nothing happens by itself."""
 
     def _arrivals(self) -> Process:
-        """The requests, one after the other."""
         deadlines_ns = self.spec.deadlines_ns
         arrivals = zip(self.spec.arrivals_ns.tolist(), self.spec.class_of.tolist(), strict=True)
         for request, (arrived_ns, service_class) in enumerate(arrivals):
@@ -396,7 +395,6 @@ class Simulation:
     # ----------------------------------------------------------------------------------------------------- telemetry
 
     def _telemetry(self, server: SimulatedServer) -> Process:
-        """A server's sensor is read at every period."""
         period_ns = self._devices[server.spec.device].physics.tables.period_ns
         while True:
             server.sample()

@@ -43,8 +43,6 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """From one place to another."""
-
     latency_s: float
     bandwidth_bytes_s: float
     loss: float

@@ -134,7 +134,6 @@ def pooled(rows: Seen) -> Seen:
 SCHEMA: Final = "slimsched.joblearned/2"
 RLTUNE: Final = "rltune"
 ACTOR: Final = "actor."
-_MADE_BY: Final = "such a file is what training of a job policy wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,7 @@ def read_learned(path: Path) -> tuple[Learned, checkpoint.Tensors, dict[str, str
     Raises:
         InputError: it is missing, damaged, none, or of another version.
     """
-    tensors, header = checkpoint.read(path, SCHEMA, _MADE_BY)
+    tensors, header = checkpoint.read(path, SCHEMA, "such a file is what training of a job policy wrote")
     weights = {name.removeprefix(ACTOR): value for name, value in tensors.items() if name.startswith(ACTOR)}
     try:
         keys: dict[str, Any] = json.loads(header["spec"])

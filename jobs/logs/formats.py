@@ -64,7 +64,6 @@ _PAI_TASK: Final = [
 _PAI_STATUSES: Final = "status|Running|Terminated|Failed|Waiting"
 SHARES: Final = "ask for a share of a GPU; the sum is rounded up to whole ones"
 PART: Final = "ask for a part of a GPU, and count as whole ones (a column gpu_share has shares)"
-_DELIMITERS: Final = ",;\t|"
 _COMMA: Final = r"^\s*[-+]?\d+(,\d+)+(\.\d+)?\s*$"
 _THOUSANDS: Final = r"^\s*[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*$"
 _EXAMPLE: Final = f"submit_s=submitted,run_s=seconds,gpus=num_gpus,user=owner (for run_s= also {START}=,{END}=)"
@@ -110,7 +109,7 @@ def _is_csv(text: str) -> bool:
 
 def _delimiter(line: str) -> str:
     """The one that the header has most of."""
-    return max(_DELIMITERS, key=line.count)
+    return max(",;\t|", key=line.count)
 
 
 def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:

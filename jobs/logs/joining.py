@@ -151,7 +151,6 @@ class Log:
             self._replace("job_id", others, names)
 
     def _replace(self, name: str, rows: Indices, texts: list[str]) -> None:
-        """Other texts in some rows of a column."""
         column = self.words[name].combine_chunks().cast(pyarrow.large_string())
         mask = np.zeros(len(column), bool)
         mask[rows] = True

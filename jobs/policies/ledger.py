@@ -218,7 +218,6 @@ class JobLedger:
         self.commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
 
     def _release(self, job: int) -> None:
-        """It holds its GPUs no more."""
         pool = self._pool_of.pop(job)
         allocation = self.running[pool.index].remove(job)
         if self.order.accounts is not None:

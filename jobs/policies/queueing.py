@@ -115,7 +115,6 @@ class FreeGpuProfile:
 # is over its estimate counts as one that ends in a second.
 
 
-_FIRST: Final = attrgetter("first")
 _Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the class)
 
 
@@ -154,7 +153,7 @@ def _strict(line: CompetingClasses, ledger: JobLedger) -> None:
     ledger.refresh(classes)
     closed: list[Pool] = []
     while classes:
-        waiting = min(classes, key=_FIRST)
+        waiting = min(classes, key=attrgetter("first"))
         if not ledger.try_head(waiting, closed):
             closed += waiting.pools
             classes = [waiting for waiting in classes if any(pool not in closed for pool in waiting.pools)]

@@ -202,7 +202,6 @@ class JobSimulation:
 
     @property
     def _is_over(self) -> bool:
-        """Nothing is in the system, and nobody comes."""
         return self._in_system == 0 and self._arrived == len(self._arrivals)
 
     def _set_off(self) -> None:
@@ -304,7 +303,6 @@ class JobSimulation:
         self._tell(JobEnded(job))
 
     def _leave(self, job: int, running: _RunningJob) -> None:
-        """It holds its GPUs no more."""
         del self._running[job]
         columns, now_ns = self._columns, self.now_ns
         columns.held_ns[job] += now_ns - running.since_ns
