@@ -427,10 +427,9 @@ def warnings_of(case: JobsCase) -> Iterator[str]:
     yield from _idle_nodes(case)
     yield from _short_rounds(case)
     yield from _whole_for_shares(case)
-    unknown = set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class)
-    if cluster.throughputs is not None and unknown:
-        named = _some(sorted(unknown))
-        yield f"no throughputs are known of {named}: such jobs run equally fast everywhere; a row `*` would be theirs"
+    unknown = _classes_without_speeds(case)
+    if unknown:
+        yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
 
 
 def require_a_fit(case: JobsCase) -> None:
@@ -510,6 +509,12 @@ def _idle_nodes(case: JobsCase) -> Iterator[str]:
             yield f"{without.sum():,} jobs are of VC {_some(names)}, which has no nodes, and are refused"
     if unused := sorted(vcs - {""} - set(jobs.vc.tolist())):
         yield f"no job is of VC {_some(unused)}, so its nodes stand idle; {nearest(unused[0], set(jobs.vc.tolist()))}"
+
+
+def _classes_without_speeds(case: JobsCase) -> str:
+    if case.scenario.cluster.throughputs is None:
+        return ""
+    return _some(sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class)))
 
 
 def _some(names: list[str]) -> str:
