@@ -128,17 +128,17 @@ def watched(
     said.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    began_s = time.monotonic()
+    began_s, (_, inherited_bytes) = time.monotonic(), _used(os.getpid())
     process = os.fork()
     if process == 0:
         be_the_child(work, command, here, said, prepare)
-    stopped = _watch(process, began_s)
+    stopped = _watch(process, began_s, inherited_bytes)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)  # nor may anything that it started live on
     _, status, used = os.wait4(process, 0)
     code = os.waitstatus_to_exitcode(status)
     out, err = (_text(said / name) for name in ("out", "err"))
-    cpu_s, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+    cpu_s, peak = used.ru_utime + used.ru_stime, max(0, used.ru_maxrss * 1024 - inherited_bytes)
     return Ended(code, out, err, cpu_s, time.monotonic() - began_s, peak, stopped)
 
 
@@ -174,8 +174,8 @@ def be_the_child(
         os._exit(code)
 
 
-def _watch(process: int, began_s: float) -> Literal["", "too slow", "too large"]:
-    """Until it ends, or has to be ended."""
+def _watch(process: int, began_s: float, inherited_bytes: int) -> Literal["", "too slow", "too large"]:
+    """Until it ends, or has to be ended; a fork begins with the memory of its parent, which is not its own."""
     handle = os.pidfd_open(process)
     try:
         poll = select.poll()
@@ -184,7 +184,7 @@ def _watch(process: int, began_s: float) -> Literal["", "too slow", "too large"]
             cpu_s, resident_bytes = _used(process)
             if cpu_s > MAX_CPU_S or time.monotonic() - began_s > MAX_WALL_S:
                 return "too slow"
-            if resident_bytes > MAX_BYTES:
+            if resident_bytes - inherited_bytes > MAX_BYTES:
                 return "too large"
         return ""
     finally:
