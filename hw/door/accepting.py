@@ -1,4 +1,4 @@
-"""Accepts connections, and counts them from then on: all of them and by address, before a handshake costs anything."""
+"""Accepts connections, and counts all of them and those of each address before any handshake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Final
 
 HANDSHAKE_S: Final = 5.0
-SILENT_S: Final = 1.0  # a connection that has been silent for longer gives way where no other has room
+SILENT_S: Final = 1.0  # a connection that has been silent for longer is ended if a new one has no room
 _AT_ONCE: Final = 64  # accepted in one turn of the event loop
 _PAUSE_S: Final = 0.1  # after the process has run out of descriptors
 
@@ -23,12 +23,12 @@ def address_of(peer: str) -> bytes:
 
 
 class Crowd:
-    """The connections that are there, and who of them has been silent for longest.
+    """The open connections, and the order in which they fell silent.
 
     Args:
-        most: connections; one more is there in place of one that was silent, or in the reserve.
+        most: connections; one more replaces a silent one, or is in the reserve.
         most_each: of one address.
-        reserve: beyond them, for who asks what is always told.
+        reserve: beyond them, for requests that are always answered.
     """
 
     def __init__(self, most: int, most_each: int, reserve: int) -> None:
@@ -40,11 +40,11 @@ class Crowd:
 
     @property
     def count(self) -> int:
-        """All that are there."""
+        """The number of open connections."""
         return self.of_address.total()
 
     def enter(self, address: bytes, now_s: float) -> bool:
-        """Count one more, and end silent ones where there is no room; False if it must not come in."""
+        """Count one more, and end silent ones if there is not enough room; return False if it must not enter."""
         if self.of_address[address] >= self._most_each:
             return False
         while self.count >= self._most and (silent := next(iter(self._silent), None)) is not None:
@@ -59,25 +59,25 @@ class Crowd:
         return True
 
     def leave(self, address: bytes) -> None:
-        """One of that address is gone."""
+        """Count out a connection of that address."""
         self.of_address[address] -= 1
         if not self.of_address[address]:
             del self.of_address[address]
 
     def falls_silent(self, connection: object, now_s: float, end: Callable[[], object]) -> None:
-        """Nothing is under way on it; `end` ends it, and lets it leave at once."""
+        """Mark it as idle; `end` ends it, and makes it leave at once."""
         self._silent[connection] = now_s, end
 
     def speaks(self, connection: object) -> None:
-        """A request is under way on it, or it is gone."""
+        """Mark it as busy (with a request) or gone."""
         self._silent.pop(connection, None)
 
 
 class Acceptor:
-    """Accepts at a socket that listens, in the running event loop; as an `asyncio.Server` to who closes it.
+    """Accepts at a listening socket, in the running event loop; like an `asyncio.Server` to its closer.
 
     Args:
-        protocol: makes one for a connection; calls what it is given when the connection is lost.
+        protocol: makes one for a connection; calls its argument when the connection is lost.
         context: for TLS.
     """
 
@@ -123,7 +123,7 @@ class Acceptor:
             self._loop.add_reader(self._listening, self._accept)
 
     def _leave_once(self, address: bytes) -> Callable[[], None]:
-        """What counts a connection out, the first time that it is called."""
+        """Return a function that counts the connection out, the first time that it is called."""
         is_there = True
 
         def leave() -> None:
@@ -135,7 +135,7 @@ class Acceptor:
         return leave
 
     async def _greet(self, connection: socket.socket, leave: Callable[[], None]) -> None:
-        """A handshake, if there is one; from then on the protocol has it."""
+        """Shake hands, if there is TLS; from then on the protocol has the connection."""
         limit_s = None if self._context is None else HANDSHAKE_S
         try:
             await self._loop.connect_accepted_socket(
@@ -150,7 +150,7 @@ class Acceptor:
         self._crowd.speaks(task)
 
     def close(self) -> None:
-        """Accept no more; who closes the socket is another one."""
+        """Stop accepting; another component closes the socket."""
         self._loop.remove_reader(self._listening)
         for task in self._greeting:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Who is let in, what it is answered, and for how long it waits: the same for every protocol that clients speak."""
+"""Which requests are admitted, how long they wait and which answers they get: the same for every client protocol."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[
 
 
 def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """The trace that a request is a part of, if its headers or metadata say one (W3C Trace Context)."""
+    """Return the trace that a request is a part of, if its headers or metadata have one (W3C Trace Context)."""
     given = headers.get(_TRACE, "")
     return {_TRACE: given} if _TRACES.fullmatch(given) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may do.
+    """Limits on clients.
 
     Attributes:
         body_bytes: of a request.
         held_bytes: of all requests that are being read, over HTTP and over gRPC each.
-        body_s: in which its body must have come.
-        timeout_s: in which it is answered, unless the client asks for less.
-        connections: that are open at a time, at each port.
+        body_s: within which a request's body must arrive.
+        timeout_s: for an answer, unless the client asks for less.
+        connections: open at a time, at each port.
         connections_each: of one address, over HTTP.
     """
 
@@ -57,13 +57,12 @@ class Limits:
 
 
 class Admission:
-    """The way of readable requests to the router, and back.
+    """The path of readable requests to the router, and back.
 
     Args:
-        tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
-            for.
-        carried_img_s: the most images a second that the servers carry.
-        journal: is told of requests that failed, or came later than the p99 latency asked for.
+        tokens: the accepted ones, each with its limit of images inside; empty: no token is required.
+        carried_img_s: the servers' capacity in images a second, at most.
+        journal: logs requests that failed, or exceeded the p99 latency target.
     """
 
     def __init__(
@@ -91,23 +90,23 @@ class Admission:
 
     @property
     def asks_tokens(self) -> bool:
-        """Whether clients must bear one."""
+        """Whether clients must present a token."""
         return bool(self._tokens)
 
     @property
     def served(self) -> Served:
-        """What is served now."""
+        """The present model and its settings."""
         return self._bridge.served
 
     def require_model(self, name: str, version: str) -> None:
-        """Raises `RequestError` where another one is asked for; an empty version is any."""
+        """Raise `RequestError` if another model is requested; an empty version is any."""
         served = self.served
         if name != served.name or version not in ("", served.version):
             problem = f"nothing is at {f'{name}/{version}':.80}; the model is {served.name}, version {served.version}"
             raise RequestError(problem, 404)
 
     def token_in(self, authorization: str) -> bytes:
-        """A known one; empty where none is asked for.
+        """Return the request's token, if it is known; empty if none is required.
 
         Raises:
             RequestError: it has none.
@@ -123,14 +122,14 @@ class Admission:
     async def answers(
         self, request: Request, token: bytes, trace: Mapping[str, str], version: str = ""
     ) -> list[Answer]:
-        """Of each image, in order. It is cancelled where the client has left; then the router need not go on.
+        """Return the answer of each image, in order; cancelled if the client has left (the router may then skip them).
 
         Args:
             trace: that it is a part of (`trace_of`).
-            version: that alone may answer; empty: any.
+            version: the only one that may answer; empty: any.
 
         Raises:
-            RequestError: it was not let in, or has no answer.
+            RequestError: it was not admitted, or has no answer.
         """
         began_s, count = time.perf_counter(), len(request.images)
         wanted_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
@@ -185,7 +184,7 @@ class Admission:
             raise RequestError(problem, 429)
 
     def fault(self, error: Exception) -> RequestError:
-        """Log a fault of this program in one line; return what its client gets."""
+        """Log a fault of this program in one line; return the client's error."""
         *_, last = traceback.extract_tb(error.__traceback__)
         at = f"{Path(last.filename).name}:{last.lineno}"
         self._journal.note("request_fault", error=f"{type(error).__name__}: {error}"[:200], at=at)

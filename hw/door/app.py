@@ -27,7 +27,7 @@ _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is sent."""
+    """An HTTP response."""
 
     status: int
     body: bytes = b""
@@ -36,7 +36,7 @@ class Response:
 
 
 class _GoneError(Exception):
-    """The client left before its request was whole, or answered."""
+    """The client left before its request was complete, or answered."""
 
 
 def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
@@ -53,12 +53,12 @@ async def _send(response: Response, scope: Message, send: Send, more: Mapping[st
 
 
 async def crowded(scope: Message, receive: Receive, send: Send) -> None:
-    """An application for those who come when too many have connections."""
+    """Answer clients that come when too many have connections; an ASGI application."""
     await _send(_error(503, "full: too many connections are open", _CLOSE), scope, send, {})
 
 
 async def starting(scope: Message, receive: Receive, send: Send) -> None:
-    """The ASGI application before anybody can be served."""
+    """Answer before the server is ready; an ASGI application."""
     is_live = scope["path"] == _LIVE
     await _send(Response(200) if is_live else _error(503, "not_ready: it starts", _CLOSE), scope, send, {})
 
@@ -71,16 +71,16 @@ def _looked_up(method: str, response: Response) -> Response:
 
 
 def is_of_this_host(headers: Mapping[str, str]) -> bool:
-    """Whether a request names loopback as its host, and as its origin where a browser says one.
+    """Return whether a request names loopback as its host, and as its origin if a browser sends one.
 
-    A web page of somebody else's can make its reader's browser send requests here, also under a name of its own.
+    A third party's web page can make its reader's browser send requests here, also under a host name of that party's.
     """
     named = [headers.get("host", ""), headers.get("origin", "").rpartition("//")[2]]
     return all(re.fullmatch(r"(localhost|127\.[\d.]+|\[::1\])?(:\d+)?", each) for each in named)
 
 
 async def _left(receive: Receive) -> None:
-    """Until the client leaves."""
+    """Wait until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -105,7 +105,7 @@ class App:
         return model, f"{model}/versions/{self._served.version}"
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
         assert scope["type"] == "http", "nothing else is spoken here"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -184,7 +184,7 @@ class App:
         return Response(200, body, "application/octet-stream", (head, timing))
 
     async def _body(self, headers: Mapping[str, str], receive: Receive, client: Hashable) -> bytes:
-        """The whole of it, within the limits."""
+        """Return the whole body, within the limits."""
         most = self._limits.body_bytes
         if int(headers.get("content-length", "0")) > most:  # the parser lets digits through alone
             raise RequestError(f"the body has {headers['content-length']} bytes, allowed are {most}", 413)

@@ -1,4 +1,4 @@
-"""The ingress's way to the router: images go to slots, answers come back by slot. Slots bound what is inside."""
+"""The ingress's path to the router: images go to slots, answers come back by slot. Slots bound the images inside."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ ROUTER_GONE: Final = "router_gone"
 
 
 class FullError(Exception):
-    """No slot is free for all images of a request."""
+    """Not enough slots are free for all images of a request."""
 
 
 class FailedError(Exception):
-    """An image of the request was given up; its reason."""
+    """An image of the request was dropped; its reason."""
 
 
 class _Call:
-    """A request of some images that are inside, and the answers that are there."""
+    """A request: its images inside, and the answers so far."""
 
     def __init__(self, slots: tuple[int, ...], token: bytes, future: asyncio.Future[list[Answer]]) -> None:
         self.slots = slots
@@ -63,14 +63,14 @@ class Bridge:
 
     Args:
         slots: (slots, values of an image).
-        served: what the router serves at first.
+        served: the router's first model.
         on_end: called when the router is gone, or wants the process to end.
 
     Attributes:
-        served: what it serves now.
-        status: what the router said last; None before it serves.
-        is_draining: whether nothing more is accepted.
-        inside_of: images that the router has not answered for, by the token of their client.
+        served: the present model.
+        status: the router's last report; None before it serves.
+        is_draining: whether no more requests are accepted.
+        inside_of: images without an answer from the router, by the token of their client.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Bridge:
 
     @property
     def inside(self) -> int:
-        """Images that the router has not answered for."""
+        """The number of images that the router has not answered for."""
         return len(self._calls)
 
     @property
     def heard_s(self) -> float:
-        """How long ago the router reported."""
+        """The time since the router's last report."""
         return self._loop.time() - self._heard_s
 
     @property
@@ -106,7 +106,7 @@ class Bridge:
         return self.status is not None and self.status.is_ready and not self.is_draining
 
     def is_late(self, latency_s: float, service_class: int) -> bool:
-        """Whether a request took longer than the p99 latency that is asked for, of its class or of all."""
+        """Return whether a request took longer than the p99 latency target, of its class or of all."""
         is_beyond_all = self.status is not None and 0 < self.status.limit_ns < latency_s * NS_PER_S
         return is_beyond_all or latency_s > self.served.request_classes[service_class].p99_limit_s
 
@@ -115,10 +115,10 @@ class Bridge:
     ) -> asyncio.Future[list[Answer]]:
         """Hand images of a class to the router; the future has their answers, in order, or `FailedError`.
 
-        Who cancels it lets the router know.
+        Cancelling the future notifies the router.
 
         Raises:
-            FullError: there is no room for all of them.
+            FullError: there is not enough room for all of them.
         """
         count = len(images)
         if count > len(self._free):
@@ -134,11 +134,11 @@ class Bridge:
         return call.future
 
     def _cancel(self, call: _Call) -> None:
-        """What is left of it need not be served."""
+        """Notify the router that the rest of the request need not be served."""
         self._post(Cancel(tuple([slot for slot in call.slots if self._calls.get(slot) is call])))
 
     def _post(self, word: ToRouter) -> None:
-        """What is posted in one turn of the event loop goes in one frame."""
+        """Post a message; all those of one turn of the event loop go in one frame."""
         self._port.post(word)
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -187,7 +187,7 @@ class Bridge:
         return call
 
     def _end(self) -> None:
-        """The router is gone: nobody will answer any more."""
+        """Fail all requests: the router is gone, so no more answers will come."""
         self.is_draining = True
         self._loop.remove_reader(self._port.fileno())
         for call in self._calls.values():

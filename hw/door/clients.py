@@ -1,4 +1,4 @@
-"""Requests that come from clients, as the router's loop takes them: the ingress's port and its slots of images."""
+"""Requests from clients, as the router's loop takes them: the ingress's port and its slots of images."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hw.router.transfers import Images
 from hw.transport.port import PortClosedError
 from policies.vocabulary import RequestArrived, RequestCompleted, RequestFailed
 
-UNKNOWN = -1  # a label that nobody says
+UNKNOWN = -1  # the label of an image whose label is not given
 
 
 class Clients:
     """See `hw.router.traffic.Traffic`.
 
     Args:
-        ingress: which has their connections.
+        ingress: the process with their connections.
         images: their slots.
-        wants_stop: whether to accept no more, and to end when all that was accepted is answered.
+        wants_stop: whether to accept no more requests, and to end when all accepted ones are answered.
         clock: the run's.
     """
 
@@ -52,7 +52,7 @@ class Clients:
     def judge(
         self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
     ) -> tuple[bool, ...]:
-        """See `Traffic`: what is right nobody knows; what was said is kept until its request ends."""
+        """See `Traffic`: the right labels are unknown; a request's answer is kept until it ends."""
         size = len(scores) // len(requests)
         for place, (request, label) in enumerate(zip(requests, labels, strict=False)):  # none, of an emulated device
             if request in self._slot_of:
@@ -73,7 +73,7 @@ class Clients:
             self._ingress.port.post(Answered(slot, label, command.widths, scores, self._clock.now_ns() - came_ns))
 
     def hear(self) -> None:
-        """See `Traffic`; raises `WorkError` where the ingress dies again and again."""
+        """See `Traffic`; raises `WorkError` if the ingress dies repeatedly."""
         try:
             words = self._ingress.port.receive()
         except PortClosedError:
@@ -102,7 +102,7 @@ class Clients:
         return cancelled
 
     def flush(self) -> bool:
-        """See `Traffic`; raises `WorkError` where the ingress dies again and again."""
+        """See `Traffic`; raises `WorkError` if the ingress dies repeatedly."""
         if self.horizon_ns == NEVER_NS and self._clock.runs and self._wants_stop():
             self.horizon_ns = self._clock.now_ns()
             self._ingress.port.post(Drain())
@@ -113,7 +113,7 @@ class Clients:
             return True
 
     def _begin_anew(self) -> None:
-        """The ingress has died: nobody waits for those who came by it, and their slots are the next one's."""
+        """Drop the requests of an ingress that has exited; the next one reuses their slots."""
         self._ingress.start_again()
         self.descriptors = (self._ingress.port.fileno(),)
         self._cancelled += self._slot_of

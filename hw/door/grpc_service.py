@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC, let in by the same `Admission` as requests over HTTP."""
+"""The Open Inference Protocol over gRPC, admitted by the same `Admission` as requests over HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _CODES: Final = {
 }
 _SOON: Final = (("grpc-retry-pushback-ms", "1000"),)
 _CONTENTS: Final = {"FP32": "fp32_contents", "UINT8": "uint_contents", "INT64": "int64_contents"}
-_UNCOMPRESSED: Final = 1  # a bit for each algorithm: no client may send what grows when it is read
+_UNCOMPRESSED: Final = 1  # a bit for each algorithm: no client may send a message that grows when it is read
 _IDLE_MS: Final = 75_000
 _HANDSHAKE_MS: Final = 5_000
 _STREAMS: Final = 256  # calls at a time of one connection; a client's library queues the others
@@ -59,7 +59,7 @@ Call = Callable[[Any, Context], Awaitable[Any]]
 
 
 def _read_messages() -> dict[str, type[Message]]:
-    """The classes of open_inference.proto, by name; in a pool of their own, for clients' packages have them, too."""
+    """Return the classes of open_inference.proto, by name, from a separate pool: clients' packages have them, too."""
     described = files("hw.door").joinpath("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(described).file
     pool = descriptor_pool.DescriptorPool()
@@ -72,13 +72,13 @@ MESSAGES: Final[Mapping[str, Any]] = _read_messages()
 
 
 def read_call(message: Any, size_bytes: int, served: Served) -> Request:
-    """A `ModelInferRequest`; its answers are wanted as it brings its image, raw or not.
+    """Parse a `ModelInferRequest`; its answers have the image's encoding, raw or not.
 
     Args:
         size_bytes: of the whole message.
 
     Raises:
-        RequestError: it is no request for this model.
+        RequestError: it is not a valid request for this model.
     """
     raw = message.raw_input_contents
     if not raw and size_bytes > JSON_BYTES:
@@ -116,7 +116,7 @@ def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
 
 
 def write_reply(request: Request, answers: list[Answer], served: Served) -> Message:
-    """A `ModelInferResponse`."""
+    """Build a `ModelInferResponse`."""
     about = {"model_name": served.name, "model_version": answers[0].version, "id": request.identity}
     reply = MESSAGES["ModelInferResponse"](**about)
     columns = outputs_of(answers)
@@ -131,9 +131,10 @@ def write_reply(request: Request, answers: list[Answer], served: Served) -> Mess
 
 
 class Calls:
-    """What is answered to each call.
+    """The answers to each call.
 
-    gRPC says how large a message is when it has read it. So each holds room for the largest while it is read. Others
+    gRPC reports a message's size only after reading it. So each call holds room for the largest while it is read.
+    Others
     wait, and may send 64 KiB meanwhile.
 
     Attributes:
@@ -153,7 +154,7 @@ class Calls:
         return self._admission.served
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """As a server takes it."""
+        """Return the calls as a server takes them."""
         unary = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -169,14 +170,14 @@ class Calls:
             )
             for name, call in unary.items()
         }
-        # One message comes, as to the others; read as a stream, it is taken when its sender's token is known.
+        # One message comes, as in the other calls; it is read as a stream, once its sender's token is known.
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(
             self._refusing(self._infer, self._count), None, MESSAGES["ModelInferResponse"].SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _refusing(self, call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: None) -> Call:
-        """With a status for what is refused; `count` is told of every one."""
+        """Return the call with a status for refusals; `count` is called for every one."""
 
         async def answer(asked: Any, context: Context) -> Any:
             code = grpc.StatusCode.INTERNAL
@@ -234,12 +235,12 @@ class Calls:
         self._metrics.requests.labels(code.name).inc()
 
     async def _read(self, context: Context, client: Hashable) -> tuple[Any, int]:
-        """Its one message, and the size of it; what is too large, gRPC refuses."""
+        """Read the call's one message; return it and its size. gRPC refuses one that is too large."""
         try:
             async with self._room.place(client, self.largest_bytes, self._limits.body_s):
                 body = await context.read()
             return MESSAGES["ModelInferRequest"].FromString(body), len(body)
-        except (DecodeError, TypeError):  # grpc.aio.EOF is no bytes
+        except (DecodeError, TypeError):  # grpc.aio.EOF isn't bytes
             raise RequestError("the message is no ModelInferRequest") from None
 
     def _token_in(self, context: Context) -> bytes:
@@ -251,15 +252,15 @@ def _metadata_of(context: Context) -> dict[str, str]:
 
 
 async def start_grpc(calls: Calls, address: str, certificate: Path | None, limits: Limits) -> Any:
-    """A server that listens.
+    """Start a server, and return it listening.
 
     Args:
-        address: whose port this user has reserved (`hw.door.listening.listen`).
+        address: its port is reserved for this user (`hw.door.listening.listen`).
     """
     options = (
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.max_receive_message_length", calls.largest_bytes),
-        ("grpc.http2.bdp_probe", 0),  # else a call may send 4 MiB before it is read, and not 64 KiB
+        ("grpc.http2.bdp_probe", 0),  # otherwise a call may send 4 MiB before it is read, and not 64 KiB
         ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
         ("grpc.max_concurrent_streams", _STREAMS),

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 _KEEP_ALIVE_S: Final = 75
 _HEAD_S: Final = 30.0
 _HEAD_BYTES: Final = 1 << 16
-_ENDING_S: Final = 10.0  # in which answers are to be taken
-_LEAVING_S: Final = 1.0  # in which who waits gets what was said
+_ENDING_S: Final = 10.0  # for clients to take their answers
+_LEAVING_S: Final = 1.0  # for waiting clients to take their error
 _RESERVE: Final = 64  # connections beyond those allowed
-_DESCRIPTORS: Final = 64  # that are no connections
+_DESCRIPTORS: Final = 64  # for other uses than connections
 _ALWAYS: Final = (
     b"/v2/health/live",
     b"/v2/health/ready",
@@ -55,19 +55,19 @@ _ALWAYS: Final = (
 )  # answered beyond `limits.connections`, too
 _HANGING_S: Final = 5.0
 _STARTING_S: Final = 60.0
-_UNHEARD: Final = 10  # reports: fewer may stand in the port because it was the router that stood still
+_UNHEARD: Final = 10  # reports: fewer may be in the port because the router itself was paused
 _DEATHS: Final = 5
-_DEATHS_S: Final = 60.0  # in which so many are too many
+_DEATHS_S: Final = 60.0  # within which that number of exits is too many
 
 
 @dataclass(frozen=True, slots=True)
 class IngressSpec:
-    """What an ingress is given.
+    """The settings of an ingress.
 
     Attributes:
-        carried_img_s: the most images a second that the servers carry, at any widths.
-        certificate: a file with its key, by which it speaks TLS.
-        logs_json: whether requests that fail are told on standard error.
+        carried_img_s: the servers' capacity in images a second, at any widths.
+        certificate: a file with its key, for TLS.
+        logs_json: whether requests that fail are logged on standard error.
     """
 
     served: Served
@@ -79,32 +79,32 @@ class IngressSpec:
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's, whose request's head must come in time and be short.
+    """A client's connection, whose request's head must come in time and be short.
 
-    What is wrong it hears as the protocol has it, and not as uvicorn does.
+    Errors have the protocol's form, not uvicorn's.
 
     Attributes:
-        crowd: that it is one of.
-        leave: to be called when it is lost.
+        crowd: the connections that it is one of.
+        leave: called when it is lost.
     """
 
     crowd: Crowd
     leave: Callable[[], None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """It begins with a head."""
+        """Start to wait for a head."""
         super().connection_made(transport)
-        self.limit_concurrency = None  # it would say so in its own words
+        self.limit_concurrency = None  # uvicorn's answer has a different form
         self._begin_head()
         self.crowd.falls_silent(self, self.loop.time(), self._end)
 
     def _end(self) -> None:
-        """Another one takes its place."""
+        """Close the connection: another one takes its place."""
         self.leave()
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Stop all waiting for this connection."""
         self._timer.cancel()
         self.crowd.speaks(self)
         self.leave()
@@ -136,14 +136,14 @@ class _Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """It may send another request."""
+        """Become ready for another request."""
         has_another = bool(self.pipeline)
         super().on_response_complete()
         if not has_another and not self.transport.is_closing():
             self.crowd.falls_silent(self, self.loop.time(), self._end)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
+        """Answer data that are not HTTP."""
         body = error_body(msg)
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
@@ -151,7 +151,7 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Its connections are counted as they are accepted; some more than are allowed, for health is always told."""
+    """Connections are counted as they are accepted; the limit has a reserve, for health is always answered."""
 
     def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
         super().__init__(config)
@@ -171,7 +171,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: the router tells what to do."""
+        """Handle no signals: the router decides when to stop."""
         yield
 
 
@@ -185,7 +185,7 @@ def _server(app: Callable[..., Any], limits: Limits, certificate: Path | None) -
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """A process that hears no signals: they are the router's business."""
+    """Start a process that handles no signals: the router handles them."""
     process = multiprocessing.get_context("spawn").Process(
         target=target, args=arguments, name="slimsched-ingress", daemon=True
     )
@@ -196,12 +196,11 @@ def _start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 class WaitingRoom:
-    """Until it is closed, whoever connects by HTTP hears at once that nobody is served yet. At gRPC's port nothing
-    listens until the ingress does.
+    """Answers HTTP clients, until it is closed, that the server is not ready yet; at gRPC's port nothing listens.
 
     Args:
-        listening: where clients connect; the ingress may listen there, too.
-        certificate: that they are shown, if any.
+        listening: the ports; the ingress may listen there, too.
+        certificate: that clients get, if any.
     """
 
     def __init__(self, listening: Listening, certificate: Path | None) -> None:
@@ -211,7 +210,7 @@ class WaitingRoom:
         remote.close()
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close it. May be called twice."""
         self._end.close()
         self._process.join(_LEAVING_S)
         self._process.kill()
@@ -250,12 +249,12 @@ async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, ar
 
 @contextlib.asynccontextmanager
 async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, metrics: Metrics) -> AsyncIterator[None]:
-    """Within it gRPC is spoken, where it is wanted."""
+    """Serve gRPC within the context, if it is enabled."""
     if address is None:
         yield
         return
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every client that speaks no TLS
-    from hw.door.grpc_service import Calls, start_grpc  # an extra of its own
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise it logs every client without TLS
+    from hw.door.grpc_service import Calls, start_grpc  # a separate extra
 
     calls = Calls(admission, metrics, spec.limits)
     server = await start_grpc(calls, address, spec.certificate, spec.limits)
@@ -264,10 +263,10 @@ async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, me
 
 
 class Ingress:
-    """The process, and the port to it; where it dies another one takes its place, on the same socket.
+    """The process, and the port to it; if it dies another one takes its place, on the same socket.
 
     Attributes:
-        port: to the process that is there.
+        port: to the present process.
         arena: the slots, which every process of it writes.
     """
 
@@ -289,7 +288,7 @@ class Ingress:
         self._unheard, self._silent_after_s = 0, time.monotonic() + _STARTING_S
 
     def report(self, status: Status) -> None:
-        """Tell it how the router is; kill it if it has not answered reports for `_HANGING_S`."""
+        """Report the router's state to it; kill it if it has not answered reports for `_HANGING_S`."""
         if self._unheard >= _UNHEARD and time.monotonic() > self._silent_after_s:
             self._journal.note(
                 "ingress_hangs", f"serve: the ingress has not answered for {_HANGING_S:g} s; it is killed"
@@ -299,11 +298,11 @@ class Ingress:
         self._unheard += 1
 
     def note_alive(self) -> None:
-        """It has answered a report."""
+        """Note that it has answered a report."""
         self._unheard, self._silent_after_s = 0, time.monotonic() + _HANGING_S
 
     def start_again(self) -> None:
-        """It has died, and all clients' connections with it; raises `WorkError` where it does so again and again."""
+        """Replace a process that died with all its connections; raises `WorkError` if that repeats too often."""
         self._end(0.0)
         self._died_s.append(time.monotonic())
         if len(self._died_s) == _DEATHS and self._died_s[-1] - self._died_s[0] < _DEATHS_S:
@@ -313,7 +312,7 @@ class Ingress:
         self._start()
 
     def serve_model(self, version: str, top1: tuple[float, ...]) -> None:
-        """Every answer that is posted from now on is another model's; `top1`: see `RouterConfig`."""
+        """Announce that later answers are another model's; `top1`: see `RouterConfig`."""
         self._spec = replace(self._spec, served=self._spec.served.by_model(version, top1))
         self.port.post(Serving(version, top1))
 
@@ -324,19 +323,19 @@ class Ingress:
         self._process.join()
 
     def close(self) -> None:
-        """Those who have an answer still get it."""
+        """End the process; clients still get the answers that are ready."""
         self._end(_ENDING_S)
         self.arena.close()
 
 
 @contextlib.contextmanager
 def ingress(spec: IngressSpec, listening: Listening, slots: int, journal: Journal) -> Iterator[Ingress]:
-    """Within it clients are served.
+    """Serve clients within the context.
 
     Args:
-        listening: where clients connect.
+        listening: the ports.
         slots: images that may be inside.
-        journal: is told when it starts again.
+        journal: logs a restart.
     """
     door = Ingress(spec, listening, slots, journal)
     try:

@@ -1,4 +1,4 @@
-"""Changes of a server's state are told: in a line for people, or in one of JSON; and to systemd what it must know."""
+"""Reports changes of a server's state: as lines of text or JSON, and to systemd what it needs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _OF_SYSTEMD: Final = {"ready": "READY=1\n", "stopping": "STOPPING=1\n"}
 
 
 def notify(words: str) -> None:
-    """Tell systemd, where it has started this process and wants to hear of it (sd_notify(3))."""
+    """Notify systemd, if it has started this process and asks for notifications (sd_notify(3))."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as end, suppress(OSError):
-            end.setblocking(False)  # who serves waits for nobody
+            end.setblocking(False)  # the server waits for no reader
             end.connect(f"\0{address[1:]}" if address.startswith("@") else address)
             end.send(words.encode())
 
 
 class Journal:
-    """Who is told.
+    """The log of a server's state.
 
     Args:
         write: takes a line.
-        as_json: whether a line is an object with `time` (UTC), `event` and what there is to know of that.
+        as_json: whether a line is an object with `time` (UTC), `event` and the event's facts.
     """
 
     def __init__(self, write: Callable[[str], object], *, as_json: bool) -> None:
@@ -38,7 +38,7 @@ class Journal:
         self._write = write
 
     def note(self, event: str, text: str = "", **more: Any) -> None:
-        """The state has changed; `text` is for people, who may have heard of it otherwise."""
+        """Log a change of state; `text` is for people, and omitted if they have seen it otherwise."""
         if self.as_json:
             said = {"text": text} if text else {}
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -49,12 +49,12 @@ class Journal:
             notify(words)
 
     def say(self, text: str) -> None:
-        """Something for people that is no change of state."""
+        """Log a line for people that is not a change of state."""
         self.note("remark", text)
 
 
 class Sparing:
-    """Notes what may happen to thousands of requests a second: `_A_SECOND` of them, then how many were left out."""
+    """Logs what may happen to thousands of requests a second: `_A_SECOND` of them, then the number left out."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -1,4 +1,4 @@
-"""Who may reach the door: where it listens, the tokens that it asks for, and the certificate that it shows."""
+"""The addresses at which clients reach the door, the tokens it requires, and its certificate."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _FIRST_KEPT: Final = 3  # the descriptor of the first socket that systemd hands 
 
 
 def read_tokens(path: Path) -> dict[bytes, int]:
-    """A token a line, and how many of its images may be inside at a time: a number after it, or as many as there is
-    room for.
+    """Read tokens, one per line, each with the most of its images inside at a time (a number after it, or no limit).
 
     Raises:
-        InputError: there are none, one is short, its number is none, or others may read the file.
+        InputError: there are none, one is short, its number is not valid, or others may read the file.
     """
     lines = [line.split() for line in _secret(path, "these tokens").splitlines() if line.strip()]
     if any(len(more) > 1 or not all(each.isdigit() and int(each) for each in more) for _, *more in lines):
@@ -55,7 +54,7 @@ def require_certificate(path: Path) -> None:
 
 
 def _secret(path: Path, what: str) -> bytes:
-    """What a file holds that nobody else may read."""
+    """Return the content of a file that only this user may read."""
     content = read_bytes(path, _MOST_BYTES)
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(str(path), "", f"others may read {what}; `chmod 600 {path}`")
@@ -64,11 +63,11 @@ def _secret(path: Path, what: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What clients connect to.
+    """The addresses that clients connect to.
 
     Attributes:
-        http: a socket that listens: the one that systemd keeps for this process, or else a new one.
-        grpc: HOST:PORT, where gRPC opens a socket of its own; None where it is not spoken.
+        http: a listening socket: the one that systemd keeps for this process, or otherwise a new one.
+        grpc: HOST:PORT, at which gRPC opens its socket; None if it is disabled.
     """
 
     http: socket.socket
@@ -82,14 +81,14 @@ class Listening:
 
 @contextmanager
 def listen(host: str, port: int, grpc_port: int | None = None, *, is_safe: bool) -> Iterator[Listening]:
-    """Within it, clients find ports.
+    """Open clients' ports within the context.
 
     Args:
         port, grpc_port: 0 for a free one.
-        is_safe: whether it asks for a token, by TLS.
+        is_safe: whether it requires a token, over TLS.
 
     Raises:
-        InputError: one can't be had, or others could reach it and it is not safe.
+        InputError: a port is not available, or others could reach it and it is not safe.
     """
     kept = _kept()
     if kept is not None:
@@ -99,9 +98,9 @@ def listen(host: str, port: int, grpc_port: int | None = None, *, is_safe: bool)
         if grpc_port is None:
             yield Listening(http)
             return
-        with _bound("--grpc-port", host, grpc_port, is_safe) as probe:  # nobody has it, not even a server of this user
+        with _bound("--grpc-port", host, grpc_port, is_safe) as probe:  # it is free, even of this user's servers
             grpc_port = probe.getsockname()[1]
-        # Who would share it must ask for SO_REUSEPORT, too, and be this user's: one ingress after another.
+        # A process that shares it must set SO_REUSEPORT, too, and be this user's: one ingress after another.
         with _bound("--grpc-port", host, grpc_port, is_safe, socket.SO_REUSEPORT) as reserved:
             yield Listening(http, _text(reserved))
 
@@ -114,7 +113,7 @@ def _text(bound: socket.socket) -> str:
 def _bound(flag: str, host: str, port: int, is_safe: bool, option: int = socket.SO_REUSEADDR) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, ValueError) as error:  # a name that is none
+    except (OSError, ValueError) as error:  # a name that is not valid
         problem = getattr(error, "strerror", None) or "no name of a machine"
         raise InputError("--host", "", f"{host!r:.80}: {problem}; 127.0.0.1 is this machine alone") from None
     _require_safe(str(address[0]), is_safe=is_safe)
@@ -130,7 +129,7 @@ def _bound(flag: str, host: str, port: int, is_safe: bool, option: int = socket.
 
 
 def _kept() -> socket.socket | None:
-    """By socket activation (sd_listen_fds(3)): it outlives this process, and who connects meanwhile waits in it."""
+    """Return systemd's socket (sd_listen_fds(3)): it outlives this process, and clients that connect meanwhile wait."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
     kept = socket.socket(fileno=_FIRST_KEPT)

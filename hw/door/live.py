@@ -1,4 +1,4 @@
-"""A page for people: what was served in the last minute. It has no script, and nothing from elsewhere."""
+"""A page for people: the traffic of the last minute. It has no script, and nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEIGHT: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """At one moment, since the start."""
+    """The counts since the start, at one moment."""
 
     at_s: float
     answered: float
@@ -42,7 +42,7 @@ def _total(counter: Counter) -> float:
 
 
 class LivePage:
-    """The last minute of one ingress: `watch` looks once a second."""
+    """The last minute of one ingress: `watch` samples every second."""
 
     def __init__(self, served: Served, bridge: Bridge, metrics: Metrics) -> None:
         self._served = served
@@ -55,13 +55,13 @@ class LivePage:
         self._template = templates.get_template("live.html.j2")
 
     async def watch(self) -> None:
-        """For ever."""
+        """Sample for ever."""
         while True:
             await asyncio.sleep(1.0)
             self._seconds.append(self._counts())
 
     def note(self, latency_s: float) -> None:
-        """A request was answered."""
+        """Count an answered request."""
         self._latencies_s.append((time.monotonic(), latency_s))
 
     def _counts(self) -> _Counts:
@@ -71,7 +71,7 @@ class LivePage:
         return _Counts(time.monotonic(), answered, refused, failed, busy_ns, servers)
 
     def html(self) -> bytes:
-        """As it is now."""
+        """Return the page as it is now."""
         now, seconds = self._counts(), [*self._seconds]
         rates_img_s = [
             (after.answered - before.answered) / (after.at_s - before.at_s) for before, after in pairwise(seconds)

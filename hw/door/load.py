@@ -1,7 +1,7 @@
-"""A load generator: clients that send when they are due, however slow the answers come (open loop).
+"""A load generator: clients that send when a request is due, however slow the answers come (open loop).
 
-A request's latency counts from the time at which it was due, not from when it could be sent, so a server that stalls
-hides nobody's wait (no coordinated omission). Due times are Poisson's.
+A request's latency counts from the time at which it was due, not from when it could be sent, so the wait at a stalled
+server is included (no coordinated omission). Due times are a Poisson process.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _ASKING_S: Final = 60.0  # for the shape of an image
 _CERTIFICATE_BYTES: Final = 1 << 20
 _OK: Final = 200
 _PERCENTILES: Final = (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
-_GONE: Final = 0  # in place of HTTP's code: the connection ended before the answer
+_GONE: Final = 0  # instead of HTTP's code: the connection ended before the answer
 _TIMING: Final = b"router;dur="
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent.
+    """A load.
 
     Attributes:
         url: of a model: `http://HOST:PORT/v2/models/NAME`, or https.
         images: in each request.
         classes: that requests name, each in proportion to its number; empty: none is named.
-        certificate: a file with the server's, where no authority has signed it.
+        certificate: a file with the server's, if no authority has signed it.
         patience_s: for answers after the last request.
-        connections: at most; a request that finds all of them busy waits, and its latency counts on.
+        connections: at most; a request that finds all of them busy waits, and its latency continues to count.
         keeps_bodies: whether answers are kept.
     """
 
@@ -70,10 +70,10 @@ class Ended:
     """A request that has ended; times are seconds since the first one could be due.
 
     Attributes:
-        name: of its class; empty where it names none.
-        code: HTTP's; 0 where the connection ended before the answer.
-        router_s: the router's part of it, where the server says so (`Server-Timing`).
-        body: of the answer, where it is kept.
+        name: of its class; empty if it names none.
+        code: HTTP's; 0 if the connection ended before the answer.
+        router_s: the router's part of the latency, if the server reports it (`Server-Timing`).
+        body: of the answer, if it is kept.
     """
 
     name: str
@@ -86,22 +86,22 @@ class Ended:
 
     @property
     def latency_s(self) -> float:
-        """From when it was due."""
+        """The latency since it was due."""
         return self.ended_s - self.due_s
 
     @property
     def added_s(self) -> float | None:
-        """What connections and their process took, beside the router."""
+        """The time taken by connections and their process, without the router."""
         return None if self.router_s is None else self.ended_s - self.sent_s - self.router_s
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the requests.
+    """The results of the requests.
 
     Attributes:
-        due: how many there were.
-        ended: in the order in which they did; the others had no answer in the end.
+        due: their number.
+        ended: in order of their ends; the others had no answer in the end.
     """
 
     due: int = 0
@@ -109,21 +109,21 @@ class Outcome:
 
     @property
     def codes(self) -> Counter[int]:
-        """How many had each code."""
+        """The number of requests with each code."""
         return Counter(each.code for each in self.ended)
 
     @property
     def answered(self) -> list[Ended]:
-        """Those with the code 200."""
+        """The requests with the code 200."""
         return [each for each in self.ended if each.code == _OK]
 
 
 def generate(load: Load) -> Outcome:
-    """Send it, and wait for the answers.
+    """Send a load, and wait for the answers.
 
     Raises:
-        InputError: the URL is none of a model, or the certificate is none.
-        WorkError: nobody answers there.
+        InputError: the URL is not a model's, or the certificate is not valid.
+        WorkError: no server answers there.
     """
     target = _Target(load)
     shape = target.shape()
@@ -136,7 +136,7 @@ def play(load: Load, requests: Mapping[str, Sequence[bytes]], tls: ssl.SSLContex
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext:
-    """A given certificate is trusted wherever the server is."""
+    """Return a context that trusts a given certificate at any address."""
     if certificate is None:
         return ssl.create_default_context()
     require_file(certificate, _CERTIFICATE_BYTES)
@@ -149,7 +149,7 @@ def _tls(certificate: Path | None) -> ssl.SSLContext:
 
 
 def _address(url: str) -> SplitResult:
-    with contextlib.suppress(ValueError):  # brackets without an end, a port that is no number
+    with contextlib.suppress(ValueError):  # brackets without an end, a port that isn't a number
         at = urlsplit(url)
         if at.scheme in ("http", "https") and at.hostname and at.port != 0 and at.path.startswith("/v2/models/"):
             return at
@@ -169,7 +169,7 @@ class _Target:
     """The server that a load is for.
 
     Raises:
-        InputError: the URL is none of a model, or the certificate is none.
+        InputError: the URL is not a model's, or the certificate is not valid.
     """
 
     def __init__(self, load: Load) -> None:
@@ -178,7 +178,7 @@ class _Target:
         self.tls = _tls(load.certificate) if self.at.scheme == "https" else None
 
     def shape(self) -> tuple[int, ...]:
-        """Of an image; raises `WorkError` where no model answers."""
+        """Return an image's shape; raises `WorkError` if no model answers."""
         body = self._about()
         try:
             return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
@@ -186,7 +186,7 @@ class _Target:
             raise self._silence(error) from None
 
     def _about(self) -> bytes:
-        """What the server says of the model."""
+        """Request the server's description of the model."""
         host, port = cast(str, self.at.hostname), _port(self.at)
         connection = (
             http.client.HTTPConnection(host, port, timeout=_ASKING_S)
@@ -210,7 +210,7 @@ class _Target:
 
 
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
-    """Some of a class with images of noise, as bytes; labels and widths are wanted."""
+    """Build some requests of a class with images of noise, as bytes; they ask for labels and widths."""
     rng = stream(load.seed, "load:images")
     found = []
     for _ in range(_REQUESTS):
@@ -235,14 +235,14 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
 
 
 class _Due(NamedTuple):
-    """A request: when it is to be sent, and its class; empty where it names none."""
+    """A request: the time at which it is due, and its class; empty if it names none."""
 
     at_s: float
     name: str
 
 
 class _Connection(asyncio.Protocol):
-    """One of the clients; `due` is the request that it waits for an answer to, None while it is idle."""
+    """One of the clients; `due` is the request that it waits for, None while it is idle."""
 
     transport: asyncio.Transport
 
@@ -258,7 +258,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, due: _Due, request: bytes) -> None:
-        """Its next request."""
+        """Send its next request."""
         self.due, self.sent_s = due, time.perf_counter()
         self.router_s, self.body = None, b""
         self.transport.write(request)
@@ -266,7 +266,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # no HTTP: what it was to answer is lost
+        except httptools.HttpParserError:  # no HTTP: the pending request is lost
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -289,7 +289,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _until(due_s: float) -> None:
-    """Event loops sleep for whole milliseconds: what is left is looked out for."""
+    """Wait until a time: event loops sleep for whole milliseconds, so the rest is polled."""
     await asyncio.sleep(max(0.0, due_s - time.perf_counter() - _SLEEP_ERROR_S))
     while time.perf_counter() < due_s:
         await asyncio.sleep(0)
@@ -309,7 +309,7 @@ class _Generator:
         self._connections: set[_Connection] = set()
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
-        self._waiting: deque[_Due] = deque()  # those that found no connection
+        self._waiting: deque[_Due] = deque()  # requests that found no connection
         self._under_way = 0
         self._all_ended = asyncio.Event()
         self._began_s = 0.0
@@ -335,7 +335,7 @@ class _Generator:
         return self._outcome
 
     def _names(self, count: int) -> list[str]:
-        """The class of each of so many requests."""
+        """Draw the class of each of this number of requests."""
         names, shares = [*self._requests], np.array([*self._load.classes.values()] or [1.0])
         drawn = stream(self._load.seed, "load:classes").choice(len(names), count, p=shares / shares.sum())
         return [names[each] for each in drawn.tolist()]
@@ -385,14 +385,14 @@ class _Generator:
             self._all_ended.set()
 
     def end(self, connection: _Connection, due: _Due, code: int) -> None:
-        """A request is answered."""
+        """Note a request's answer."""
         self._count(code, due, connection.sent_s, connection.router_s, connection.body)
         connection.due = None
         if not connection.transport.is_closing():
             self._go_on(connection)
 
     def lose(self, connection: _Connection) -> None:
-        """A connection has ended, perhaps before its answer."""
+        """Note the end of a connection, perhaps before its answer."""
         self._open -= 1
         self._connections.discard(connection)
         if connection in self._idle:
@@ -402,7 +402,7 @@ class _Generator:
 
 
 def document(load: Load, outcome: Outcome) -> dict[str, Any]:
-    """What was found, as `--json` writes it. Rates are of images, over the time of the arrivals."""
+    """Return the results as `--json` writes them. Rates are of images, over the time of the arrivals."""
     codes, answered = outcome.codes, outcome.answered
     lags_s = [each.sent_s - each.due_s for each in outcome.ended]
     router_s = [each.router_s for each in answered if each.router_s is not None]
@@ -439,7 +439,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean, percentiles and maximum; each None where there are no values."""
+    """Return mean, percentiles and maximum; each None if there are none."""
     if not values:
         return dict.fromkeys(("mean", *(name for name, _ in _PERCENTILES)))
     percentiles = {name: float(np.percentile(values, at)) for name, at in _PERCENTILES}

@@ -1,4 +1,4 @@
-"""What the ingress counts, and what the router tells it, under Prometheus' names (docs/how-to/serve.md)."""
+"""The ingress's counters, and the router's reports to it, under Prometheus' names (docs/how-to/serve.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BUCKETS_S: Final = tuple(round(base * 10.0**power, 4) for power in range(-3, 2)
 
 
 class _OfRouter(Collector):
-    """What the router said last."""
+    """The metrics of the router's last report."""
 
     def __init__(self, status: Callable[[], Status | None], heard_s: Callable[[], float]) -> None:
         self._status = status
@@ -75,12 +75,12 @@ def _of_goals(status: Status) -> Iterable[Metric]:
 
 
 class Metrics:
-    """Of one ingress.
+    """The metrics of one ingress.
 
     Args:
-        served: what is served now; each of its classes of requests is counted for itself.
-        inside: how many images are in slots.
-        status: what the router reported last; `heard_s`: how long ago.
+        served: the present model; each of its classes of requests is counted separately.
+        inside: returns the number of images in slots.
+        status: the router's last report; `heard_s`: its age.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Metrics:
         return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
 
     def note_class(self, service_class: int, answers: Sequence[Answer], took_s: float) -> None:
-        """A request of a class was answered; without classes nothing is counted."""
+        """Count an answered request of a class; without classes nothing is counted."""
         if names := self._served().class_names:
             name = names[service_class]
             self._of_class.labels(name).inc(len(answers))
@@ -128,5 +128,5 @@ class Metrics:
             self._class_seconds.labels(name).observe(took_s)
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """Return the metrics as Prometheus reads them."""
         return generate_latest(self._registry)

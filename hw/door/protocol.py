@@ -1,6 +1,6 @@
 """The Open Inference Protocol, version 2: a request's bytes to images, and answers to bytes. No I/O, no clock.
 
-JSON, and Triton's binary extension: tensors behind the JSON, whose length a header tells.
+JSON, and Triton's binary extension: tensors behind the JSON, whose length a header states.
 https://github.com/kserve/open-inference-protocol
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 INPUT: Final = "image"
 OUTPUTS: Final = ("label", "scores", "widths")
-JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else is served
+JSON_BYTES: Final = 1 << 20  # of JSON: it is parsed in one go, while all other requests wait
 US_NS: Final = 1_000
 MOST_US: Final = 10**12  # of a timeout: eleven days
 _MOST_UINT8: Final = 255
@@ -36,7 +36,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """What requests of one class are promised: an answer by a deadline, and a p99 latency; infinite for none."""
+    """The targets of a class of requests: a deadline for each answer, and a p99 latency; infinite for none."""
 
     name: str = ""
     deadline_s: float = inf
@@ -45,16 +45,16 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served.
+    """The model and settings that are served.
 
     Attributes:
         shape: of an image, channels first.
-        classes: 0 where devices are emulated: then there are no scores, and every label is -1.
-        mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty where there is none.
+        classes: 0 if devices are emulated: then scores are absent, and every label is -1.
+        mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty if there are none.
         most: images in a request.
-        version: of the model: the hash of its weights; 1 where devices are emulated.
-        request_classes: that requests may name; one without a name where all are of it.
-        top1: by width tuple, what the accuracy table says; by it each class's accuracy is counted.
+        version: of the model: the hash of its weights; 1 if devices are emulated.
+        request_classes: that requests may name; a single nameless one if all requests are of one class.
+        top1: the accuracy table, by width tuple; each class's accuracy is computed from it.
     """
 
     name: str
@@ -70,20 +70,20 @@ class Served:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the classes; empty where all requests are of one."""
+        """Names of the classes; empty if all requests are of one."""
         return tuple(each.name for each in self.request_classes if each.name)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the outputs."""
         return tuple(name for name in OUTPUTS if self.classes or name != "scores")
 
     def by_model(self, version: str, top1: Sequence[float]) -> Served:
-        """The same by other weights; `top1` in the order of its own."""
+        """Return the same with other weights; `top1` in the order of the other model's table."""
         return replace(self, version=version, top1=dict(zip(self.top1, top1, strict=False)))
 
     def metadata(self) -> dict[str, Any]:
-        """Of the model, as the protocol has it."""
+        """Return the model's metadata in the protocol's form."""
         columns = {"label": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
         return {
             "name": self.name,
@@ -98,7 +98,7 @@ class Served:
 
 
 class Input(msgspec.Struct):
-    """A tensor's head, and what it holds where that is JSON."""
+    """A tensor's head, and its values if they are JSON."""
 
     name: str
     shape: list[int]
@@ -108,7 +108,7 @@ class Input(msgspec.Struct):
 
 
 class Output(msgspec.Struct):
-    """One that is wanted."""
+    """A requested output."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -130,13 +130,13 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Some images, and what is wanted of them.
+    """Some images, and the requested outputs.
 
     Attributes:
         images: (n, values of an image) float32, normalised.
-        outputs: their names, and whether each is wanted in binary.
-        timeout_ns: None where the client names none.
-        service_class: the place of its class in `Served.request_classes`; 0 where it names none.
+        outputs: their names, and whether each is requested in binary.
+        timeout_ns: None if the client names none.
+        service_class: the index of its class in `Served.request_classes`; 0 if it names none.
     """
 
     identity: str
@@ -148,11 +148,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one image; see `hw.door.words.Answered`.
+    """The answer for one image; see `hw.door.words.Answered`.
 
     Attributes:
-        version: of the model whose answer it is.
-        expected: how likely it is right, by that model's accuracy table; 0 where there is none.
+        version: of the model that answered.
+        expected: the probability that it is right, by that model's accuracy table; 0 without a table.
     """
 
     label: int
@@ -164,13 +164,13 @@ class Answer:
 
 
 def read_request(body: bytes, header: str | None, served: Served) -> Request:
-    """A request's body.
+    """Parse a request's body.
 
     Args:
-        header: what `Inference-Header-Content-Length` says; None where it is not there, and all is JSON.
+        header: the value of `Inference-Header-Content-Length`; None if it is absent, and all is JSON.
 
     Raises:
-        RequestError: it is no request for this model.
+        RequestError: it is not a valid request for this model.
     """
     length = len(body) if header is None else _length(header, len(body))
     if length > JSON_BYTES:
@@ -183,13 +183,13 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
 
 
 def request_of(head: Infer, values: Values, served: Served) -> Request:
-    """One whose head is read.
+    """Build a request whose head is parsed.
 
     Args:
-        values: those of its tensor, of a datatype and number; may raise `RequestError`.
+        values: returns those of its tensor, of a datatype and number; may raise `RequestError`.
 
     Raises:
-        RequestError: it is no request for this model.
+        RequestError: it is not a valid request for this model.
     """
     if [each.name for each in head.inputs] != [INPUT]:
         raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
@@ -229,7 +229,7 @@ def _images(given: Input, values: Values, served: Served) -> NDArray[np.float32]
 
 
 def _values(given: Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
-    """All values of the tensor, from behind the JSON or from within it."""
+    """Return all values of the tensor, from behind the JSON or from within it."""
     size_bytes = given.parameters.get("binary_data_size")
     if size_bytes is None:
         if len(binary):
@@ -243,7 +243,7 @@ def _values(given: Input, binary: memoryview, datatype: np.dtype[Any], values: i
 
 
 def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
-    """Flat, or nested as the shape says."""
+    """Return values from JSON: flat, or nested by the shape."""
     while data and isinstance(data[0], list):
         if not all(isinstance(each, list) for each in data):
             raise RequestError(f"{INPUT}.data: lists stand beside numbers")
@@ -263,7 +263,7 @@ def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -
 
 
 def _outputs(head: Infer, served: Served) -> dict[str, bool]:
-    """All of them where none is named."""
+    """Return the requested outputs; all of them if none is named."""
     every = head.parameters.get("binary_data_output") is True
     outputs = {each.name: each.parameters.get("binary_data", every) is True for each in head.outputs}
     for name in outputs:
@@ -273,7 +273,7 @@ def _outputs(head: Infer, served: Served) -> dict[str, bool]:
 
 
 def _timeout_ns(timeout_us: Any) -> int | None:
-    """Triton's parameter, in microseconds."""
+    """Return Triton's parameter `timeout`, which is in microseconds."""
     if timeout_us is None:
         return None
     if type(timeout_us) is not int or not 0 < timeout_us <= MOST_US:
@@ -283,7 +283,7 @@ def _timeout_ns(timeout_us: Any) -> int | None:
 
 
 def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
-    """Who names no class is of the first; a name is no parameter of a model without classes."""
+    """Return the class's index: the first if none is named; a model without classes refuses the parameter."""
     known = served.class_names
     name = parameters.get("class") if known else None
     if name is None:
@@ -294,7 +294,7 @@ def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
 
 
 def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:
-    """Datatype and values of each output, by its name."""
+    """Return datatype and values of each output, by its name."""
     return {
         "label": ("INT64", np.array([each.label for each in answers], "<i8")),
         "widths": ("FP32", np.array([each.widths for each in answers], "<f4")),
@@ -303,7 +303,7 @@ def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]
 
 
 def write_answer(request: Request, answers: Sequence[Answer], served: Served) -> tuple[bytes, int | None]:
-    """A response's body, and how much of it is JSON where binary data follow (else None)."""
+    """Return a response's body, and the length of its JSON if binary data follow (otherwise None)."""
     columns = outputs_of(answers)
     outputs, tail = [], list[bytes]()
     for name, is_binary in request.outputs.items():
@@ -323,5 +323,5 @@ def write_answer(request: Request, answers: Sequence[Answer], served: Served) ->
 
 
 def error_body(problem: str) -> bytes:
-    """As the protocol has it."""
+    """Return an error's body in the protocol's form."""
     return encode({"error": problem})

@@ -1,4 +1,4 @@
-"""Room for requests while they are read: it bounds what all of them hold, and who is slow gives way to who waits."""
+"""Room for requests while they are read: it bounds their memory, and slow ones give way to waiting ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Final
 from hw.door.protocol import RequestError
 
 SLOW_S: Final = 2.0  # after that a request that is still read gives way
-SHARE: Final = 4  # a client may hold so manieth a part
+SHARE: Final = 4  # a client may hold one part in this number
 
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """A request that waits to be read, or is."""
+    """A request that is read, or waits to be."""
 
     client: Hashable
     size_bytes: int
@@ -28,16 +28,16 @@ class _Reader:
 
 
 class ReadingRoom:
-    """Of one event loop.
+    """The room of one event loop.
 
     Args:
-        most_bytes: that requests hold while they are read.
+        most_bytes: for all requests that are being read.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._held_bytes: Counter[Hashable] = Counter()  # by client
-        self._reading: dict[_Reader, None] = {}  # the oldest first, as those that wait
+        self._reading: dict[_Reader, None] = {}  # the oldest first, as in `_waiting`
         self._waiting: dict[_Reader, None] = {}
         self._look: asyncio.TimerHandle | None = None
 
@@ -46,13 +46,13 @@ class ReadingRoom:
         """Wait for room, and hold it within the context.
 
         Args:
-            client: who holds more gives way first.
+            client: the one that holds most gives way first.
             size_bytes: the most that the request may have.
             patience_s: for waiting and reading together.
 
         Raises:
-            RequestError: there was no room in time (429), or the request did not come in time: by its patience, or
-                within `SLOW_S` where others wait (408).
+            RequestError: there was not enough room in time (429), or the request did not come in time: by its patience,
+                or within `SLOW_S` if others wait (408).
         """
         reader: _Reader | None = None
         try:
@@ -82,7 +82,7 @@ class ReadingRoom:
         self._admit()
 
     def _admit(self) -> None:
-        """Let those who wait in, who holds least first; whoever is slow in their way gives way."""
+        """Admit waiting requests, from the client that holds least first; slow ones in their way give way."""
         for reader in sorted(self._waiting, key=lambda each: self._held_bytes[each.client]):
             if reader.may_read.done() or not self._is_within_share(reader):
                 continue
@@ -103,7 +103,7 @@ class ReadingRoom:
         return self._held_bytes[reader.client] + reader.size_bytes <= most_bytes
 
     def _hurry(self, waiting: _Reader) -> None:
-        """End the oldest reading of who holds most, of those in the way; or look again when it is slow."""
+        """End the oldest reading of the client that holds most, of those in the way; or check again when it is slow."""
         is_alone = not self._is_within_share(waiting)
         in_the_way = [reader for reader in self._reading if not is_alone or reader.client == waiting.client]
         most = max(self._held_bytes[reader.client] for reader in in_the_way)
@@ -113,7 +113,7 @@ class ReadingRoom:
         ends_s = oldest.limit.when()
         if now_s < slow_s:
             self._look = asyncio.get_running_loop().call_at(slow_s, self._admit)
-        elif ends_s is None or ends_s > now_s:  # else it is leaving
+        elif ends_s is None or ends_s > now_s:  # otherwise it is leaving
             oldest.gives_way = True
             oldest.limit.reschedule(now_s)
 

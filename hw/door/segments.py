@@ -1,8 +1,8 @@
-"""The log of a server that goes on for days: segments on disk, each of which replays by itself.
+"""The log of a server that runs for days: segments on disk, each of which replays alone.
 
-A segment is a file of frames, each a length and as many bytes of compressed msgpack. The first is its head, with a
-snapshot of the router's core; the others hold the core's steps since then; one without steps ends it. A full disk or a
-kill may cut off the last frame, and no other. A thread compresses and writes, so the router waits for no disk. Nothing
+A segment is a file of frames, each a length and that number of bytes of compressed msgpack. The first is its head, with
+a snapshot of the router's core; the others hold the core's steps since then; one without steps ends it. A full disk or
+a kill may cut off the last frame only. A thread compresses and writes, so the router never waits for the disk. Nothing
 that is read can execute code.
 """
 
@@ -29,8 +29,8 @@ from policies.vocabulary import NS_PER_S, RouterCommand, RouterEvent
 
 SUFFIX: Final = ".segment"
 FRAME_BYTES: Final = 1 << 17  # before they are compressed
-FRAME_NS: Final = NS_PER_S  # so much is lost where the router's process is killed
-BACKLOG_BYTES: Final = 1 << 26  # that the disk may be behind by
+FRAME_NS: Final = NS_PER_S  # at most this is lost if the router's process is killed
+BACKLOG_BYTES: Final = 1 << 26  # the most that may wait for the disk
 _LENGTH: Final = 4
 _SCHEMA: Final = "slimsched.segment/1"
 _ARRAY: Final = b"\xdd"  # msgpack's array of up to 2**32 items, whose number follows
@@ -38,24 +38,24 @@ _ARRAY: Final = b"\xdd"  # msgpack's array of up to 2**32 items, whose number fo
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """How much is kept: of all segments, and of one."""
+    """Limits of all segments' size, and of one segment's size and age."""
 
     total_bytes: float
     age_s: float
 
     @property
     def segment_bytes(self) -> float:
-        """A segment ends when it has so many."""
+        """The size at which a segment ends."""
         return min(64e6, self.total_bytes / 16)
 
     @property
     def segment_ns(self) -> int:
-        """A segment ends when it is so old."""
+        """The age at which a segment ends."""
         return round(min(900.0, self.age_s / 16) * NS_PER_S)
 
 
 class SegmentHead(msgspec.Struct, frozen=True):
-    """How a segment begins.
+    """The head of a segment.
 
     Attributes:
         served: when the command began to serve (UTC, ISO 8601): segments of one command continue each other.
@@ -96,7 +96,7 @@ class _File:
 
     Attributes:
         bytes: that it has on disk.
-        problem: why no more is written; empty while all is well.
+        problem: the reason for writing no more; empty while all is well.
     """
 
     def __init__(self, folder: Path, bounds: LogBounds) -> None:
@@ -106,7 +106,7 @@ class _File:
         self._fd, self._path = -1, folder
 
     def put(self, frame: bytes) -> None:
-        """The next frame; the last one closes it."""
+        """Write the next frame; the last one closes the file."""
         if not self.problem:
             try:
                 self._write(frame)
@@ -125,7 +125,7 @@ class _File:
         self.bytes += len(packed)
 
     def _open(self) -> None:
-        """Make room for it, and make it."""
+        """Make room for the file, and create it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         segments = segments_in(self._folder)
         left_bytes, oldest_s = self._bounds.total_bytes - self._bounds.segment_bytes, time.time() - self._bounds.age_s
@@ -139,7 +139,7 @@ class _File:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -148,11 +148,11 @@ class _File:
 
 
 class SegmentLog:
-    """Writes a core's steps down, and lets old ones go. Whatever goes wrong with the disk stops it, and nobody else.
+    """Logs a core's steps, and deletes old segments. A disk failure stops the log, but nothing else.
 
     Args:
-        folder: where segments lie.
-        say: takes a line for people when it stops, and when it goes on.
+        folder: of the segments.
+        say: takes a line for people when the log stops, and when it resumes.
     """
 
     def __init__(self, folder: Path, bounds: LogBounds, say: Callable[[str], None]) -> None:
@@ -176,11 +176,11 @@ class SegmentLog:
 
     @property
     def _behind(self) -> int:
-        """Bytes of all segments that were handed over, and are not compressed and written yet."""
+        """The bytes of all segments that were handed over, and are not compressed and written yet."""
         return self._handed - self._done
 
     def _queue(self, file: _File, frame: bytes) -> None:
-        """For the thread to write."""
+        """Queue a frame for the thread to write."""
 
         def put() -> None:
             file.put(frame)
@@ -190,19 +190,19 @@ class SegmentLog:
         self._jobs.put(put)
 
     def watch(self, core: RouterCore) -> None:
-        """The first segment begins with this core as it is."""
+        """Begin the first segment with the present state of this core."""
         self._core = core
         self._begin()
 
     def append(self, now_ns: int, event: RouterEvent, commands: Sequence[RouterCommand]) -> None:
-        """A step of the core."""
+        """Append a step of the core."""
         self._now_ns = now_ns
         if self._file is not None:
             _encoder.encode_into(_Step(now_ns, event, commands), self._frame, -1)
             self._steps += 1
 
     def caught_up(self) -> None:
-        """The core has done all that was appended, and no more: here a segment may end."""
+        """Note that the core has done exactly what was appended: a segment may end here."""
         file, now_ns = self._file, self._now_ns
         if file is not None:
             if len(self._frame) >= FRAME_BYTES or now_ns >= self._framed_ns + FRAME_NS:
@@ -250,7 +250,7 @@ class SegmentLog:
             self._file = None
 
     def close(self) -> None:
-        """What was appended is written, if the disk takes it within some seconds."""
+        """Wait, for some seconds at most, until the disk has everything that was appended."""
         self._end()
         self._jobs.put(None)
         self._writer.join(10.0)
@@ -264,12 +264,12 @@ def _now() -> str:
 
 
 def segments_in(folder: Path) -> list[Path]:
-    """The oldest first."""
+    """Return a folder's segments, the oldest first."""
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
 class Segment:
-    """One that is read.
+    """A segment for reading.
 
     Raises:
         InputError: it has no head.
@@ -286,14 +286,14 @@ class Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has an end; else it was cut off, or is being written."""
+        """Whether it has an end; otherwise it was cut off, or is being written."""
         end = _packed(_END)
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - len(end)))
             return file.read() == end
 
     def core(self) -> RouterCore:
-        """As it was when the segment began; raises `InputError` where its snapshot is none."""
+        """Return the core as it was when the segment began; raises `InputError` if its snapshot is not valid."""
         core = RouterCore(self.head.router)
         try:
             core.resume(self.head.snapshot)
@@ -302,7 +302,7 @@ class Segment:
         return core
 
     def steps(self) -> Iterator[LoggedStep]:
-        """Of the router's core, in their order; raises `InputError` where they are no steps."""
+        """Yield the router core's steps, in order; raises `InputError` if they are not valid."""
         frames = _frames(self.path)
         next(frames)
         try:
@@ -317,7 +317,7 @@ class Segment:
 
 
 def _frames(path: Path) -> Iterator[bytes]:
-    """One that was cut off is left out."""
+    """Yield the frames; one that was cut off is left out."""
     with path.open("rb") as file:
         while len(length := file.read(_LENGTH)) == _LENGTH:
             size = int.from_bytes(length, "little")

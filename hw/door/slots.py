@@ -1,4 +1,4 @@
-"""The images that are inside: each in a slot of an arena, which the ingress writes and the router reads."""
+"""The images inside: each in a slot of an arena, which the ingress writes and the router reads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hw.transport.arena import Arena
 
 
 def slots_of(arena: Arena, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """(slots, values of an image) the slots that an arena has room for."""
+    """Return (slots, values of an image), the arena's slots."""
     image = prod(shape)
     count = arena.size_bytes // (4 * image)
     return np.frombuffer(arena.buffer, np.float32, count * image).reshape(count, image)
 
 
 class SlotImages:
-    """See `hw.router.transfers.Images`: each request's image stands in its slot.
+    """See `hw.router.transfers.Images`: each request's image is in its slot.
 
     Attributes:
         slot_of: of each request in flight.
@@ -31,7 +31,7 @@ class SlotImages:
 
     def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
         """See `hw.router.transfers.Images`."""
-        places = [self.slot_of.get(request, 0) for request in requests]  # nobody waits for one that has none any more
+        places = [self.slot_of.get(request, 0) for request in requests]  # without a slot, its answer is unwanted
         images = self._slots[places].reshape(-1, *self.shape)
         if channels_last and images.ndim == 4:
             images = images.transpose(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""What a server that goes on for days remembers of its steps: as much after a million requests as after one."""
+"""A server's counts of its steps, in constant memory: the same after a million requests as after one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Tally:
 
     Args:
         names: of the servers.
-        journal: is told when one of them is up, down, drained or returned.
-        garbage: what its collections take.
-        log: where the router's steps are written down, if anywhere.
+        journal: logs when one of them is up, down, drained or returned.
+        garbage: the cost of its collections.
+        log: of the router's steps, if they are logged.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Tally:
 
     @property
     def servers(self) -> tuple[ServerState, ...]:
-        """What each has done."""
+        """The totals of each server."""
         return tuple(map(ServerState, self._names, self._up, self._images, self._busy_ns))
 
     def status(self, progress: RunProgress) -> Status:
-        """What the ingress is told."""
+        """Return the report to the ingress."""
         return Status(
             self.is_ready, progress.queued, progress.busy_ns, self._completed, self._accuracy_sum,
             self._goal.floor, self._goal.limit_ns, self.servers, self._garbage.count, self._garbage.total_ns,
@@ -93,7 +93,7 @@ class Tally:
                 self._journal.note("server_down", server=self._names[server], reason=reason)
             case ServerDraining(server, is_draining):
                 self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
-            case GoalSet() if not self._router.classes:  # each class has its own, which the ingress knows
+            case GoalSet() if not self._router.classes:  # each class has its own, which the ingress has
                 self._goal = event
             case ModelChanged(top1):
                 self._top1 = self._by_tuple(top1)

@@ -1,7 +1,7 @@
-"""The words between the ingress and the router's process; both are of one host, and read one monotonic clock.
+"""The messages between the ingress and the router's process; both are on one host, and read one monotonic clock.
 
-Images travel in an arena of *slots*, one an image. A slot names its image: the ingress gives it to another one only
-when the router has answered for it.
+Images travel in an arena of *slots*, one per image. A slot identifies its image: the ingress reuses it only when the
+router has answered for it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from hw.transport.port import Port
 
 
 class Submit(Message, frozen=True):
-    """Images of a class that stand in these slots, whole since `received_ns`; nobody wants their answers after
-    `deadline_ns`."""
+    """Images of a class in these slots, complete since `received_ns`; their answers expire at `deadline_ns`."""
 
     slots: tuple[int, ...]
     received_ns: int
@@ -23,26 +22,26 @@ class Submit(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody waits any more for what is in these slots; some may have been answered for meanwhile."""
+    """The answers for these slots are no longer wanted; some may have been sent meanwhile."""
 
     slots: tuple[int, ...]
 
 
 class Alive(Message, frozen=True):
-    """The ingress has heard a `Status`."""
+    """The ingress has received a `Status`."""
 
 
 class Drained(Message, frozen=True):
-    """All that were accepted are answered, and no other image comes."""
+    """All accepted images are answered, and no other image comes."""
 
 
 class Answered(Message, frozen=True):
     """An image has passed all segments.
 
     Attributes:
-        label: -1 where the device is emulated.
+        label: -1 if the device is emulated.
         widths: that it was served at.
-        scores: its logits, float32; empty where the device is emulated.
+        scores: its logits, float32; empty if the device is emulated.
         took_ns: from its arrival to its end, as the router counts latencies.
     """
 
@@ -54,7 +53,7 @@ class Answered(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """An image was given up."""
+    """An image was dropped."""
 
     slot: int
     reason: str
@@ -68,7 +67,7 @@ class Serving(Message, frozen=True):
 
 
 class ServerState(msgspec.Struct, frozen=True, array_like=True):
-    """What a server has done so far: image passes of a segment, and the time that some pass ran."""
+    """A server's totals so far: image passes of a segment, and the time during which some pass ran."""
 
     name: str
     is_up: bool
@@ -77,15 +76,15 @@ class ServerState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(Message, frozen=True):
-    """How the router is, some times a second.
+    """The router's state, several times a second.
 
     Attributes:
         is_ready: whether every segment has a server that is up.
         queued: images inside that no server has.
         busy_ns: CPU time of its process.
-        completed: images so far, and `accuracy_sum` what the accuracy table says of the widths of each.
-        floor: the mean accuracy that is asked for; 0 for none.
-        limit_ns: of the p99 latency that is asked for; 0 for none.
+        completed: images so far, and `accuracy_sum` the sum of their widths' values in the accuracy table.
+        floor: the mean accuracy target; 0 for none.
+        limit_ns: the p99 latency target; 0 for none.
         collections: of garbage in it, which took `collected_ns`.
     """
 
@@ -102,7 +101,7 @@ class Status(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Accept nothing more; `Drained` answers when all that was accepted is answered."""
+    """Accept nothing more; `Drained` answers when all accepted images are answered."""
 
 
 ToRouter = Submit | Cancel | Alive | Drained

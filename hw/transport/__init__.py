@@ -1,1 +1,1 @@
-"""What passes between processes: messages, the connections that carry them, and the memory that they share."""
+"""Communication between processes: messages, the connections that transport them, and shared memory."""

@@ -1,9 +1,9 @@
-"""Shared memory that has no name, and the ledger of who holds which part of it.
+"""Anonymous shared memory, and the ledger of which requests use which part of it.
 
-Every agent has an arena that all agents and the router map: activations and images for it are written there by
-whoever has them, and read there in place. It is an anonymous file (`memfd` where there is one), so that the kernel
-frees it with the last process that maps it, however that process ends: nothing can be left behind, and /dev/shm's size
-is no limit. The router alone decides who may write where (`Inbox`); nothing here locks.
+Every agent has an arena that all agents and the router map: the process that has activations or images for the agent
+writes them into it, and the agent reads them in place. An arena is an anonymous file (`memfd` if available), so the
+kernel frees it with the last process that maps it, however that process ends: nothing is left behind, and /dev/shm's
+size does not limit it. The router alone decides which process may write where (`Inbox`); nothing here locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIGNMENT = 64  # a cache line; enough for any element type
 
 
 class LinkLostError(OSError):
-    """Activations could not be brought to another host: nobody takes them there, or not in time."""
+    """Activations could not be transferred to another host: its agent does not receive them, or not in time."""
 
 
 class Arena:
@@ -45,23 +45,23 @@ class Arena:
         self.buffer = mmap.mmap(fd, self.size_bytes)
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
-        """A part of it, to read and to write."""
+        """Return a part of it, to read and to write."""
         return memoryview(self.buffer)[offset : offset + size_bytes]
 
     def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
-        """What was written there stands where the arena's agent reads, before anything that is said of it from here on.
+        """Make what was written there readable by the arena's agent before any later message about it.
 
-        There is nothing to do where both map one memory; a carrier that has none sends it.
+        Nothing needs to be done if both processes map the same memory; otherwise the bytes are sent.
 
         Args:
-            address: where that agent is, as its carrier names it.
+            address: of that agent's listener, in the transport's notation.
 
         Raises:
-            LinkLostError: it could not be brought there.
+            LinkLostError: the bytes could not be transferred.
         """
 
     def close(self) -> None:
-        """Let go of the file; the mapping goes with whatever looks at it last."""
+        """Close the file; the mapping ends with its last view."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -75,18 +75,18 @@ class Arena:
 
 
 class FreeList:
-    """What is free of a piece of memory: first fit over a sorted list. Whoever frees a part says which."""
+    """The free parts of a piece of memory: first fit over a sorted list. The caller specifies which part to free."""
 
     def __init__(self, size_bytes: int) -> None:
         self._free: list[tuple[int, int]] = [(0, size_bytes)]  # (offset, bytes), never touching each other
 
     @property
     def free_bytes(self) -> int:
-        """In however many pieces."""
+        """The free bytes, in any number of pieces."""
         return sum(size for _, size in self._free)
 
     def take(self, size_bytes: int) -> tuple[int, int] | None:
-        """(offset, bytes) of a part that is at least so large; None where there is none."""
+        """Return (offset, bytes) of a part of at least this size; None if there is none."""
         needed = max(ALIGNMENT, -(-size_bytes // ALIGNMENT) * ALIGNMENT)
         for index, (offset, size) in enumerate(self._free):
             if size >= needed:
@@ -95,7 +95,7 @@ class FreeList:
         return None
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """A part that was taken."""
+        """Free a part that was taken."""
         insort(self._free, (offset, size_bytes))
         merged: list[tuple[int, int]] = []
         for each_offset, size in self._free:
@@ -108,7 +108,7 @@ class FreeList:
 
 @dataclass(slots=True)
 class Slab:
-    """A part of an arena: whose inputs are (or will be) in it, and whether somebody may still write there."""
+    """A part of an arena: the requests whose inputs are (or will be) in it, and whether it may still be written."""
 
     offset: int
     size_bytes: int
@@ -117,7 +117,7 @@ class Slab:
 
 
 class Inbox:
-    """Where one agent's inputs are written to, as the router keeps it: the ledger of its arena."""
+    """The router's ledger of one agent's arena, which holds the agent's inputs."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -126,27 +126,27 @@ class Inbox:
 
     @property
     def free_bytes(self) -> int:
-        """What no slab takes of the arena."""
+        """The bytes of the arena that no slab takes."""
         return self._room.free_bytes
 
     def reserve(self, requests: Iterable[int], size_bytes: int) -> Slab | None:
-        """Room for these requests' inputs, written to from now on; None where there is none."""
+        """Reserve room for these requests' inputs, to be written from now on; return None if there is none."""
         part = self._room.take(size_bytes)
         return None if part is None else Slab(*part, set(requests))
 
     def fill(self, slab: Slab) -> None:
-        """Its inputs stand there, and stay for each request until `forget`."""
+        """Mark its inputs as complete; they stay for each request until `forget`."""
         slab.is_written_to = False
         for request in slab.held_for:
             self._slab_of[request] = slab
 
     def cancel(self, slab: Slab) -> None:
-        """Nothing will be read from it, and nobody writes to it any more."""
+        """Release a slab that will not be read, and is no longer written."""
         slab.is_written_to = False
         self._release(slab)
 
     def forget(self, requests: Iterable[int]) -> None:
-        """These requests' inputs are used up, moved on or given up."""
+        """Release the inputs of requests that are finished, moved or dropped."""
         for request in requests:
             slab = self._slab_of.pop(request, None)
             if slab is not None:
@@ -155,7 +155,7 @@ class Inbox:
                     self._release(slab)
 
     def clear(self) -> None:
-        """The agent forgot everything; slabs that are written to are freed by `cancel`, when that has ended."""
+        """Release everything that the agent forgot; `cancel` frees slabs in writing once the writing has ended."""
         self.forget(list(self._slab_of))
 
     def _release(self, slab: Slab) -> None:

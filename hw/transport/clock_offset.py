@@ -1,4 +1,4 @@
-"""How far another host's clock is ahead of the router's, and how wrong that may be."""
+"""The offset of another host's clock from the router's, and its error bound."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How far an agent's clock is ahead of the router's, and how wrong that may be; both 0 on one host."""
+    """The offset of an agent's clock from the router's, and its error bound; both 0 on one host."""
 
     offset_ns: int = 0
     error_ns: int = 0
 
     def at_agent(self, router_ns: int) -> int:
-        """A reading of the router's clock as the agent would read it."""
+        """Convert a reading of the router's clock to the agent's."""
         return router_ns + self.offset_ns
 
 
@@ -23,17 +23,17 @@ _ROUNDING_NS: Final = 2
 
 
 class OffsetEstimate:
-    """The offset from pings, as NTP finds it: the quickest exchange says most.
+    """The offset from pings, as NTP estimates it: the fastest exchange is the most accurate.
 
-    A clock's drift makes an old exchange worse by so much a second, so that later ones take its place in time. An
-    offset is meant for the moment at which it is told, so an exchange's own drift counts, too. An exchange that can't
-    be true beside what is known tells of a clock that has jumped (a machine that slept), and what was known is nothing.
+    A clock's drift adds to an old exchange's error every second, so later exchanges replace it in time. An offset is
+    meant for the moment at which it is reported, so an exchange's own drift counts, too. An exchange that contradicts
+    the estimate shows that a clock has jumped (a machine that slept); the estimate is then discarded.
 
     Attributes:
-        jumps: how often that was so.
+        jumps: the number of such contradictions.
     """
 
-    DRIFT = 100e-6  # of a computer's clock beside another: what is usual at worst
+    DRIFT = 100e-6  # of a computer's clock relative to another's: the usual worst case
 
     def __init__(self) -> None:
         self._best: ClockOffset | None = None
@@ -42,11 +42,11 @@ class OffsetEstimate:
 
     @property
     def best(self) -> ClockOffset | None:
-        """None before the first exchange."""
+        """The best offset; None before the first exchange."""
         return self._best
 
     def heard(self, sent_ns: int, agent_ns: int, heard_ns: int) -> ClockOffset:
-        """An exchange: when the router asked and heard by its clock, what the agent's clock said in between."""
+        """Add an exchange: the router's clock at request and answer, and the agent's clock in between."""
         lasted_ns = heard_ns - sent_ns
         error_ns = ceil((0.5 + self.DRIFT) * lasted_ns)
         offset = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, error_ns)

@@ -1,7 +1,7 @@
-"""Activations from one agent to another of another host: straight, and not by way of the router.
+"""Direct transfers of activations between agents on different hosts, without the router.
 
-Each agent has a listener of its own. Whoever writes waits until the receiver says that the bytes stand in its arena;
-only then does it tell the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
+Each agent has its own listener. The writer waits until the receiver confirms that the bytes are in its arena; only
+then does the writer notify the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PIECE: Final = 1 << 20
 
 
 class Landing:
-    """Where the others' activations land: in an agent's own arena.
+    """Receives other agents' activations into an agent's own arena.
 
-    An incarnation that has ended for the router may not know it yet, and write on. So the router has it fenced off
-    before it gives that part of the arena to somebody else.
+    An incarnation that has ended for the router may still be running and writing. So the router has it fenced off
+    before it gives that part of the arena to another one.
 
     Args:
-        host: the address that others reach this host by.
+        host: the address at which others reach this host.
         certificate: the cluster's.
         arena: the agent's own.
     """
@@ -41,7 +41,7 @@ class Landing:
         self.address = self._listener.address
 
     def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
-        """In a thread of this writer's own."""
+        """Receive a writer's pieces, in a thread for this writer alone."""
         writer = (end, threading.Event())
         with self._lock:
             if hello.incarnation in self._fenced:
@@ -61,7 +61,7 @@ class Landing:
                 self._writers[hello.incarnation].remove(writer)
 
     def _land(self, end: ssl.SSLSocket) -> bool:
-        """One piece; False at the writer's end, and where it is none of ours."""
+        """Receive one piece; return False at the writer's end, and for a piece that is not ours."""
         head = bytearray(LENGTH + OFFSET)
         if not _filled(end, memoryview(head)):
             return False
@@ -76,7 +76,7 @@ class Landing:
         return True
 
     def fence(self, incarnation: int) -> None:
-        """When this returns that incarnation writes here no more, whatever it still tries."""
+        """Stop that incarnation's writes: when this returns it writes here no more, whatever it still tries."""
         with self._lock:
             self._fenced.add(incarnation)
             writers = list(self._writers[incarnation])
@@ -86,7 +86,7 @@ class Landing:
             ended.wait()
 
     def close(self) -> None:
-        """Nobody lands any more."""
+        """Stop all transfers."""
         self._listener.close()
         with self._lock:
             lives = list(self._writers)
@@ -95,7 +95,7 @@ class Landing:
 
 
 def _filled(end: ssl.SSLSocket, target: memoryview) -> bool:
-    """False where the other end has ended first."""
+    """Fill a buffer; return False if the other end closed first."""
     while target:
         count = end.recv_into(target)
         if not count:
@@ -105,7 +105,7 @@ def _filled(end: ssl.SSLSocket, target: memoryview) -> bool:
 
 
 class Routes:
-    """The connections of one agent to those that it writes to, made when they are first needed; for one thread.
+    """The connections of one agent to those that it writes to, made on first use; for one thread.
 
     Args:
         incarnation: of this agent.
@@ -118,10 +118,10 @@ class Routes:
         self._ends: dict[str, ssl.SSLSocket] = {}
 
     def write(self, address: str, offset: int, data: memoryview) -> None:
-        """When this returns they stand there.
+        """Write bytes into another agent's arena; they are there when this returns.
 
         Raises:
-            LinkLostError: they don't.
+            LinkLostError: they are not.
         """
         try:
             if (end := self._ends.get(address)) is None:
@@ -137,14 +137,14 @@ class Routes:
             raise LinkLostError(f"the activations did not get to {address}: {error}") from None
 
     def close(self) -> None:
-        """All of them."""
+        """Close all of them."""
         for end in self._ends.values():
             end.close()
         self._ends.clear()
 
 
 class FarArena(Arena):
-    """Another agent's arena, on another host: what is written here is brought there once it is committed.
+    """Another agent's arena, on another host: what is written here is transferred on commit.
 
     Args:
         routes: of this agent.
@@ -157,5 +157,5 @@ class FarArena(Arena):
         self._routes = routes
 
     def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
-        """See `Arena`; it waits until the other agent says that it has them."""
+        """See `Arena`; it waits until the other agent confirms the bytes."""
         self._routes.write(address, offset, self.view(offset, size_bytes))

@@ -1,11 +1,11 @@
-"""The words between the router's process and a server's agent. Nouns only: nothing here runs, measures or decides.
+"""The messages between the router's process and a server's agent: types only; nothing runs, measures or decides.
 
-What travels are blocks, not batches: an agent's scheduler batches, loads and unloads by itself. Tensors never travel in
-a message: they stand in arenas, and the router says who may write where (`hw.transport.arena`). Times are nanoseconds
-of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message is an array
-with its name first, so that it can be read without knowing which one is due, and nothing in it can execute code.
+Blocks travel, not batches: an agent's scheduler batches, loads and unloads on its own. Tensors never travel in a
+message: they are in arenas, and the router decides which process may write where (`hw.transport.arena`). Times are
+nanoseconds of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message
+is an array with its name first, so that it can be decoded without an expected type, and nothing in it can execute code.
 
-Messages of one direction arrive in order. Those that are answered have a `number`, which comes back.
+Messages of one direction arrive in order. A message that is answered has a `number`, which the answer repeats.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Anything that travels."""
+    """A message of either direction."""
 
 
 class Point(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A batch of one work key; where it is timed it runs on an instance of exactly its width."""
+    """A batch of one work key; if it is timed, it runs on an instance of exactly its width."""
 
     segment: int
     width: float
@@ -44,10 +44,10 @@ class Point(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
-    """Activations that stand in the receiver's arena from `offset` on: a tensor of `shape` for each request, in order.
+    """Activations in the receiver's arena from `offset` on: a tensor of `shape` for each request, in order.
 
     Attributes:
-        channels_last: how feature maps lie in memory.
+        channels_last: the memory layout of feature maps.
     """
 
     requests: tuple[int, ...]
@@ -58,7 +58,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One reading of a device's sensor. What is absent is None.
+    """One reading of a device's sensor; absent fields are None.
 
     Attributes:
         energy_j: a counter of joules from any origin of the reader's.
@@ -74,11 +74,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prepare(Message, frozen=True):
-    """Forget everything of earlier runs; the clock stands at 0 from here to `Start`. Answered by `Prepared`.
+    """Forget everything of earlier runs; the clock is 0 from here to `Start`. Answered by `Prepared`.
 
     Attributes:
         server: its index in the cluster.
-        keep_log: whether to write down every step of the scheduler.
+        keep_log: whether to log every step of the scheduler.
         measures_costs: whether to measure what the agent does besides passes.
     """
 
@@ -89,20 +89,20 @@ class Prepare(Message, frozen=True):
 
 
 class ComeUp(Message, frozen=True):
-    """Serve, in this epoch; answered by `Preloaded` when all is loaded that should be from the start."""
+    """Serve, in this epoch; answered by `Preloaded` when everything due at the start is loaded."""
 
     epoch: int
 
 
 class Start(Message, frozen=True):
-    """The run began at this reading of the agent's own clock: its times count from there. Said again where the clocks'
-    offset is known better."""
+    """The run began at this reading of the agent's own clock: its times count from there. Sent again when the clocks'
+    offset is estimated more accurately."""
 
     origin_ns: int
 
 
 class Deliver(Message, frozen=True):
-    """A block, and where those of its inputs stand that came from elsewhere."""
+    """A block, and the places of those inputs that other processes wrote."""
 
     block: Block
     inputs: tuple[Input, ...] = ()
@@ -118,7 +118,7 @@ class Move(Message, frozen=True):
     """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`.
 
     Attributes:
-        address: where the other agent takes them; empty where both map its arena.
+        address: of the other agent's listener; empty if both map its arena.
     """
 
     transfer: int
@@ -129,20 +129,20 @@ class Move(Message, frozen=True):
 
 
 class Fence(Message, frozen=True):
-    """Let that incarnation of another agent write here no more, whatever it still tries; answered by `Fenced`."""
+    """Stop all later writes of that incarnation of another agent, whatever it still tries; answered by `Fenced`."""
 
     number: int
     incarnation: int
 
 
 class Release(Message, frozen=True):
-    """Forget these activations, as far as they are here."""
+    """Forget those of these activations that are here."""
 
     requests: tuple[int, ...]
 
 
 class Sense(Message, frozen=True):
-    """Read the device's sensor so often from now (or `Start`) on; 0: somebody else does (`Sampled`).
+    """Read the device's sensor at this interval from now (or `Start`) on; 0: another agent reads it (`Sampled`).
 
     Attributes:
         pids: of all agents on the device, whose CPU time is its utilization.
@@ -153,25 +153,25 @@ class Sense(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """What the agent that reads the sensor of a shared device has read."""
+    """A sample from the agent that reads a shared device's sensor."""
 
     sample: Sample
 
 
 class Impair(Message, frozen=True):
-    """All that is wrong with it from now on."""
+    """All impairments of the device from now on."""
 
     impairment: Impairment
 
 
 class Ping(Message, frozen=True):
-    """Say that you are alive."""
+    """Ask whether the agent is alive."""
 
     number: int
 
 
 class Finish(Message, frozen=True):
-    """The run is over: what you did in it, please; answered by `Finished`."""
+    """End the run and report it; answered by `Finished`."""
 
     number: int
 
@@ -184,7 +184,7 @@ class Warm(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """Leave. Not answered."""
+    """Exit. Not answered."""
 
 
 # ------------------------------------------------------------------------------------------ to an agent: measurements
@@ -209,7 +209,7 @@ class BenchmarkUnload(Message, frozen=True):
 class Benchmark(Message, frozen=True):
     """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after `warmup` passes.
 
-    `pause_s` before each lets the thread sleep, as it does between the batches that it serves; none is timed.
+    `pause_s` before each lets the thread sleep, as it does between the batches that it serves; pauses are not timed.
     """
 
     point: Point
@@ -230,7 +230,7 @@ class BenchmarkInstance(Message, frozen=True):
 
 
 class BenchmarkPaths(Message, frozen=True):
-    """Time blocks through all segments: each path has a point a segment, of one batch size. Answered by `Timed`."""
+    """Time blocks through all segments: each path has one point per segment, of one batch size. Answered by `Timed`."""
 
     paths: tuple[tuple[Point, ...], ...]
     repeats: int
@@ -247,7 +247,7 @@ class BenchmarkBesideLoad(Message, frozen=True):
 
 
 class BenchmarkTogether(Message, frozen=True):
-    """Run points at the same time, each in an instance of its own, over and over for `duration_s`.
+    """Run points at the same time, each in a separate instance, over and over for `duration_s`.
 
     `begin_ns`: not before this reading of the host's monotonic clock, so that several agents begin together.
     """
@@ -258,7 +258,7 @@ class BenchmarkTogether(Message, frozen=True):
 
 
 class BenchmarkDispatch(Message, frozen=True):
-    """Time what an instance's own dispatch takes: its batch is commanded, runs, and its end is noticed."""
+    """Time an instance's own dispatch: its batch is commanded, runs, and its end is noticed."""
 
     point: Point
     repeats: int
@@ -266,7 +266,7 @@ class BenchmarkDispatch(Message, frozen=True):
 
 
 class BenchmarkMove(Message, frozen=True):
-    """Keep so many bytes as the activation of `request`, to be moved."""
+    """Keep this number of bytes as the activation of `request`, to be moved."""
 
     request: int
     size_bytes: int
@@ -279,7 +279,7 @@ class Ready(Message, frozen=True):
     """The process is up; `context_bytes` is the device memory it uses with nothing loaded.
 
     Attributes:
-        sensor: where each field of its sensor comes from.
+        sensor: the source of each field of its sensor.
     """
 
     pid: int
@@ -289,16 +289,16 @@ class Ready(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """It is empty; `forgotten` counts the activations that were found."""
+    """The agent is empty; `forgotten` counts the activations that it found and dropped."""
 
     number: int
     forgotten: int
 
 
 class Captures(msgspec.Struct, frozen=True, array_like=True):
-    """How many passes of instances that were loaded are captured, of those that should be; why the first was refused.
+    """Of the passes of loaded instances that should be captured, the number that are; and the first refusal's reason.
 
-    Of all zeros where the device captures none.
+    All zeros if the device captures none.
     """
 
     captured: int = 0
@@ -313,7 +313,7 @@ class Captures(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Preloaded(Message, frozen=True):
-    """What was to be loaded when it came up is loaded, or could not be."""
+    """Everything due at the start is loaded, or could not be."""
 
     epoch: int
     captures: Captures = Captures()
@@ -323,12 +323,12 @@ class Returned(Message, frozen=True):
     """Requests have passed a segment here.
 
     Attributes:
-        labels: after the last segment, one for each; empty where the device is emulated.
+        labels: after the last segment, one for each; empty if the device is emulated.
         told: the batch that they ran in; its end is when they were given back.
-        steps: of the scheduler so far: its log holds as many at least.
+        steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
-            and how long it took (`hw.host.core_speed`); else 0.
+            and its duration (`hw.host.core_speed`); 0 otherwise.
         scores: with the labels, the logits of each request: float32, (requests, classes).
     """
 
@@ -356,14 +356,14 @@ class Rejected(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The scheduler has heard of a sample, which is passed on.
+    """The scheduler has processed a sample, which is passed on.
 
     Attributes:
         is_read: whether the sample was read here, and not by another server's agent.
         vram_used_bytes: of context and instances.
-        counts: of all that was done in the run so far.
-        residency: of the scheduler, once it has heard of the sample.
-        activation_bytes: what waits on a GPU between two segments holds of its memory.
+        counts: of everything done in the run so far.
+        residency: of the scheduler, after the sample.
+        activation_bytes: GPU memory held by activations that wait between two segments.
     """
 
     epoch: int
@@ -378,7 +378,7 @@ class Report(Message, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """Activations stand in the other agent's arena, as an `Input` there must describe them."""
+    """Activations are in the other agent's arena, as an `Input` there must describe them."""
 
     transfer: int
     shape: tuple[int, ...]
@@ -387,7 +387,7 @@ class Moved(Message, frozen=True):
 
 
 class MoveBroken(Message, frozen=True):
-    """They could not be written there; they are still here."""
+    """Activations could not be written there; they are still here."""
 
     transfer: int
     reason: Reason
@@ -395,27 +395,27 @@ class MoveBroken(Message, frozen=True):
 
 
 class Fenced(Message, frozen=True):
-    """The `Fence` of this number stands."""
+    """The `Fence` of this number is in effect."""
 
     number: int
 
 
 class Pong(Message, frozen=True):
-    """The answer to a `Ping`: the agent's clock, as it is."""
+    """The answer to a `Ping`: a bare reading of the agent's clock."""
 
     number: int
     clock_ns: int
 
 
 class Stuck(Message, frozen=True):
-    """Some work has taken for longer than it may; nobody here can end it."""
+    """Some work has exceeded its time limit; the agent cannot end it."""
 
 
 class Finished(Message, frozen=True):
-    """What it did in the run.
+    """The agent's account of the run.
 
     Attributes:
-        cpu_ns: of the whole process since `Start`, without looking out for messages.
+        cpu_ns: of the whole process since `Start`, without polling for messages.
         chores: if they were to be measured.
         captures: of all loads.
     """
@@ -436,7 +436,7 @@ class Done(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Something that has no failure of its own could not be carried out."""
+    """A message without a failure type failed."""
 
     reason: Reason
     detail: str
@@ -446,8 +446,8 @@ class Refused(Message, frozen=True):
 
 
 class Timed(Message, frozen=True):
-    """How long a load, an unload, each dispatch or each path (its median) took; `vram_bytes`: what a loaded instance
-    really takes.
+    """The duration of a load, an unload, each dispatch or each path (its median); `vram_bytes`: a loaded instance's
+    actual memory.
 
     A dispatch lasts from a batch's command to the notice of its end, less its forward pass.
     """
@@ -463,10 +463,11 @@ class BenchmarkResult(Message, frozen=True):
         samples_s: for each pass, stacking and the wait for the device included.
         wall_s, cpu_s: of the whole loop, and the CPU time the process used meanwhile; on a GPU that of launching the
             passes, for a wait for the device spins.
-        waited_s: how long the process's threads were ready to run but had no core, on a GPU while passes ran; 0 where
-            the system does not tell.
-        references_s: for each pass the CPU time of a fixed piece of work beside it (the longer of those before and
-            after), which tells how fast the core ran; empty on a GPU.
+        waited_s: time for which the process's threads were ready to run but had no core, on a GPU while passes ran; 0
+            if
+            the system does not report it.
+        references_s: for each pass the CPU time of a fixed piece of work before and after it (the longer of the two),
+            which measures the core's speed; empty on a GPU.
     """
 
     samples_s: tuple[float, ...]
@@ -477,7 +478,7 @@ class BenchmarkResult(Message, frozen=True):
 
 
 class InstanceResult(Message, frozen=True):
-    """The results of `BenchmarkInstance`, in order of its points; `captured`: how many of their passes are replayed."""
+    """The results of `BenchmarkInstance`, in order of its points; `captured`: how many passes are replayed."""
 
     loops: tuple[BenchmarkResult, ...]
     captured: int
@@ -492,10 +493,10 @@ class BesideLoadResult(Message, frozen=True):
 
 
 class ConcurrentResult(msgspec.Struct, frozen=True, array_like=True):
-    """One point among others: passes finished, and the time from the common start to the last one's end.
+    """One of several concurrent points: passes finished, and the time from the common start to the last one's end.
 
     `reference_s`: the mean CPU time of a fixed piece of work meanwhile (see `BenchmarkResult`); 0 on a GPU.
-    `median_s`: of a pass on a GPU; 0 on cores, which members have in turns: there the mean tells how fast each runs.
+    `median_s`: of a pass on a GPU; 0 on cores, which members use in turns: there the mean shows each one's speed.
     """
 
     completed: int

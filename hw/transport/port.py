@@ -1,10 +1,10 @@
-"""The port between the router's process and a server's agent: one stream of frames, whatever carries it.
+"""The port between the router's process and a server's agent: one stream of frames over any connection.
 
-An end posts messages and sends them together; it never waits for the other one. Arrived messages come in their order.
-Nothing here assumes one clock, one memory or one host: a pair of sockets carries the frames on one host, TLS between
-two. A frame is its kind and length (4 bytes), and messages, activations for the agent's arena, or a piece of its log.
-They travel in one stream, so nothing overtakes: an activation is there before a message that speaks of it, and what an
-agent has done stands in its log before the router hears of it.
+An end posts messages and sends them together; it never waits for the other end. Messages arrive in order.
+Nothing here assumes one clock, one memory or one host: the connection is a pair of sockets on one host, and TLS
+between two. A frame is its kind and length (4 bytes), and messages, activations for the agent's arena, or a piece of
+its log. They travel in one stream, so nothing overtakes: an activation arrives before a message that refers to it, and
+an agent's steps are in its log before the router is notified of them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
     Connection = socket.socket | Encrypted
 
-FLUSH_NS: Final = 500_000  # after so long an end that had no room is tried again
+FLUSH_NS: Final = 500_000  # an end that had no room is tried again after this time
 LENGTH: Final = 4
 OFFSET: Final = 8
-MAX_BYTES: Final = 1 << 28  # of a frame: more is no frame of ours
+MAX_BYTES: Final = 1 << 28  # of a frame: a larger one is not ours
 SAID = 0  # the kinds of frames, in the two upper bits of the length
 PLACED = 1
 LOGGED = 2
 _READ: Final = 1 << 16  # a larger buffer may be mapped and unmapped at every read: malloc does so from 128 KiB on
-_READS: Final = 64  # in one go: whoever sends without a pause must not keep this end from all else
-_BUFFER: Final = 1 << 20  # what the kernel is asked to keep for either direction of a pair
+_READS: Final = 64  # in one go: a peer that sends without a pause must not keep this end from all other work
+_BUFFER: Final = 1 << 20  # the kernel's buffer requested for either direction of a pair
 
 
 Sent = TypeVar("Sent")
@@ -45,11 +45,11 @@ Word = TypeVar("Word")
 
 
 class PortClosedError(WorkError):
-    """The other end is gone: nothing will come, and nothing can be sent."""
+    """The other end is gone: nothing will arrive, and nothing can be sent."""
 
 
 class PortBrokenError(WorkError):
-    """What came is no message: the other end is not what it should be."""
+    """Data that arrived are not a message: the other end is not what it should be."""
 
 
 class Codec(Generic[Word]):
@@ -59,7 +59,7 @@ class Codec(Generic[Word]):
         self._decoder: msgspec.msgpack.Decoder[list[Word]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
 
     def decode(self, data: bytes | memoryview) -> list[Word]:
-        """Raises `PortBrokenError` for anything else than what `encode` made of these words."""
+        """Decode messages; raises `PortBrokenError` for anything but what `encode` made of these types."""
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,21 +70,21 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Sequence[object]) -> bytes:
-    """Some messages that travel together."""
+    """Encode some messages that travel together."""
     return _encoder.encode(messages)
 
 
 class Port(Generic[Sent, Heard]):
-    """One end. Whoever drives it uses one thread; `join` and `end` come from any.
+    """One end. One thread drives it; any thread may call `join` and `end`.
 
     Args:
-        kind: what comes.
-        connection: to the other end; None where that is still to come (`join`), until when nothing has arrived.
-        arena: activations that come are for it; None where none may come.
-        heard: takes the log that comes, in pieces; an empty one: it begins anew.
+        kind: of messages that arrive.
+        connection: to the other end; None if it follows (`join`), until when nothing has arrived.
+        arena: receives activations that arrive; None if none may.
+        heard: receives the log, in pieces; an empty piece restarts it.
 
     Attributes:
-        ended: why nothing will come any more, as far as others have told; empty before.
+        ended: why nothing more will arrive, if another component reported it; empty before.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Port(Generic[Sent, Heard]):
         self._outbox: list[Sent] = []
         self._unsent = bytearray()
         self._unread = bytearray()
-        self._wanted = LENGTH  # bytes of `_unread` before it is worth a look
-        self._filling: memoryview | None = None  # what is still to come of an activation
-        self._lock = threading.Lock()  # of whoever changes what this end is connected to
+        self._wanted = LENGTH  # bytes of `_unread` before parsing can proceed
+        self._filling: memoryview | None = None  # the rest of an activation that is arriving
+        self._lock = threading.Lock()  # guards changes of this end's connection
         self._is_joined = self._is_closed = False
         self.ended = ""
-        self._waiting: tuple[socket.socket, ...] = ()  # a pair: it wakes up who waits for the other end to come
+        self._waiting: tuple[socket.socket, ...] = ()  # a pair: it wakes up a thread that waits for the other end
         if connection is None:
             self._waiting = socket.socketpair()
             self._end: Connection = self._waiting[0]
@@ -116,7 +116,7 @@ class Port(Generic[Sent, Heard]):
     # ------------------------------------------------------------------------------------------------ the other end
 
     def join(self, connection: Connection) -> bool:
-        """The other end is there; False where nobody waits for it any more, and then it is for the caller to close."""
+        """Connect the other end; return False if this end has closed: the caller then closes the connection."""
         with self._lock:
             if self._is_closed or self.ended or self._is_joined:
                 return False
@@ -127,7 +127,7 @@ class Port(Generic[Sent, Heard]):
             return True
 
     def end(self, reason: str) -> None:
-        """Nothing will come any more: the other end's process is gone, or could not be started."""
+        """End the port: the other end's process is gone, or could not be started."""
         with self._lock:
             self.ended = self.ended or reason
             if self._is_closed:
@@ -139,11 +139,11 @@ class Port(Generic[Sent, Heard]):
                 self._waiting[1].close()
 
     def fileno(self) -> int:
-        """For a selector: readable when something has come; another one once the other end is there."""
+        """Return a descriptor for a selector: readable when data have arrived; it changes when the other end joins."""
         return self._end.fileno()
 
     def close(self) -> None:
-        """Let go of it. May be called twice."""
+        """Close the port. May be called twice."""
         with self._lock:
             self._is_closed = True
             for each in (self._end, *self._waiting):
@@ -156,10 +156,10 @@ class Port(Generic[Sent, Heard]):
         self._outbox.append(message)
 
     def flush(self) -> bool:
-        """Send what was posted, without ever waiting; returns whether all of it is on its way.
+        """Send what was posted, without ever waiting; return whether all of it is sent.
 
         Raises:
-            PortClosedError: nobody is there.
+            PortClosedError: the other end is gone.
         """
         if not self._is_joined:
             if self._is_closed or self.ended:
@@ -174,18 +174,18 @@ class Port(Generic[Sent, Heard]):
         return not self._unsent
 
     def place(self, offset: int, data: memoryview) -> None:
-        """Activations for the other end's arena; for nobody, where that is gone."""
+        """Send activations to the other end's arena; drop them if that end is gone."""
         if self._is_joined:
-            with contextlib.suppress(PortClosedError):  # who reads the port will notice
+            with contextlib.suppress(PortClosedError):  # the port's reader will notice
                 self._write(header(PLACED, len(data)) + offset.to_bytes(OFFSET, "little"))
                 self._write(data)
 
     def note(self, steps: bytes) -> None:
-        """A piece of the log; it goes with the next `flush`, before all messages of that."""
+        """Send a piece of the log; it goes with the next `flush`, before all messages of that."""
         self._unsent += header(LOGGED, len(steps)) + steps
 
     def _write(self, data: bytes | memoryview) -> None:
-        """After what is unsent, as much as there is room for; the rest later."""
+        """Write after what is unsent, up to the room there is; the rest later."""
         sent = 0 if self._unsent else self._send(data)
         if sent < len(data):
             self._unsent += data[sent:]
@@ -201,11 +201,11 @@ class Port(Generic[Sent, Heard]):
     # --------------------------------------------------------------------------------------------------- what comes
 
     def receive(self) -> Sequence[Heard]:
-        """What has come, in its order, without waiting; empty where nothing has.
+        """Return the messages that have arrived, in order, without waiting; empty if there are none.
 
         Raises:
-            PortClosedError: nothing will come any more (what came before the end has been given).
-            PortBrokenError: what came is cut off, or no message.
+            PortClosedError: nothing more will arrive (everything before the end has been returned).
+            PortBrokenError: the data are cut off, or not a message.
         """
         messages: list[Heard] = []
         for _ in range(_READS):
@@ -216,7 +216,7 @@ class Port(Generic[Sent, Heard]):
             except OSError as error:
                 data, reason = b"", f" ({error.strerror})"
             if not data:
-                if messages:  # before the end is told
+                if messages:  # before the end is reported
                     break
                 if self._unread or self._filling:
                     raise PortBrokenError(f"the other end is gone in the middle of a message{reason}")
@@ -227,7 +227,7 @@ class Port(Generic[Sent, Heard]):
         return messages
 
     def _take(self, data: bytes, messages: list[Heard]) -> None:
-        """Some bytes to where they belong, and the messages that are whole to `found`; the rest stays for later."""
+        """Put bytes where they belong, and complete messages into `found`; the rest stays for later."""
         if self._filling is not None:
             come = min(len(data), len(self._filling))
             self._filling[:come] = data[:come]
@@ -261,7 +261,7 @@ class Port(Generic[Sent, Heard]):
         self._unread += view[at:]
 
     def _begin_filling(self, offset: int, length: int, come: memoryview) -> None:
-        """What has come of an activation goes to its place, and the rest will."""
+        """Put the part of an activation that has arrived in its place, and the rest when it arrives."""
         if self._arena is None or offset + length > self._arena.size_bytes:
             raise PortBrokenError(f"{length} bytes for {offset} are not within an arena of this end")
         target = self._arena.view(offset, length)
@@ -279,12 +279,12 @@ AgentEnd = Port[FromAgent, ToAgent]
 
 
 def header(kind: int, length: int) -> bytes:
-    """Of a frame."""
+    """Return a frame's header."""
     return (kind << 30 | length).to_bytes(LENGTH, "little")
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """The router's end and the agent's, on one host."""
+    """Return the router's end and the agent's, on one host."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
@@ -292,7 +292,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class SentLog(StepLog):
-    """The log of an agent on another host: it travels to the router ahead of what is said, and so outlives the agent.
+    """The log of an agent on another host: it travels to the router ahead of messages, and so outlives the agent.
 
     Args:
         port: the agent's.
@@ -312,10 +312,10 @@ class SentLog(StepLog):
 
 
 class Mirror(Arena):
-    """An agent's arena as the router writes to it: what is written here goes the way that messages go.
+    """An agent's arena as the router writes to it: what is written here travels in the stream of messages.
 
     Args:
-        port: to whoever is the agent at the time of asking.
+        port: returns the port to the present agent.
     """
 
     def __init__(self, size_bytes: int, port: Callable[[], RouterEnd]) -> None:

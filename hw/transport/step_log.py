@@ -1,8 +1,8 @@
-"""The log of one epoch of an agent: what its scheduler did, in a file that outlives the process, however that ends.
+"""The log of one epoch of an agent: its scheduler's steps, in a file that outlives the process, however that ends.
 
 The router makes the file and keeps it open, the agent appends to it: an anonymous file, which has no name and leaves
-nothing behind. It is made of frames, each a length and as many bytes of msgpack: the steps since the frame before. A
-kill may cut off the last frame, and no other. Nothing that is read can execute code.
+nothing behind. It consists of frames, each a length and that number of bytes of msgpack: the steps since the previous
+frame. A kill may cut off the last frame only. Nothing that is read can execute code.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _decoder: msgspec.msgpack.Decoder[list[_Step]] = msgspec.msgpack.Decoder(list[_S
 
 
 class StepLog(ABC):
-    """The log as an agent writes it, wherever it is kept."""
+    """The log as an agent writes it, wherever it is stored."""
 
     def __init__(self) -> None:
         self._unwritten: list[_Step] = []
 
     def append(self, now_ns: int, event: ServerEvent, commands: Sequence[ServerCommand]) -> None:
-        """Note a step, which is kept from the next `write` on; `commands` must not change any more."""
+        """Note a step, which is stored from the next `write` on; `commands` must not change any more."""
         self._unwritten.append(_Step(now_ns, event, commands))
 
     def write(self) -> None:
-        """What was noted goes where it is kept.
+        """Store the noted steps.
 
-        An agent calls it before it sends a message, so that the log never ends before what the router has heard.
+        An agent calls it before it sends a message, so the log never ends before what the router has received.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: there is no room for them.
         """
         if self._unwritten:
             body = _encoder.encode(self._unwritten)
@@ -59,18 +59,18 @@ class StepLog(ABC):
 
     @abstractmethod
     def _put(self, frame: bytes) -> None:
-        """Keep it, after what is there."""
+        """Append a frame to the stored log."""
 
     def clear(self) -> None:
-        """Empty, for the next run; nobody may be writing."""
+        """Empty the log for the next run; no write may be in progress."""
         self._unwritten.clear()
 
 
 class EpochLog(StepLog):
-    """One file, in which a step stands once it is written, whatever happens to the process then.
+    """One file, in which a written step stays, whatever happens to the process then.
 
-    It travels to a spawned process as one of its arguments. An epoch needs one of its own: what a dead one has written
-    stays there for the end of the run.
+    It travels to a spawned process as one of its arguments. Each epoch needs a separate one: the steps of a dead agent
+    stay there for the end of the run.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class EpochLog(StepLog):
 
     def _open(self, fd: int) -> None:
         self._fd = fd
-        # Whoever writes next writes at the end, whoever has emptied the file.
+        # The next write is at the end of the file, even if another process has emptied it.
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
 
     def _put(self, frame: bytes) -> None:
@@ -91,7 +91,7 @@ class EpochLog(StepLog):
     # ------------------------------------------------------------------------------------------------------ the router
 
     def read(self) -> bytes:
-        """All that stands in the file, for `steps_of`: those take their time, and a run may still be going on."""
+        """Return the bytes in the file, for `steps_of`: parsing takes time, and a run may still be in progress."""
         size, data = os.fstat(self._fd).st_size, b""
         while more := os.pread(self._fd, size - len(data), len(data)):
             data += more
@@ -105,13 +105,13 @@ class EpochLog(StepLog):
         os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
-        """Let go of the file. May be called twice."""
+        """Close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def __del__(self) -> None:
-        self.close()  # of an epoch that has ended, once nobody will read it
+        self.close()  # of an epoch that has ended, once its log is no longer needed
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self._fd)}
@@ -123,7 +123,7 @@ class EpochLog(StepLog):
 
 
 def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
-    """The steps that a `EpochLog` held, as those of this server; a frame that was cut off is left out.
+    """Return the steps that a `EpochLog` held, as those of this server; a frame that was cut off is left out.
 
     Raises:
         WorkError: they were not written by a `EpochLog`.

@@ -1,7 +1,7 @@
 """Connections between hosts: TLS, in which both ends show the one certificate of their cluster.
 
-It is made anew for each command, and reaches the agents by Ray. Whoever has its key belongs to the cluster; nothing is
-believed before that is proved, and what is said afterwards is encrypted.
+Each command makes a new certificate, which reaches the agents by Ray. A process that has its key belongs to the
+cluster; nothing is trusted before that is proved, and all later traffic is encrypted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kit.errors import WorkError, in_a_line
 
 PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of what is written
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: the clock of another host may be behind
-_AT_ONCE: Final = 64  # strangers that say nothing, or trickle, keep others out for no longer than `PATIENCE_S`
+_AT_ONCE: Final = 64  # silent or slow strangers keep others out for no longer than `PATIENCE_S`
 _MAX_HELLO: Final = 4096
 _MAKE: Final = (
     *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
@@ -30,11 +30,11 @@ _MAKE: Final = (
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Who connects.
+    """The identity of a connecting process.
 
     Attributes:
-        incarnation: of an agent; no two of a cluster are the same, even of one server.
-        address: where the other agents write to it; empty where it connects to write.
+        incarnation: of an agent; unique in a cluster, even for agents of one server.
+        address: of its listener, for other agents' writes; empty if it connects to write.
     """
 
     incarnation: int
@@ -42,10 +42,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 def fresh_certificate() -> bytes:
-    """A key and its certificate (PEM) for one cluster.
+    """Make a key and its certificate (PEM) for one cluster.
 
     Raises:
-        WorkError: the program that makes it is not here.
+        WorkError: the program that makes it is not installed.
     """
     try:
         return subprocess.run(_MAKE, capture_output=True, check=True).stdout  # noqa: S603 - a constant
@@ -57,7 +57,7 @@ def fresh_certificate() -> bytes:
 
 def _context(side: int, certificate: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
-    context.check_hostname = False  # by its key the other end is known, wherever it is
+    context.check_hostname = False  # its key identifies the other end, on any host
     context.verify_mode = ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags = ssl.VerifyFlags(context.verify_flags | _NO_CHECK_TIME)
@@ -75,7 +75,7 @@ class Listener:
     Args:
         host: the address, and no other of this host's.
         certificate: the cluster's.
-        admit: takes whoever has proved itself, in a thread of its own; the socket, which blocks, is its to close.
+        admit: called with each authenticated peer, in a separate thread; it closes the socket, which blocks.
         patience_s: for a handshake.
     """
 
@@ -89,7 +89,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, certificate)
-        self._context.num_tickets = 0  # no connection is taken up again
+        self._context.num_tickets = 0  # no session is resumed
         self._admit = admit
         self._patience_s = patience_s
         self._places = threading.Semaphore(_AT_ONCE)
@@ -121,18 +121,18 @@ class Listener:
         self._admit(hello, known)
 
     def close(self) -> None:
-        """Listen no more; who was admitted stays."""
+        """Stop listening; admitted connections stay."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up who waits in `accept`
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that waits in `accept`
         self._listener.close()
         self._thread.join()
 
 
 def connected(address: str, certificate: bytes, hello: Hello, timeout_s: float = PATIENCE_S) -> ssl.SSLSocket:
-    """A connection to a listener of the same cluster, which knows who has come.
+    """Connect to a listener of the same cluster, and identify to it.
 
     Raises:
-        OSError: nobody is there, or not in time, or somebody else.
+        OSError: no listener is there, it does not answer in time, or is not of this cluster.
     """
     host, _, port = address.rpartition(":")
     end = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
@@ -147,13 +147,13 @@ def connected(address: str, certificate: bytes, hello: Hello, timeout_s: float =
 
 
 def cut(end: ssl.SSLSocket) -> None:
-    """Nothing travels any more; from any thread. (Its own `shutdown` would go on in plain text.)"""
+    """Stop all traffic; callable from any thread. (The socket's own `shutdown` would continue in plain text.)"""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(end, socket.SHUT_RDWR)
 
 
 class Encrypted:
-    """As much of a socket as a port needs, over TLS: never blocks, and one thread may read while another writes."""
+    """The part of a socket that a port needs, over TLS: never blocks, and one thread may read while another writes."""
 
     def __init__(self, end: ssl.SSLSocket) -> None:
         self._end = end
@@ -165,14 +165,14 @@ class Encrypted:
             return self._end.send(data)
 
     def recv(self, most: int) -> bytes:
-        """See `socket.recv`; all that has been decrypted, if it is a little more than `most`: no selector shows it."""
+        """See `socket.recv`; returns all that is decrypted, even if a little more than `most`: no selector shows it."""
         data = b""
         with self._lock, _as_plain():
             data = self._end.recv(most)
             while data and (len(data) < most or self._end.pending()):
                 try:
                     more = self._end.recv(most)
-                except OSError:  # nothing more, or the end: the next call tells
+                except OSError:  # nothing more, or the end: the next call reports it
                     break
                 if not more:
                     break
@@ -198,7 +198,7 @@ class Encrypted:
 
 @contextlib.contextmanager
 def _as_plain() -> Iterator[None]:
-    """What has to be waited for is told as plain sockets tell it."""
+    """Report what has to be waited for as plain sockets report it."""
     try:
         yield
     except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
