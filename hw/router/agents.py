@@ -1,4 +1,4 @@
-"""Agents as the router sees them, wherever they run: what each is, how it is spoken to, and who starts the next one.
+"""Agents as the router uses them, on any host: their description, their messages, and the start of the next one.
 
 Nothing is decided here. `hw.router.local_agents` has those of this host.
 """
@@ -43,33 +43,33 @@ from policies.vocabulary import NS_PER_S
 
 START_TIMEOUT_S: Final = 300.0
 ANSWER_TIMEOUT_S: Final = 600.0
-_RESET_S: Final = 30.0  # between runs: what runs is finished first
+_RESET_S: Final = 30.0  # between runs: work in progress is finished first
 _CLOCK_PINGS: Final = 16
 
 Answer = TypeVar("Answer")
 
 
 class AgentDiedError(WorkError):
-    """An agent's process ended by itself."""
+    """An agent's process ended unexpectedly."""
 
 
 class AgentHandle(ABC):
-    """An agent as the router sees it, wherever it runs.
+    """An agent as the router uses it, on any host.
 
-    Whoever drives it either reads `port` itself or uses the synchronous calls, which assume that nothing else is under
-    way; not both at once.
+    The caller either reads `port` itself or uses the synchronous calls, which assume that nothing else is in progress;
+    not both at once.
 
     Args:
-        spec: what it is.
+        spec: of the agent.
         port: to it.
         shares_clock: whether its clock is this process's.
         host: this process's.
 
     Attributes:
-        ready: its first words; None before they have come.
+        ready: its first message; None before it has arrived.
         is_warm: whether it has run every work key; `is_warming`: whether it was asked to, and has not answered yet.
-        incarnation: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
-        address: where the other agents write to it; empty where all map its arena.
+        incarnation: must be fenced off by others when it is killed; 0 if it certainly writes no more.
+        address: of its listener, for other agents' writes; empty if all map its arena.
     """
 
     incarnation: int = 0
@@ -90,18 +90,18 @@ class AgentHandle(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Of its process."""
+        """The id of its process."""
 
     @abstractmethod
     def log(self) -> Callable[[], bytes]:
-        """What reads all that its scheduler has done in the run, as far as it was written; also once it was killed.
+        """Return a function that reads its scheduler's log of the run, as far as written; also once it was killed.
 
-        `hw.transport.step_log.steps_of` reads that; of the agent itself nothing is kept.
+        `hw.transport.step_log.steps_of` parses that log; the function keeps nothing of the agent itself.
         """
 
     @abstractmethod
     def send_signal(self, number: signal.Signals) -> None:
-        """What happens to it by a planned fault."""
+        """Send it a signal for a planned fault."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class AgentHandle(ABC):
 
     @abstractmethod
     def _how_it_died(self) -> str:
-        """In a few words, for people, once its port is closed."""
+        """Describe in a few words how it died, for people, once its port is closed."""
 
     @property
     def context_bytes(self) -> int:
@@ -121,7 +121,7 @@ class AgentHandle(ABC):
         return self.ready.context_bytes if self.ready is not None else 0
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
-        """What the process said of itself when it was up.
+        """Return the process's first message once it is up.
 
         Raises:
             WorkError: it could not start.
@@ -138,7 +138,7 @@ class AgentHandle(ABC):
 
     @property
     def offset(self) -> ClockOffset:
-        """How far its clock is ahead of this process's: 0 where they are one, else as the pings so far say."""
+        """The offset of its clock from this process's: 0 if they are one, otherwise as estimated from pings so far."""
         if self.shares_clock:
             return ClockOffset()
         assert self._estimate.best is not None, "no ping was answered yet"
@@ -146,16 +146,16 @@ class AgentHandle(ABC):
 
     @property
     def clock_jumps(self) -> int:
-        """How often its clock was seen to jump."""
+        """The number of jumps of its clock that were noticed."""
         return self._estimate.jumps
 
     def ping(self, number: int) -> Ping:
-        """A ping, to be sent at once."""
+        """Make a ping, to be sent at once."""
         self._pinged_ns[number] = self._host.clock_ns()
         return Ping(number)
 
     def note_pong(self, pong: Pong) -> bool:
-        """An answer, to be told of as soon as it has come; returns whether `offset` is known better now."""
+        """Process an answer, as soon as it has arrived; return whether the estimate of `offset` has improved."""
         pinged_ns = self._pinged_ns.pop(pong.number, None)
         if self.shares_clock or pinged_ns is None:
             return False
@@ -164,7 +164,7 @@ class AgentHandle(ABC):
         return self._estimate.best is not before
 
     def find_offset(self) -> None:
-        """Before a run, while nothing else is under way: ask its clock several times, where it is another one."""
+        """Query its clock several times, if it is another one; before a run, while nothing else is in progress."""
         for _ in range(0 if self.shares_clock else _CLOCK_PINGS):
             self.send(self.ping(-self.next_number()))
             self.note_pong(self.expect(Pong))
@@ -172,7 +172,7 @@ class AgentHandle(ABC):
     # -------------------------------------------------------------------------------------------------- synchronous
 
     def send(self, message: ToAgent, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Ask for something now; raises `AgentDiedError` where nobody is there, `WorkError` where it takes nothing."""
+        """Send a request now; raises `AgentDiedError` if the agent is gone, `WorkError` if it accepts nothing."""
         until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         self.port.post(message)
         try:
@@ -184,7 +184,7 @@ class AgentHandle(ABC):
             raise self._death() from None
 
     def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> FromAgent:
-        """The next answer; raises `AgentDiedError` where none will come, `WorkError` where none came in time."""
+        """Return the next answer; raises `AgentDiedError` if none will come, `WorkError` if none came in time."""
         until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         while not self._heard:
             if self.port.fileno() < 0:  # it was closed: nothing will come
@@ -201,7 +201,7 @@ class AgentHandle(ABC):
         return self._heard.popleft()
 
     def hear(self) -> Sequence[FromAgent]:
-        """What it has said, without waiting; raises `AgentDiedError` where nothing will come any more."""
+        """Return its new messages, without waiting; raises `AgentDiedError` if no more will come."""
         if self.port.fileno() >= 0 and not self._host.wait((self.port.fileno(),), 0):
             return ()
         try:
@@ -213,7 +213,7 @@ class AgentHandle(ABC):
         return AgentDiedError(f"agent {self.spec.name} died ({self._how_it_died()})")
 
     def expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
-        """The next answer, which must be of a kind; raises `WorkError` for any other."""
+        """Return the next answer, which must be of a kind; raises `WorkError` for any other."""
         answer = self.receive(timeout_s)
         if isinstance(answer, kind):
             return answer
@@ -222,22 +222,22 @@ class AgentHandle(ABC):
         raise WorkError(f"agent {self.spec.name} answered {answer!r} where {kind.__name__} was due")
 
     def ask(self, message: ToAgent, kind: type[Answer]) -> Answer:
-        """The answer to a message, which must be of a kind; raises as `send` and `expect` do."""
+        """Return the answer to a message, which must be of a kind; raises as `send` and `expect` do."""
         self.send(message)
         return self.expect(kind)
 
     def next_number(self) -> int:
-        """For something whose answer must not be taken for that of something earlier."""
+        """Return a number that tags a request, so that an earlier request's answer is not taken for its own."""
         self._number += 1
         return self._number
 
     def begin_warming(self, batches: Sequence[int]) -> None:
-        """Have it run every legal key once at each batch size."""
+        """Make it run every legal key once at each batch size."""
         self.send(Warm(self.next_number(), tuple(batches)))
         self.is_warming = True
 
     def end_warming(self) -> None:
-        """Wait until it has."""
+        """Wait until it has run them."""
         self.expect(Done)
         self.is_warm, self.is_warming = True, False
 
@@ -246,7 +246,7 @@ class AgentHandle(ABC):
     def prepare(
         self, server: int, keep_log: bool, timeout_s: float = ANSWER_TIMEOUT_S, *, measures_costs: bool = False
     ) -> int:
-        """Make it forget earlier runs, and drop what it still says of them; returns how many activations it had kept.
+        """Make it forget earlier runs, and drop its messages about them; return the number of activations it had kept.
 
         Raises:
             WorkError: it does not answer in time, or is gone.
@@ -261,7 +261,7 @@ class AgentHandle(ABC):
                 raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
 
     def say_goodbye(self) -> None:
-        """Ask it to leave, and let go of the port."""
+        """Ask it to exit, and close the port."""
         with contextlib.suppress(OSError, WorkError):
             self.port.post(Close())
             self.port.flush()
@@ -283,11 +283,10 @@ def transfer_round(
     address: str = "",
     receiver: AgentHandle | None = None,
 ) -> tuple[float, ...]:
-    """Seconds from the command until `payload_bytes` stand in another agent's arena, for each of `count` moves.
-
+    """Return the seconds until `payload_bytes` from this agent are in another's arena, for each of `count` moves.
     Args:
         address: see `hw.transport.messages.Move`.
-        receiver: that agent, where it copies what arrives onto a device: then until they stand there.
+        receiver: that agent, if it copies what arrives onto a device: the time then includes the copy.
     """
     request = (0,)
     source.ask(BenchmarkMove(*request, payload_bytes), Done)
@@ -303,7 +302,7 @@ def transfer_round(
 
 
 def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:
-    """What it takes an agent to keep what stands in its arena, beyond a word there and one back."""
+    """Return the time in which an agent stores an input from its arena, beyond a message there and one back."""
     lasted_s = []
     for inputs in ((), (Input((0,), 0, moved.shape, moved.dtype, moved.channels_last),)):
         begin_ns = time.monotonic_ns()
@@ -315,31 +314,31 @@ def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:
 
 
 class Carrier(Protocol):
-    """What carries the messages and activations of a cluster: it starts the agents, on this host or elsewhere."""
+    """Transports a cluster's messages and activations: starts the agents, on this host or elsewhere."""
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
-        """One for each agent, as the router writes to them; called once, before anything is started."""
+        """Return one arena per agent, as the router writes to them; called once, before anything is started."""
         ...
 
     def arenas_of(self, agent: int) -> tuple[Arena, ...]:
-        """The same as this agent has them: its own, and those of the others, to which it writes."""
+        """Return the same arenas as this agent has them: its own, and those of the others, to which it writes."""
         ...
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
-        """Start an agent, or the next one in its place, without waiting for it."""
+        """Start a server's agent, or its replacement, without waiting for it."""
         ...
 
     def close(self) -> None:
-        """Let go of the arenas; the agents have ended."""
+        """Close the arenas; the agents have ended."""
         ...
 
 
 class AgentSlot:
-    """A server's place in a cluster: its agent, and the next one when that has died.
+    """A server's place in a cluster: its agent, and its replacement when that has died.
 
     Args:
         begin: starts an agent, without waiting for it; the same one each time.
-        warm_batches: batch sizes that each runs once for every work key before it serves.
+        warm_batches: batch sizes that each agent runs once for every work key before it serves.
     """
 
     def __init__(self, begin: Callable[[], AgentHandle], warm_batches: tuple[int, ...]) -> None:
@@ -348,16 +347,16 @@ class AgentSlot:
         self.agent = begin()
 
     def start(self) -> None:
-        """Start the next agent, without waiting for it; the one before was killed."""
+        """Start the next agent, without waiting for it; the previous one was killed."""
         self.agent = self._begin()
 
     def hand_over(self, begin: Callable[[], AgentHandle], agent: AgentHandle) -> None:
-        """To an agent that such a start has made; the one before is killed."""
+        """Switch to an agent that such a start has made; the previous one is killed."""
         self.agent.kill()
         self._begin, self.agent = begin, agent
 
     def begin_warming(self) -> None:
-        """Have an agent that is new run what it must before it serves: others do so meanwhile."""
+        """Make a new agent run what it must before it serves: others do so meanwhile."""
         if self.warm_batches and not self.agent.is_warm and not self.agent.is_warming:
             self.agent.wait_until_ready()
             self.agent.begin_warming(self.warm_batches)
@@ -375,7 +374,7 @@ class AgentSlot:
         """
         try:
             self._prepare(server, keep_log, measures_costs, _RESET_S)
-        except WorkError:  # dead, hung, or in no state to go on
+        except WorkError:  # dead, hung, or in no state to continue
             self.agent.kill()
             if may_be_gone:
                 return False
@@ -400,13 +399,13 @@ class AgentSlot:
 def make_all_ready(
     slots: Sequence[AgentSlot], *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
 ) -> frozenset[int]:
-    """Wait until everybody can serve, empty; returns who of those that may be gone is. See `AgentSlot.make_ready`.
+    """Wait until all can serve, empty; return those that may be gone but are there. See `AgentSlot.make_ready`.
 
-    New ones warm up side by side. Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are
-    asked for once more at the end.
+    New agents warm up in parallel. Clocks drift apart during the wait for a slow one (15 ms in five minutes): all are
+    queried once more at the end.
     """
     for slot in slots:
-        with contextlib.suppress(WorkError):  # it is met again below
+        with contextlib.suppress(WorkError):  # handled below
             slot.begin_warming()
     away = frozenset(
         index
@@ -415,6 +414,6 @@ def make_all_ready(
     )
     for index, slot in enumerate(slots):
         if index not in away:
-            with contextlib.suppress(WorkError):  # it has died since: whoever runs will notice
+            with contextlib.suppress(WorkError):  # it has died since: the run will notice
                 slot.agent.find_offset()
     return away

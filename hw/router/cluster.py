@@ -1,6 +1,6 @@
 """The real cluster on this machine: its agents, its arenas, and one run after another.
 
-What a run does in the router's process stands in `hw.router.loop`.
+`hw.router.loop` implements a run in the router's process.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ from policies.router import RouterCore
 from policies.vocabulary import NS_PER_S, GoalSet
 
 _DESCRIPTORS = 16  # of an agent: its port, log, arena and process, with some to spare
-DRAIN_LIMIT_NS = 30 * NS_PER_S  # of one that serves: then who is still inside is told that the router has ended
-ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
+DRAIN_LIMIT_NS = 30 * NS_PER_S  # of a server: then requests that are still inside fail, as the router has ended
+ROOMS = 8  # blocks whose inputs fit in a server's arena: two outstanding ones, and some that were given back
 
 
 class HardwareCluster:
     """Real servers on this machine; a context manager that starts their agents once, for any number of runs.
 
     Args:
-        network: what all serve: its file, or (where no agent needs one) what there is to know of it.
+        network: of all servers: its file, or (if no agent needs one) its description.
         servers: several may share a device.
-        warm_batches: batch sizes that every agent runs once for every work key before it serves; on a GPU nothing
-            would come of it: libraries choose kernels for each thread anew, so instances warm up in their own ones.
-        supervision: how agents are watched and brought back.
+        warm_batches: batch sizes that every agent runs once for every work key before it serves; useless on a GPU:
+                warm_batches: batch sizes that every agent runs once for every work key before it serves; useless on a
+                    GPU: libraries choose kernels for each thread, so each instance warms up in its thread.
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
-        carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
+        carrier: starts the agents and transports data between them and the router; processes of this host, unless
             another one is given.
         waits: whether entering it waits until all are ready, as the first run does in any case.
 
     Attributes:
         slots, arenas: of each server, while the agents are up.
-        transfer_ids: over all runs: late answers of an earlier one are known as such.
+        transfer_ids: over all runs: late answers of an earlier run are recognized as such.
 
     Raises:
         InputError: the model cannot be read, or a server's knobs do not fit it.
@@ -130,14 +130,14 @@ class HardwareCluster:
         self.arenas, self.slots = (), []
 
     def _service(self, index: int) -> SchedulerSpec:
-        """A device that is slowed down on purpose may take so many times as long before it counts as stuck."""
+        """Return the limits by which an agent is stuck; they are scaled for a device that is slowed down on purpose."""
         server, rules = self.servers[index], self.supervision
         if isinstance(server.device, EmulatedDevice):
             rules = replace(rules, stuck_ns=round(rules.stuck_ns * server.device.slowdown))
         return SchedulerSpec(server.knobs, self.served.segments, rules, self._has_core(index))
 
     def _has_core(self, index: int) -> bool:
-        """Whether nobody else of this cluster runs where an agent does."""
+        """Return whether no other process of this cluster uses this agent's cores."""
         cores = self.servers[index].device.cores
         worker = self._worker_of(index)
         beside = [
@@ -151,7 +151,7 @@ class HardwareCluster:
         return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
 
     def starts_of(self, file: ModelFile) -> tuple[Callable[[], AgentHandle], ...]:
-        """What starts each server's agent with other weights of the same network."""
+        """Return functions that start each server's agent with other weights of the same network."""
         return tuple(
             partial(self._carrier.start, index, self._agent(index, file)) for index in range(len(self.servers))
         )
@@ -162,7 +162,8 @@ class HardwareCluster:
         return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index), worker, agents)
 
     def _worker_of(self, index: int) -> str:
-        """Servers of one GPU share a process (see `AgentSpec`), but for those that MPS gives a share of it."""
+        """Return the process's name: servers of one GPU share one (see `AgentSpec`), unless they have a share by
+        MPS."""
         device = self.servers[index].device
         if isinstance(device, EmulatedDevice) or device.kind != "cuda" or device.sm_percent is not None:
             return ""
@@ -179,7 +180,7 @@ class HardwareCluster:
     def make_ready(
         self, *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
     ) -> frozenset[int]:
-        """Wait until every server has an agent that can serve, empty; raises `WorkError` where one has none.
+        """Wait until every server has an agent that can serve, empty; raises `WorkError` if one has none.
 
         Args:
             drained: servers that may have none, because it has been taken away.
@@ -190,7 +191,7 @@ class HardwareCluster:
         return make_all_ready(self.slots, keep_log=keep_log, measures_costs=measures_costs, drained=drained)
 
     def telemetry(self) -> dict[str, dict[str, str]]:
-        """For each device by name: where each of its sensor's fields comes from."""
+        """Return the source of each sensor field, for each device by name."""
         sensors = {}
         for device in devices_of(self.servers):
             words = dict(self.slots[device.servers[0]].agent.wait_until_ready().sensor)
@@ -208,11 +209,11 @@ class HardwareCluster:
         say: Callable[[str], None] = lambda _: None,
         drained: Wish = nobody,
     ) -> RunRecord:
-        """One run, in real time; agents are emptied before it.
+        """Execute one run, in real time; agents are emptied before it.
 
         Args:
             say: takes a line for people whenever a server goes down or is back.
-            drained: which servers the operator wants drained; asked now and then while the run goes on.
+            drained: returns the servers that the operator wants drained; called now and then during the run.
 
         Raises:
             WorkError: an agent could not be made ready before the run, or a preload did not come to an end.
@@ -239,18 +240,18 @@ class HardwareCluster:
     ) -> RunProgress:
         """Serve until the traffic ends: the same loop as in a run, without a record of it.
 
-        Where nothing is under way it sleeps: it keeps no core busy, as a run may.
+        It sleeps while nothing is in flight: it keeps no core busy, as a run may.
 
         Args:
-            goals: what the operator asks for, of each class.
-            on_progress: called some times a second.
+            goals: the operator's targets, of each class.
+            on_progress: called several times a second.
             say: see `run`.
 
         Returns:
-            How far it was at the end; what is in flight was not served within `DRAIN_LIMIT_NS`.
+            The progress at the end; requests in flight were not served within `DRAIN_LIMIT_NS`.
 
         Raises:
-            WorkError: an agent could not be made ready, or what brings the traffic is gone.
+            WorkError: an agent could not be made ready, or the source of the traffic is gone.
         """
         assert self.slots, "enter the cluster first"
         none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
@@ -268,7 +269,7 @@ class HardwareCluster:
         with on_cores(own_cores(self.servers)):
             loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic)
             gc.collect()
-            gc.freeze()  # what is there now stays: collections that look at the rest alone take microseconds
+            gc.freeze()  # present objects stay: collections that scan the rest alone take microseconds
             try:
                 return loop.progress(loop.drive()[0])
             finally:
@@ -308,9 +309,9 @@ def _pids(slots: Sequence[AgentSlot]) -> list[int]:
 
 
 def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot]) -> BackgroundWatch:
-    """What others take of these servers' devices; agents and this process, which routes, are no others.
+    """Return a watch of other processes' use of these servers' devices, not of the agents' or this one's.
 
-    Devices of other machines are not looked at.
+    Devices of other machines are not watched.
     """
     router_cores = frozenset(own_cores(servers)) or None
     here = [pair for pair in zip(servers, slots, strict=True) if not pair[0].machine]

@@ -1,7 +1,7 @@
-"""What the router's process and the port cost, from a real run: CPU time by what was done, and ways that met nobody.
+"""The costs of the router's process and the port, from a real run: CPU time by activity, and undelayed transits.
 
-Waiting is in neither: a thread's CPU time stands still meanwhile, and a handover counts only where nothing else was on
-its way and who took it was idle. So a simulation may add its own waiting.
+Waiting is in neither: a thread's CPU time does not advance meanwhile, and a handover counts only if nothing else was in
+transit and its receiver was idle. So a simulation may add its own waiting.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from policies.records import Handover, RouterCost
 
 
 class CostMeter:
-    """Takes samples while a router's loop goes round.
+    """Takes samples in a router's loop.
 
-    What belongs to no decision and no message (arrivals, the ledger, the loop itself) goes to the decisions of the same
-    turn; in a turn without any, to the messages that began it. A turn with neither (a look at the clock, a ping) is
-    charged to nobody.
+    CPU time that belongs to no decision and no message (arrivals, the ledger, the loop itself) goes to the decisions of
+    the same turn; in a turn without any, to the messages that began it. A turn with neither (a look at the clock, a
+    ping)
+    is charged to neither.
     """
 
     def __init__(self) -> None:
@@ -38,21 +39,21 @@ class CostMeter:
         return lap_ns
 
     def waited(self, looked_ns: int, pause_ns: int) -> None:
-        """A wait has ended: so much of its CPU time was looking out, which is no work; it lasted `pause_ns`."""
+        """Note the end of a wait of `pause_ns`, and the CPU time of its polling, which does not count as work."""
         self._at_ns += looked_ns
         self._pause_ns += pause_ns
 
     def _take_pause_ns(self) -> int:
-        """What the process did first after its wait bears the cold caches."""
+        """Return the last pause, once: the first activity after a wait bears the cold caches."""
         pause_ns, self._pause_ns = self._pause_ns, 0
         return pause_ns
 
     def decoded(self) -> None:
-        """Messages are decoded; next the core receives them."""
+        """Note that messages are decoded; next the core receives them."""
         self._decoded_ns = max(0, self._lap_ns())
 
     def heard(self, messages: int, images: int) -> None:
-        """The core has received so many messages with requests since `decoded`; none: it was something else."""
+        """Note how many messages with requests the core received since `decoded`; none: it was something else."""
         cpu_ns = self._decoded_ns + max(0, self._lap_ns())
         if messages:
             self._has_heard = True
@@ -62,16 +63,16 @@ class CostMeter:
             self._rest_ns += cpu_ns
 
     def begin_decision(self) -> None:
-        """Until `decided`."""
+        """Begin a decision, which lasts until `decided`."""
         self._rest_ns += self._lap_ns()
         self._made_ns = 0
 
     def made(self) -> None:
-        """The policy has answered: the block is as good as sent."""
+        """Note that the policy has answered: the block is ready to be sent."""
         self._made_ns = self._lap_ns()
 
     def decided(self, images: int) -> None:
-        """A block of so many was sent; of none, the decision came to nothing."""
+        """Note that a block of this size was sent; of none: the decision had no effect."""
         cpu_ns = self._made_ns + self._lap_ns()
         if images:
             self._open.append((images, cpu_ns, self._made_ns, self._take_pause_ns()))
@@ -79,7 +80,7 @@ class CostMeter:
             self._rest_ns += cpu_ns
 
     def end_turn(self) -> None:
-        """Who bears what else there was."""
+        """Distribute the turn's other CPU time."""
         self._rest_ns += self._lap_ns()
         if self._open:
             share_ns = self._rest_ns // len(self._open)
@@ -95,14 +96,14 @@ class CostMeter:
         self._has_heard = False
 
     def handed(self, block: int, now_ns: int) -> None:
-        """A block was handed over to an agent."""
+        """Note that a block was handed over to an agent."""
         self._handed_ns[block] = now_ns
 
     def arrived(self, server: int, block: int, arrived_ns: int) -> None:
-        """It has come there."""
+        """Note that it has arrived there."""
         if (handed_ns := self._handed_ns.pop(block, None)) is not None:
             self.handovers.append(Handover(server, True, handed_ns, max(0, arrived_ns - handed_ns)))
 
     def came_back(self, server: int, returned_ns: int, heard_ns: int) -> None:
-        """A message found the router waiting for it."""
+        """Note that a message found the router waiting for it."""
         self.handovers.append(Handover(server, False, returned_ns, max(0, heard_ns - returned_ns)))

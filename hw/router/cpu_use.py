@@ -1,7 +1,7 @@
-"""How full the host's cores were of a run's own processes: of one that needs more than there is, the host is measured.
+"""The load that a run's own processes put on the host's cores: near saturation, a run measures the host.
 
-A router or an emulated device that waits for a core is late, and no simulation knows of it. What a real CPU device
-computes is what it is there for: its agent is no part of this, and neither are the cores that it is pinned to.
+A router or an emulated device that waits for a core is late, and no simulation includes that. A real CPU device's
+computation is its purpose: its agent is not part of this, and neither are the cores that it is pinned to.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Taker:
     """A process that takes CPU time.
 
     Attributes:
-        busy_ns: in the run, without looking out for messages.
-        cores: where it may run.
+        busy_ns: in the run, without polling for messages.
+        cores: that it may use.
     """
 
     busy_ns: int
@@ -33,10 +33,10 @@ class Taker:
 def cpu_use(
     router: Taker, agents: Sequence[tuple[DeviceSpec | EmulatedDevice, int]], cores: Sequence[int], lasted_ns: int
 ) -> CpuUse:
-    """Shares of the cores' time over a run.
+    """Return shares of the cores' time over a run.
 
-    An emulated device's agent is one thread, so it has one core at most. That of a GPU has a thread for every instance,
-    and one that waits for the device may spin: alone that is no need.
+    An emulated device's agent is one thread, so it has one core at most. A GPU's agent has a thread for every instance,
+    and one that waits for the device may spin: that alone does not mean it needs more.
 
     Args:
         router: which is one thread.
@@ -59,8 +59,7 @@ def cpu_use(
 
 
 def _fullest(takers: Sequence[Taker], lasted_ns: int) -> float:
-    """Who is confined to some cores competes for them with all who are confined to a part of them: so each set of cores
-    that somebody is confined to is looked at."""
+    """Return the highest load of any set of cores: all processes confined to it, or to a part of it, compete."""
     return max(
         sum(taker.busy_ns for taker in takers if taker.cores <= cores) / (lasted_ns * len(cores))
         for cores in {taker.cores for taker in takers}

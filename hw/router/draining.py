@@ -1,6 +1,6 @@
-"""What the operator wants drained while a run goes on: the router's core hears it, and people hear who is empty.
+"""Draining on the operator's request during a run: notifies the router's core, and reports which servers are empty.
 
-Where blocks go is the core's to say (`policies.vocabulary.ServerDraining`). Who takes an empty server away does no
+The core decides on the destination of blocks (`policies.vocabulary.ServerDraining`). Removing an empty server does no
 harm: its agent's death counts as planned, and the next one starts when the server is returned, or is needed.
 """
 
@@ -21,25 +21,25 @@ from policies.router import RouterCore
 from policies.vocabulary import NS_PER_S, GoalSet, RouterEvent, ServerDraining
 
 Wish = Callable[[], frozenset[int]]
-"""Which servers the operator wants drained now, by index."""
+"""Returns the indices of the servers that the operator wants drained now."""
 
 
 def nobody() -> frozenset[int]:
-    """Nothing is to be drained."""
+    """Return that nothing is to be drained."""
     return frozenset()
 
 
 Order = GoalSet | RoutingPolicy | NewModel
-"""What is asked for, who decides, or what serves, from now on."""
+"""An order from now on: targets, a policy or a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who may change a run while it goes on; asked now and then.
+    """The operator's interface to a run in progress; polled now and then.
 
     Attributes:
-        drained: which servers he wants drained.
-        orders: what he has changed since they were last asked for.
+        drained: returns the servers to drain.
+        orders: returns the changes since the last call.
     """
 
     drained: Wish = nobody
@@ -47,7 +47,7 @@ class Operator:
 
 
 class State(Enum):
-    """Of a server that is to be drained: nothing is there; something is still; or it gets blocks all the same."""
+    """State of a server to be drained: it is empty; it is not yet; or it gets blocks all the same."""
 
     EMPTY = auto()
     BUSY = auto()
@@ -55,10 +55,10 @@ class State(Enum):
 
 
 class Draining:
-    """The wish as it changes during one run.
+    """The request for draining as it changes during one run.
 
     Args:
-        wish: asked at every look.
+        wish: polled by `look`.
         servers: by index.
         router: the run's core.
         tell_router: takes an event and its time.
@@ -66,7 +66,7 @@ class Draining:
         say: takes a line for people.
 
     Attributes:
-        times: from when until when a server was to be drained, as downtimes.
+        times: intervals during which a server was to be drained, as downtimes.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Draining:
         self._now_ns = now_ns
         self._say = say
         self._wanted: frozenset[int] = frozenset()
-        self._told: dict[int, State] = {}  # of those that are to be drained, when last looked at
+        self._told: dict[int, State] = {}  # of those that are to be drained, at the last `look`
 
     def look(self) -> None:
-        """Pass on what has changed in the wish, and say who is empty now, or needed."""
+        """Pass on changes of the request, and report servers that are now empty, or needed."""
         wanted = self._wish().intersection(range(len(self._servers)))
         for index in sorted(wanted ^ self._wanted):
             self._change(index, index in wanted)
@@ -98,7 +98,7 @@ class Draining:
             self._tell_state(index)
 
     def may_go(self, server: int) -> bool:
-        """Whether it is to be drained, and neither is anything lost with it now, nor does anybody need it."""
+        """Return whether it is to be drained and idle: its removal now loses nothing, and no request needs it."""
         return server in self._wanted and self._state_of(server) is State.EMPTY
 
     def _change(self, index: int, is_wanted: bool) -> None:

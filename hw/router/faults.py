@@ -1,4 +1,4 @@
-"""Planned faults brought about on real agents: killed, stopped, slowed, short of memory, at their times."""
+"""Planned faults injected into real agents: killed, stopped, slowed, short of memory, at their times."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class FaultPlan:
 
     @property
     def next_ns(self) -> int:
-        """When the next one is due."""
+        """Return the time at which the next fault is due."""
         return self._steps[0][0] if self._steps else NEVER_NS
 
     def ring(self, now_ns: int) -> None:
-        """Bring about what is due."""
+        """Inject the faults that are due."""
         while self._steps and self._steps[0][0] <= now_ns:
             self._steps.pop(0)[2]()
 
     def _plan(self, fault: Fault) -> None:
         if isinstance(fault, Poison):
-            return  # it lies in the images
+            return  # the fault is in the images
         server = self._servers[fault.server]
         match fault:
             case Outage(_, start_ns, end_ns):
@@ -60,7 +60,7 @@ class FaultPlan:
                 self._at(end_ns, lambda: server.impair(replace(server.impairment, room_images=None)), ends=True)
 
     def _at(self, at_ns: int, what: Callable[[], None], ends: bool = False) -> None:
-        """At one instant what ends comes before what begins."""
+        """Add a step; at one instant, ends precede beginnings."""
         self._steps.append((at_ns, 0 if ends else 1, what))
 
     def _begin_outage(self, server: RemoteServer, end_ns: int | None) -> None:
@@ -69,7 +69,7 @@ class FaultPlan:
             self._take_down(server, PLANNED)
 
     def _signal(self, server: RemoteServer, number: signal.Signals) -> None:
-        """To the agent, if there is one that serves; what follows is noticed as in any accident."""
+        """Signal the agent, if one serves; the consequence is noticed as in any accident."""
         if server.is_up:
             server.is_doomed = True
             server.slot.agent.send_signal(number)

@@ -1,4 +1,4 @@
-"""A ledger that waits: it takes a run's steps once the agents have been told what to do."""
+"""A deferred ledger: it takes a run's steps once the agents have their commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.vocabulary import RouterCommand, RouterEvent, TelemetrySampled
 
 
 class Watcher(Protocol):
-    """Who is told of a run's steps; see `policies.ledger.Ledger`, which keeps a record of all of them."""
+    """An observer of a run's steps; see `policies.ledger.Ledger`, which keeps a record of all of them."""
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Ledger`."""
@@ -29,7 +29,7 @@ class Watcher(Protocol):
         ...
 
     def caught_up(self) -> None:
-        """The cores have done all that it was told of, and no more."""
+        """Note that the cores have done exactly the steps that it received."""
         ...
 
 
@@ -61,7 +61,7 @@ class LateLedger(Generic[Watching]):
         self._steps.append((self.ledger.note_reading, (server, event)))
 
     def catch_up(self) -> None:
-        """Tell the ledger all of it."""
+        """Pass all of them to the ledger."""
         for note, step in self._steps:
             note(*step)
         self._steps.clear()

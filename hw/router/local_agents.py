@@ -2,7 +2,7 @@
 
 A process has one agent, or those of one GPU: contexts of several processes would take turns there.
 
-Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and leaves when the router's end of its port is
+Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and exits when the router's end of its port is
 gone, so that nothing is left behind however the router's process ends.
 """
 
@@ -35,19 +35,19 @@ from hw.transport.step_log import EpochLog, StepLog
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
 _PR_SET_PDEATHSIG: Final = 1
-_GATHER_S: Final = 2.0  # one that was drained, say, does not come back with the others of its process
+_GATHER_S: Final = 2.0  # an agent that was drained, say, does not start with the others of its process
 _SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
 
 def die_with_parent() -> None:
-    """An agent that is stopped does not see the end of its port: on Linux the system kills it with who started it."""
+    """Ask Linux to kill this process with its parent: a stopped agent does not notice the end of its port."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An agent of a process: what it is, its end of the port, and its log."""
+    """An agent of a process: its spec, its end of the port, and its log."""
 
     spec: AgentSpec
     end: socket.socket
@@ -55,7 +55,7 @@ class Member:
 
 
 def _main(members: Sequence[Member]) -> None:
-    """The agents' process."""
+    """Run the agents' process."""
     die_with_parent()
     live([(each.spec, AgentEnd(ToAgent, each.end), each.log) for each in members])
 
@@ -63,7 +63,7 @@ def _main(members: Sequence[Member]) -> None:
 def live(
     members: Sequence[tuple[AgentSpec, AgentEnd, StepLog]], fence: Callable[[int], object] = lambda _: None
 ) -> None:
-    """The whole life of agents, in a process of their own, which ends with it; where none can begin this returns."""
+    """Run agents for their whole life, in a separate process, which ends with it; return if none can begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     agents: list[Agent] = []
@@ -78,7 +78,7 @@ def live(
         return
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
-    gc.freeze()  # what is here lives as long as the process: no collection has to look at it again
+    gc.freeze()  # present objects live as long as the process: no collection has to scan them again
     code = 0
     try:
         work(agents)
@@ -86,13 +86,13 @@ def live(
         print(f"agent {'+'.join(spec.name for spec, *_ in members)}: {error}", file=sys.stderr)
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # threads may be in the middle of a pass: nothing of it is wanted
+    os._exit(code)  # threads may be in the middle of a pass, whose result is not needed
 
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """What is started meanwhile hears no Ctrl-C until it says so: it is the router's business, even while it opens."""
-    resource_tracker.ensure_running()  # it would start with the first process, and let interrupts through after that
+    """Make processes started meanwhile ignore Ctrl-C until they enable it: the router handles it, even at the start."""
+    resource_tracker.ensure_running()  # otherwise it starts with the first process, and unblocks interrupts after that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -104,8 +104,9 @@ class Worker:
     """A process of this host, for one agent or for several that start together; all end with it.
 
     Args:
-        hands: starts it beside the caller (a spawn takes milliseconds, and as long as its child takes to read what it
-            is given); its thread must outlive the process, which dies with it. None: the caller starts it.
+        hands: starts it concurrently with the caller (a spawn takes milliseconds, plus the time in which the child
+            reads
+            its arguments); its thread must outlive the process, which dies with it. None: the caller starts it.
         gather_s: how long others of its worker may still join; it begins as soon as all have.
     """
 
@@ -122,7 +123,7 @@ class Worker:
             self._begin()
 
     def join(self, member: Member) -> bool:
-        """One more agent, if it is not too late."""
+        """Add one more agent, if it is not too late."""
         with self._lock:
             if self._is_full:
                 return False
@@ -132,7 +133,7 @@ class Worker:
             return True
 
     def _begin(self) -> None:
-        """Where it fails the ports end, as with an agent that dies at once."""
+        """Start the process; if that fails the ports end, as with an agent that dies at once."""
         if self._members[0].spec.worker_agents > 1:
             self._all_joined.wait(self._gather_s)
         with contextlib.ExitStack() as stack:
@@ -147,13 +148,13 @@ class Worker:
             self._process = process
 
     def _closed(self) -> list[Member]:
-        """Nobody joins from here on."""
+        """Admit no more agents, and return those that joined."""
         with self._lock:
             self._is_full = True
             return self._members
 
     def process(self) -> BaseProcess | None:
-        """Once it is started; what has not begun to start never does, and is None."""
+        """The process once it is started; None if it has not begun to start, and never will."""
         if self._start is not None:
             if self._start.cancel():
                 for each in self._closed():
@@ -164,16 +165,16 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """0 before it has begun."""
+        """The process's id; 0 before it has begun."""
         return 0 if self._process is None else self._process.pid or 0
 
     def leave(self) -> bool:
-        """One of its agents is asked to end; returns whether it was the last."""
+        """Note that one of its agents is asked to end; return whether it was the last."""
         self._left += 1
         return self._left >= len(self._members)
 
     def how_it_died(self) -> str:
-        """In a few words, for people."""
+        """Describe in a few words how it died, for people."""
         process = self.process()
         if process is None:
             error = None if self._start is None or self._start.cancelled() else self._start.exception()
@@ -186,10 +187,10 @@ class AgentProcess(AgentHandle):
     """An agent in a process of this host.
 
     Args:
-        spec: what to start.
+        spec: of the agent.
         hands: see `Worker`.
-        join: finds it a process that is about to start; None: it has one of its own.
-        wait: whether to return only when it is ready (else call `wait_until_ready`).
+        join: finds it a process that is about to start; None: it has a separate one.
+        wait: whether to return only when it is ready (otherwise call `wait_until_ready`).
 
     Raises:
         WorkError: it could not start, and why.
@@ -230,11 +231,11 @@ class AgentProcess(AgentHandle):
         """See `AgentHandle`; the others of its process die, too."""
         if (process := self._worker.process()) is not None:
             process.kill()
-            process.join(_KILLING_S)  # from here on it writes to nobody's arena
+            process.join(_KILLING_S)  # from here on it writes to no arena
         self.port.close()
 
     def close(self) -> None:
-        """See `AgentHandle`; others of its process go on."""
+        """See `AgentHandle`; others of its process continue."""
         self.say_goodbye()
         is_last = not self._has_left and self._worker.leave()
         self._has_left = True
@@ -252,7 +253,7 @@ class AgentProcess(AgentHandle):
 
 @contextlib.contextmanager
 def start_agents(specs: Sequence[AgentSpec]) -> Iterator[list[AgentProcess]]:
-    """Start agents side by side; all have ended when the context ends."""
+    """Start agents in parallel; all have ended when the context ends."""
     with contextlib.ExitStack() as stack:
         agents = [stack.enter_context(AgentProcess(spec, wait=False)) for spec in specs]
         for agent in agents:

@@ -1,7 +1,7 @@
 """One run in the router's process: one loop that drives the router's core, with the servers behind their ports.
 
-The loop is single-threaded, as the core is: it waits for the agents' words, the next arrival and the next timer, turns
-each into an event at the real time, and carries out the commands. It decides nothing. Arrivals come from a plan, or
+The loop is single-threaded, as the core is: it waits for the agents' messages, the next arrival and the next timer,
+turns each into an event at the real time, and executes the commands. It decides nothing. Arrivals come from a plan, or
 from clients (`hw.router.traffic`).
 """
 
@@ -74,8 +74,8 @@ ARRIVALS_NS: Final = NS_PER_S // 1000
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages; `queued`: how
-    many of those in flight the router has sent to no server."""
+    """The progress of a run; `busy_ns`: the CPU time of this process in it, without polling for messages; `queued`: the
+    requests in flight that the router has sent to no server."""
 
     now_ns: int
     horizon_ns: int
@@ -92,9 +92,9 @@ class Parts:
 
     Attributes:
         transfer_ids: over all runs.
-        away: those that were drained before, and have no agent.
+        away: servers that were drained before, and have no agent.
         host: the router's.
-        background: what others take of its devices.
+        background: other processes' use of its devices.
     """
 
     servers: Sequence[HardwareServer]
@@ -111,7 +111,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Who decides in a run, and by what decisions are judged."""
+    """The policies that decide in a run, and the standard for judging decisions."""
 
     policy: RoutingPolicy
     rng: np.random.Generator
@@ -120,7 +120,7 @@ class Routing:
 
 
 def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
-    """The cores of this machine that no agent is pinned to: the router's; none where some agent may run anywhere."""
+    """Return this machine's cores that no agent is pinned to: the router's; none if some agent may run anywhere."""
     servers = [server for server in servers if not server.machine]
     taken = {core for server in servers for core in server.device.cores}
     if any(not server.device.cores for server in servers):
@@ -130,7 +130,7 @@ def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Keep to these cores meanwhile (where there are any, and the system can); an agent pins itself elsewhere."""
+    """Pin this process to these cores meanwhile (if there are any, and the system can); agents pin themselves."""
     if not cores or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -144,7 +144,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile: over a heap with torch in it one stops the router for up to 0.25 s."""
+    """Suspend cyclic garbage collection: over a heap with torch in it one stops the router for up to 0.25 s."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -156,11 +156,11 @@ def no_collections() -> Iterator[None]:
 
 
 class RouterLoop:
-    """The loop, and what it must remember.
+    """The loop, and its state.
 
     Args:
-        ledger: told of every step; `carry_out` needs one that keeps records.
-        traffic: makes where requests come from; the run's plan by default.
+        ledger: receives every step; `carry_out` needs one that keeps records.
+        traffic: makes the source of requests; the run's plan by default.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class RouterLoop:
         self._clock = RunClock(cluster.host.clock_ns)
         self._events: deque[RouterEvent] = deque()
         self._traffic = traffic(run, self._router, self._clock)
-        self._told_ns = 0  # the latest time that the core has heard of
+        self._told_ns = 0  # the latest time that the core has received
         self._goals = deque(run.goals)
         self._told_limit_ns = FOLLOW_NS
         self._holds = router.max_batching_delay_ns > 0
@@ -209,7 +209,7 @@ class RouterLoop:
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
-        self._read_by: dict[int, int] = {}  # the epochs of those who were up when readers were named
+        self._read_by: dict[int, int] = {}  # the epochs of the servers that were up when readers were named
         self._transfers = Transfers(
             self._servers, Cargo(self._traffic.images, cluster.served.shape_after), run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
@@ -245,11 +245,11 @@ class RouterLoop:
         ]
 
     def carry_out(self) -> RunRecord:
-        """From the preloads to the record."""
+        """Execute a run from the preloads to the record."""
         return self._record(*self.drive())
 
     def drive(self) -> tuple[int, BackgroundLoad | None]:
-        """From the preloads to the end of the run; returns when that was, and what others took of the devices."""
+        """Execute a run from the preloads to its end; return its end time, and other processes' use of the devices."""
         self._preload()
         self._background.start()
         self._clock.start(self._host.clock_ns())
@@ -276,13 +276,13 @@ class RouterLoop:
         return ended_ns, background
 
     def _busy_so_far_ns(self) -> int:
-        """CPU time since the run's start, without looking out for messages."""
+        """Return the CPU time since the run's start, without polling for messages."""
         return self._host.cpu_ns() - self._idle_ns - self._busy_from_ns
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
     def _preload(self) -> None:
-        """Bring the servers up and wait for their preloads; the run's clock stands at 0 meanwhile."""
+        """Bring the servers up and wait for their preloads; the run's clock is 0 meanwhile."""
         for server in self._servers:
             if server.index in self._away:
                 server.begin_away()
@@ -296,7 +296,7 @@ class RouterLoop:
                 raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
 
     def _finish(self) -> None:
-        """Ask every agent what it did; one that does not answer soon is left with what it told before."""
+        """Ask every agent for its account of the run; one that does not answer soon is left with its last report."""
         for server in self._servers:
             if server.is_up:
                 server.send(Finish(0))
@@ -314,13 +314,13 @@ class RouterLoop:
             server.end_life()
 
     def _turn(self, now_ns: int) -> None:
-        """Everything that is due now, then a wait for whatever comes first."""
+        """Do everything that is due now, then wait for the next event."""
         self._arrive(now_ns)
         if not self._rolling.holds and (cancelled := self._traffic.take_cancelled()):
             self._tell_router(RequestsCancelled(cancelled), now_ns)
         if now_ns >= self._due_ns:
             self._ring(now_ns)
-            now_ns = self._clock.now_ns()  # what it told the core came later
+            now_ns = self._clock.now_ns()  # events for the core came later
         if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
             self._told_limit_ns = limit_ns
             self._tell_router(OwnLimit(limit_ns), now_ns)
@@ -347,7 +347,7 @@ class RouterLoop:
             self._listen(self._wait_s(now_ns))
 
     def _ring(self, now_ns: int) -> None:
-        """What is due by the clock alone."""
+        """Do what is due by the clock alone."""
         while self._goals and self._goals[0][0] <= now_ns:
             self._tell_router(self._goals.popleft()[1], now_ns)
         if self._faults.next_ns <= now_ns:
@@ -360,7 +360,7 @@ class RouterLoop:
         self._due_ns = min(goal_ns, self._faults.next_ns, self._next_tick_ns, self._next_look_ns)
 
     def _decide(self) -> None:
-        """One decision after the other, each sent at once: agents go on meanwhile."""
+        """Make one decision after the other, each sent at once: agents work meanwhile."""
         router, meter = self._router, self._meter
         is_sent = False
         while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
@@ -378,7 +378,7 @@ class RouterLoop:
             self._flush()
 
     def _wait_s(self, now_ns: int) -> float:
-        """Until the next thing that comes by itself."""
+        """Return the time until the next timer."""
         until_ns = min(self._due_ns, self._limit_ns(now_ns), self._arrival_due_ns())
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns):
             if wake_ns is not None and wake_ns < until_ns:
@@ -392,15 +392,16 @@ class RouterLoop:
         return max(0, until_ns - now_ns) / NS_PER_S
 
     def _arrival_due_ns(self) -> int:
-        """When the next arrival is looked at: somewhat later than it is due, where others wait and no server can take a
-        block. Nothing would come of it, and under overload a turn for each would cost more than all decisions."""
+        """Return when to process the next arrival: somewhat later than it is due if others wait and no server can take
+        a
+        block. It would have no effect, and under overload a turn for each would cost more than all decisions."""
         if self._rolling.holds:
             return NEVER_NS
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
         return self._traffic.next_ns + (ARRIVALS_NS if is_idle else 0)
 
     def _limit_ns(self, now_ns: int) -> int:
-        """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
+        """Return when the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
         horizon_ns = self._traffic.horizon_ns
         if self._spec.end == "cut" or now_ns < horizon_ns:
             return horizon_ns
@@ -408,14 +409,14 @@ class RouterLoop:
 
     def _is_over(self, now_ns: int) -> bool:
         if now_ns < self._traffic.horizon_ns:
-            return False  # arrivals go on, whoever is there to serve them
+            return False  # arrivals continue, whichever servers are up
         if not any(server.is_up or server.will_return for server in self._servers):
             return True
         drained = self._traffic.has_ended and not self._router.in_flight
         return self._spec.end == "cut" or drained or now_ns >= self._limit_ns(now_ns)
 
     def _listen(self, wait_s: float) -> bool:
-        """Wait for words and take those that have come; False when none came in time."""
+        """Wait for messages and process them; return False if none came in time."""
         if self._meter is not None:
             return self._listen_measured(wait_s, self._meter)
         ready = self._await(wait_s)
@@ -459,10 +460,10 @@ class RouterLoop:
         return [ports[number] for number in readable if number in ports]
 
     def _await(self, wait_s: float) -> list[RemoteServer]:
-        """The servers that have something to say.
+        """Return the servers that have messages.
 
-        A core that sleeps takes longer to wake up than a message to travel. So where the router has one to itself, it
-        looks on for a while when a block is under way; that time is no work.
+        A core that sleeps takes longer to wake up than a message to travel. So if the router has a core to itself, it
+        polls for a while when a block is in flight; that time does not count as work.
         """
         if not self._host.cores or not any(server.in_flight for server in self._servers):
             return self._ready(wait_s)
@@ -473,7 +474,7 @@ class RouterLoop:
         return ready or self._ready(max(0.0, wait_s - SPIN_S))
 
     def _flush(self) -> None:
-        """Send what the agents were asked; what a full port does not take stays for later."""
+        """Send the agents' messages; those that a full port does not take stay for later."""
         self._has_unsent = not self._traffic.flush()
         for server in self._servers:
             if server.has_posted and not server.flush():
@@ -490,7 +491,7 @@ class RouterLoop:
                 self._transfers.broken(transfer, reason)
 
     def _hear_samples(self, server: RemoteServer) -> None:
-        """What it has read of its device; the others that share it want to know."""
+        """Process a reader's samples of its device, and pass them to the others that share it."""
         device = self._device_of[server.index]
         for sample in server.samples:
             device.heard(sample)
@@ -500,7 +501,7 @@ class RouterLoop:
         server.samples.clear()
 
     def _settle(self) -> None:
-        """Until no event waits for the router and no death is unnoticed."""
+        """Process events until none waits for the router and no death is unnoticed."""
         while self._deaths or self._events:
             if self._deaths:
                 self._deaths.clear()
@@ -513,11 +514,11 @@ class RouterLoop:
     # ---------------------------------------------------------------------------------------------- up and down
 
     def _look_after(self, now_ns: int) -> None:
-        """Ping, and notice who hangs; not when this process was away itself. And what the operator wants."""
+        """Ping agents, detect hung ones (unless this process itself was away), and poll the operator."""
         was_away = self._detector.was_away(self._next_look_ns, now_ns)
         self._next_look_ns = now_ns + self._detector.period_ns
         if was_away:
-            self._listen(0.0)  # what they said meanwhile
+            self._listen(0.0)  # messages that arrived meanwhile
         for server in self._servers:
             if was_away:
                 server.excuse()
@@ -543,7 +544,7 @@ class RouterLoop:
             self._tell_router(rule, self._clock.now_ns())
 
     def _switch(self) -> None:
-        """Another model serves who begins from now on; nobody is under way."""
+        """Switch to another model for requests that begin from now on; nothing is in flight."""
         for server in self._servers:
             server.retire()
             self._transfers.bury(server.index)
@@ -559,23 +560,24 @@ class RouterLoop:
         server.restart_if_due()
 
     def _take_down(self, server: RemoteServer, reason: str) -> None:
-        """A server dies, or is found dead: its agent is ended, and what was on its way to or from it is lost."""
+        """Take down a server that dies, or is found dead: end its agent, and drop all that is in transit to or from
+        it."""
         server.is_away = self._draining.may_go(server.index)
         server.go_down(reason)
         self._transfers.bury(server.index)
 
     def _settle_readers(self) -> None:
-        """Somebody came up or went down: each device has one reader."""
+        """Give each device one reader, after a server came up or went down."""
         changed = {index for index, _ in self._up.items() ^ self._read_by.items()}
         self._read_by = dict(self._up)
         for device in self._devices:
-            if changed.intersection(device.servers):  # whoever reads another one reads on
+            if changed.intersection(device.servers):  # other devices keep their readers
                 device.settle(self._servers, self._clock.now_ns())
 
     # ------------------------------------------------------------------------------------------------------ the router
 
     def _arrive(self, now_ns: int) -> None:
-        """Requests that were due until now, each at its own time, but in order."""
+        """Take requests that were due until now, each at its own time, but in order."""
         traffic = self._traffic
         if traffic.next_ns > now_ns or self._rolling.holds:
             return
@@ -585,7 +587,7 @@ class RouterLoop:
             self._hand_to_core(event, max(came_ns, self._told_ns))
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
-        """What was due before it comes before it; nothing is due while the clock stands."""
+        """Pass an event to the router, after earlier ones that are due; none is due while the clock is stopped."""
         if self._traffic.next_ns <= now_ns and self._clock.runs:
             self._arrive(now_ns)
         self._hand_to_core(event, now_ns)
@@ -596,7 +598,7 @@ class RouterLoop:
         commands = self._router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
-            if (carry_out := self._of_command.get(type(command))) is not None:  # the ledger has seen what ended
+            if (carry_out := self._of_command.get(type(command))) is not None:  # the ledger has recorded ended requests
                 carry_out(command)
 
     def _choose(self, request: Decide) -> None:
@@ -630,7 +632,7 @@ class RouterLoop:
     # ------------------------------------------------------------------------------------------- telemetry and record
 
     def _tick(self, now_ns: int) -> None:
-        """Look at what others take, and tell how far it is; ticks that were missed are not made up for."""
+        """Sample other processes' use, and report progress; ticks that were missed are not made up for."""
         self._background.look(now_ns)
         self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
         if self._on_progress is not None and now_ns >= self._next_progress_ns:
@@ -638,7 +640,7 @@ class RouterLoop:
             self._on_progress(self.progress(now_ns))
 
     def progress(self, now_ns: int) -> RunProgress:
-        """How far it is."""
+        """Return the progress."""
         router, horizon_ns = self._router, self._traffic.horizon_ns
         counts = (router.arrived, router.completed, router.in_flight)
         return RunProgress(now_ns, horizon_ns, *counts, self._busy_so_far_ns(), router.fifo_length)

@@ -1,8 +1,8 @@
-"""Other weights of the same network take the place of those that serve, while clients are served.
+"""Rolling update: replaces the weights by others of the same network, while clients are served.
 
-Each server in turn gets a second agent, with the new weights, beside the one that serves. When all of them are there,
-no request begins until those that are under way have ended. Then every second agent takes its server over. So no
-request meets two versions, and none is lost: those that come meanwhile wait.
+Each server in turn gets a second agent, with the new weights, next to the one that serves. When all of them are ready,
+no request begins until those in flight have ended. Then every second agent takes its server over. So no request meets
+two versions, and none is lost: requests that arrive meanwhile wait.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Start = Callable[[], AgentHandle]
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """What is to serve.
+    """The next model.
 
     Attributes:
         starts: for each server, starts an agent with it, without waiting for it.
         policy: decides from then on.
-        top1: how accurate each width tuple is, in the order of `RouterConfig.width_tuples`.
+        top1: the accuracy of each width tuple, in the order of `RouterConfig.width_tuples`.
         took_over: called when it serves; each answer that comes later is its own.
-        failed: called with the reason where it can't serve; all is as it was.
+        failed: called with the reason if it can't serve; the previous model then stays.
     """
 
     starts: Sequence[Start]
@@ -51,7 +51,7 @@ class _Successor:
         self._until_ns = host.clock_ns() + START_LIMIT_NS
 
     def look(self) -> None:
-        """Take what it has said, and ask for what comes next; raises `WorkError` where it will never be ready."""
+        """Process its messages, and send the next request; raises `WorkError` if it will never be ready."""
         for message in self.agent.hear():
             match message:
                 case Ready():
@@ -69,7 +69,7 @@ class _Successor:
 
 
 class Rolling:
-    """At most one new model at a time.
+    """The update in progress: at most one new model at a time.
 
     Args:
         servers: by index.
@@ -86,18 +86,18 @@ class Rolling:
 
     @property
     def holds(self) -> bool:
-        """Whether all are there, so that no request may begin."""
+        """Whether all second agents are ready, so that no request may begin."""
         return len(self._successors) == len(self._servers) and self._successors[-1].is_ready
 
     def begin(self, order: NewModel) -> None:
-        """Have it serve as soon as that can be."""
+        """Begin an update, which takes effect as soon as possible."""
         assert self._order is None, "one after another"
         self._order = order
         if away := [server.spec.name for server in self._servers if server.is_away]:
             self.give_up(f"{away[0]} was drained and has no worker now; return it first")
 
     def look(self) -> None:
-        """Start the next one, when the one before is ready."""
+        """Start the next agent, when the previous one is ready."""
         if self._order is None or self.holds:
             return
         try:
@@ -112,7 +112,7 @@ class Rolling:
             self.give_up(str(error))
 
     def give_up(self, reason: str) -> None:
-        """All stays as it was, whatever has begun."""
+        """Abandon the update and end its agents; the previous model stays."""
         order, self._order = self._order, None
         for successor in self._successors:
             successor.agent.kill()
@@ -121,7 +121,7 @@ class Rolling:
             order.failed(reason)
 
     def switch(self) -> NewModel:
-        """Every second agent takes its server over; nothing is under way."""
+        """Let every second agent take its server over; nothing is in flight."""
         assert self._order is not None, "it holds"
         order, self._order = self._order, None
         for successor, start in zip(self._successors, order.starts, strict=True):

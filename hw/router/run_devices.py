@@ -1,7 +1,7 @@
-"""The devices of a run, as the router's process knows them: who reads each sensor, and the integrals of what it said.
+"""The devices of a run in the router's process: the reader of each sensor, and the integrals of its samples.
 
 A device that several servers share has one reader among their agents. When that one dies another takes its place, and
-energy is counted on.
+the energy count continues.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class RunDevice:
 
     Attributes:
         servers: on it, by index.
-        period_ns: how often its sensor is read.
+        period_ns: of its sensor's readings.
         trusts_counter: whether its energy counter is preferred to its power, integrated.
-        unmetered_s: while somebody read, for which neither told anything; no energy counts for them.
+        unmetered_s: time with a reader that reported neither; it counts no energy.
     """
 
     name: str
@@ -39,15 +39,15 @@ class RunDevice:
     unmetered_s: float = 0.0
     _reader: int | None = None
     _counter_j: float | None = None  # of this reader, at its last sample
-    _at_ns: int = 0  # until when it is accounted for
+    _at_ns: int = 0  # the time until which it is accounted for
 
     def settle(self, servers: Sequence[RemoteServer], now_ns: int) -> None:
-        """Servers came up or went down: somebody who is up reads, for all who are up."""
+        """Name a reader after servers came up or went down: one that is up reads, for all that are up."""
         up = [servers[index] for index in self.servers if servers[index].is_up]
         if not up:
             self._reader = None
             return
-        if self._reader is None:  # nobody has read since
+        if self._reader is None:  # it had no reader since
             self._rest_until(now_ns)
         if self._reader not in [server.index for server in up]:
             self._reader, self._counter_j = up[0].index, None
@@ -56,20 +56,20 @@ class RunDevice:
             server.sense(self.period_ns if server.index == self._reader else 0, pids)
 
     def heard(self, sample: Sample) -> None:
-        """The reader's next sample: the counter is preferred where it is trusted."""
+        """Process the reader's next sample: the counter is preferred if it is trusted."""
         elapsed_s = max(0, sample.sampled_ns - self._at_ns) / NS_PER_S
         self._at_ns = max(self._at_ns, sample.sampled_ns)
         self.busy_s += (sample.utilization or 0.0) * elapsed_s
         before_j, self._counter_j = self._counter_j, sample.energy_j if self.trusts_counter else None
         if self._counter_j is not None and before_j is not None and self._counter_j >= before_j:
             self.energy_j += self._counter_j - before_j
-        elif sample.power_w is not None:  # also where the counter began anew: its driver was loaded again
+        elif sample.power_w is not None:  # also if the counter restarted: its driver was loaded again
             self.energy_j += sample.power_w * elapsed_s
         else:
             self.unmetered_s += elapsed_s
 
     def close(self, ended_ns: int) -> None:
-        """The run is over; what nobody could read is idle time."""
+        """End the account at the end of the run; time without a reader is idle time."""
         if self._reader is None:
             self._rest_until(ended_ns)
 
@@ -79,7 +79,7 @@ class RunDevice:
 
 
 def devices_of(servers: Sequence[HardwareServer]) -> list[RunDevice]:
-    """One for each physical device, in order of its first server."""
+    """Return a device for each physical one, in order of its first server."""
     members: dict[object, list[int]] = {}
     for index, server in enumerate(servers):
         members.setdefault(server.physical, []).append(index)

@@ -1,4 +1,4 @@
-"""What is served, and what happens in one run on real executors. Nouns only."""
+"""Descriptions of what is served, and of one run on real executors. Types only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from policies.vocabulary import IMAGE, NS_PER_S, GoalSet
 
 @dataclass(frozen=True, slots=True)
 class ServedNetwork:
-    """What is served, as far as its router must know.
+    """The part of a network's description that its router needs.
 
     Attributes:
         input_shape: of an image.
@@ -39,7 +39,7 @@ class ServedNetwork:
 
     @classmethod
     def of(cls, file: ModelFile) -> ServedNetwork:
-        """Of a network in a file; raises `InputError` where it cannot be read."""
+        """Return the description of a network in a file; raises `InputError` if it cannot be read."""
         model, _ = file.load()
         return cls(model.spec.segments, model.spec.widths, model.spec.input_shape, model.activation_shape)
 
@@ -47,7 +47,7 @@ class ServedNetwork:
     def of_sizes(
         cls, widths: tuple[float, ...], input_bytes: int, activation_bytes: Sequence[Sequence[int]]
     ) -> ServedNetwork:
-        """Of a network of which nothing is known but how much travels: of an image, and after (segment, width)."""
+        """Return the description of a network with known sizes only: of an image, and after (segment, width)."""
 
         def shape_after(segment: int, width: float) -> tuple[int, ...]:
             size_bytes = activation_bytes[segment - 1][widths.index(width)] if segment else input_bytes
@@ -58,23 +58,23 @@ class ServedNetwork:
 
 @dataclass(frozen=True)
 class HardwareRun:
-    """What happens to the cluster.
+    """The events of a run of the cluster.
 
     Attributes:
         arrivals_ns: (n,) ascending; request i arrives at arrivals_ns[i].
         images: (n, C, H, W), and labels (n,).
         horizon_ns: arrivals end here; so does the run under `end: cut`.
-        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
+        end: `drain` continues until nothing is in flight, `drain_limit_ns` at most.
         deadlines_ns: after its arrival, for every request of each class; None for no deadline.
-        classes: (n,) the class of each request; None where all are of one.
+        classes: (n,) the class of each request; None if all are of one.
         keep_log: keep every event and command for replay.
-        faults: what is done to the agents, and when.
-        goals: when the operator asks for what, ascending.
+        faults: planned for the agents, with their times.
+        goals: the operator's targets with their times, ascending.
         shown: (m,) request i shows image `shown[i modulo m]`; None for all images in turn.
-        links: an emulated network between the servers; None for what this machine has. Of this run alone.
-        is_correct: (request, its widths) -> whether it is right, where agents tell no labels; None compares what they
-            tell with `labels`.
-        measures_costs: whether to measure what the router's process and the port cost.
+        links: an emulated network between the servers; None for this machine's own. Of this run alone.
+        is_correct: (request, its widths) -> whether it is right, if agents return no labels; None compares their labels
+            with `labels`.
+        measures_costs: whether to measure the costs of the router's process and the port.
     """
 
     arrivals_ns: NDArray[np.int64]

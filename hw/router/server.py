@@ -1,6 +1,6 @@
-"""One server as the router's process sees it: its agent's words become events for the router's core, and back.
+"""One server in the router's process: translates its agent's messages to events for the router's core, and back.
 
-It decides nothing and schedules nothing (the agent does). It watches over its agent and starts the next one when that
+It decides nothing and schedules nothing (the agent does). It supervises its agent and starts the next one when that
 has died, under a new epoch.
 """
 
@@ -77,11 +77,11 @@ class HardwareServer:
     """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record.
 
     Attributes:
-        trusts_counter: whether the device's energy counter may be used, where it has one.
-        sensor_period_s: how often the device's sensor is read.
-        machine: that it is on, where that is not the router's.
-        host: the machine's name, where the cluster has several; by it an operator means all servers there.
-        captured: how many of its passes were captured when its profile was measured, `31 of 64`; empty: all.
+        trusts_counter: whether the device's energy counter may be used, if it has one.
+        sensor_period_s: of the device's sensor's readings.
+        machine: that it is on, if that is not the router's.
+        host: the machine's name, if the cluster has several; to an operator it means all servers there.
+        captured: number of its passes that were captured when its profile was measured, `31 of 64`; empty: all.
     """
 
     name: str
@@ -97,12 +97,12 @@ class HardwareServer:
 
     @property
     def physical(self) -> tuple[str, str, tuple[int, ...]]:
-        """What two servers share when they share a device."""
+        """The key that is equal for servers that share a device."""
         return (self.machine, *self.device.physical)
 
 
 _DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
-START_LIMIT_NS = 300 * NS_PER_S  # an agent that is started again may take as long as the first one
+START_LIMIT_NS = 300 * NS_PER_S  # for an agent that is started again; the first one has as long
 
 Judge = Callable[[tuple[int, ...], float, tuple[int, ...], bytes], tuple[bool, ...]]
 """See `hw.router.traffic.Traffic`."""
@@ -110,16 +110,16 @@ Judge = Callable[[tuple[int, ...], float, tuple[int, ...], bytes], tuple[bool, .
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all servers of a run share.
+    """The part that all servers of a run share.
 
     Attributes:
-        supervision: how agents are watched and brought back.
+        supervision: how agents are watched and restarted.
         judge: which labels are right.
         tell_router: queues an event for the router's core.
         say: takes a line for people when an agent dies, hangs, or is back.
-        keep_log: whether agents write down every step.
+        keep_log: whether agents log every step.
         measures_costs: whether agents measure what they do besides passes.
-        keeps_record: whether anybody will ask what happened; else nothing is kept that grows with it.
+        keeps_record: whether the run's record is needed; otherwise nothing is kept that grows with it.
         up: the epochs of those servers that are up.
         deaths: servers whose agent has died, until that is noticed.
     """
@@ -148,9 +148,9 @@ class RemoteServer:
     Args:
         index: of the server in the cluster.
         spec: of the server.
-        slot: where its agents sit.
+        slot: of its agents.
         inbox: the ledger of its arena.
-        run: what it shares with the others.
+        run: the part shared with the others.
     """
 
     def __init__(self, index: int, spec: HardwareServer, slot: AgentSlot, inbox: Inbox, run: RunContext) -> None:
@@ -167,10 +167,10 @@ class RemoteServer:
         self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, steps heard of, its end)
-        self.samples: list[Sample] = []  # that its agent has read of the device, and nobody has taken yet
+        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, reported steps, its end)
+        self.samples: list[Sample] = []  # that its agent has read of the device, and that are not yet taken
         self.impairment = Impairment()
-        self.in_flight = 0  # requests there: whether a word is due soon
+        self.in_flight = 0  # requests there: whether a message is due soon
         self.agent_cpu_ns = 0
         self.chores: tuple[ChoreCost, ...] = ()
         self._run = run
@@ -185,17 +185,17 @@ class RemoteServer:
         self._detector = FailureDetector(run.supervision, 0)
         self._heard_steps = 0
         self._counts = ServerCounts()  # of this epoch
-        self._totals = ServerCounts()  # of those before
+        self._totals = ServerCounts()  # of earlier epochs
         self._vram_peak_bytes = 0
         self._captures = Captures()
         self._is_finished = False
-        self._fences: dict[int, tuple[Slab, ...]] = {}  # what a dead agent may still write to, until they are answered
+        self._fences: dict[int, tuple[Slab, ...]] = {}  # slabs that a dead agent may still write to, until fenced off
 
     # -------------------------------------------------------------------------------------------------- questions
 
     @property
     def is_preloading(self) -> bool:
-        """Whether what should be loaded from the start is not yet."""
+        """Whether its preloads are not complete yet."""
         return self._is_preloading and self.is_up
 
     @property
@@ -206,28 +206,28 @@ class RemoteServer:
 
     @property
     def has_agent(self) -> bool:
-        """Whether there is a process whose words should be listened to."""
+        """Whether there is a process whose messages should be received."""
         return self.is_up or self._is_starting
 
     @property
     def is_finished(self) -> bool:
-        """Whether its agent has said what it did in the run, or is gone."""
+        """Whether its agent has sent its account of the run, or is gone."""
         return self._is_finished or not self.is_up
 
     @property
     def port_number(self) -> int:
-        """Of the descriptor to select on."""
+        """The descriptor to select on."""
         return self.slot.agent.port.fileno()
 
     @property
     def next_ns(self) -> int | None:
-        """When something is due here that no message will bring about."""
+        """The time at which something is due here that no message will trigger."""
         if self.is_up or not self.will_return:
             return None
         return self._up_from_ns if self._is_ready_early else self._restart_at_ns
 
     def totals(self, device: int, busy_s: float) -> ServerTotals:
-        """This server's row of the record."""
+        """Return this server's row of the record."""
         counts = self._totals + self._counts
         return ServerTotals(
             name=self.spec.name,
@@ -266,7 +266,7 @@ class RemoteServer:
         self.send(ComeUp(self.epoch))
 
     def retire(self) -> None:
-        """Its agent serves no more, for another one is to take over; nothing is under way here."""
+        """End its agent's service, for another one is to take over; nothing is in flight here."""
         if self.is_up:
             self.is_up = False
             del self._run.up[self.index]
@@ -274,7 +274,7 @@ class RemoteServer:
             self._tell_router(ServerDown(self.index, self.epoch, PLANNED))
 
     def take_over(self, start: Callable[[], AgentHandle], successor: AgentHandle) -> None:
-        """From now on this agent serves, which was prepared, and later ones start so."""
+        """Serve from now on with this agent, which was prepared; later ones start the same way."""
         self.slot.hand_over(start, successor)
         self.died = self.is_away = False
         self._restart_at_ns = None
@@ -283,18 +283,18 @@ class RemoteServer:
         self.end_outage_if_due()
 
     def begin_away(self) -> None:
-        """It was drained before the run, and has no agent."""
+        """Begin without an agent: it was drained before the run."""
         self.is_away, self._restart_at_ns = True, 0
         self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
 
     def start_clock(self) -> None:
-        """The run has begun: the agent's clock follows, by its own reading of that moment as far as that is known."""
+        """Start the agent's clock with the run, by its own reading of that moment as far as that is known."""
         origin_ns = self._run.clock.origin_ns
         if origin_ns is not None:
             self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
 
     def go_down(self, reason: str) -> None:
-        """The agent is gone (or is ended now), and everything with it; see `stay_down` for until when."""
+        """Take it down: the agent is gone (or is ended now), and everything with it; `stay_down` sets until when."""
         now_ns = self._run.clock.now_ns()
         was_up, self.is_up = self.is_up, False
         self._run.up.pop(self.index, None)
@@ -314,10 +314,10 @@ class RemoteServer:
         self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
 
     def _bury(self, reason: str) -> None:
-        """An epoch is over: its log, and the counts that it told of last; no word is due."""
+        """Close an epoch: keep its log, and the counts of its last report; no message is due."""
         self.in_flight = 0
         self._keep_log(reason)
-        for slabs in self._fences.values():  # its next epoch has another address, which nobody of those knows
+        for slabs in self._fences.values():  # its next epoch has another address, unknown to their writers
             self._cancel(slabs)
         self._fences.clear()
         self._totals += self._counts
@@ -328,14 +328,14 @@ class RemoteServer:
             self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
 
     def agent_logs(self) -> list[AgentLog]:
-        """Of every epoch; read after the run and before the next, for they are long."""
+        """Return the logs of every epoch; to be read after the run and before the next, for they are long."""
         return [
             AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
             for epoch, log, heard, ended in self._lives
         ]
 
     def tell_absence(self) -> None:
-        """At the end of a run: whether it is still down."""
+        """Report at the end of a run whether it is still down."""
         if (down := self._open_downtime) is not None:
             self._run.say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
 
@@ -344,7 +344,7 @@ class RemoteServer:
         return self.downtimes[-1] if self.downtimes and self.downtimes[-1].up_ns is None else None
 
     def _return_text(self, now_ns: int) -> str:
-        """What is to come, once it is down."""
+        """Describe its return, once it is down."""
         if self.is_away:
             return "it was drained, and a new worker starts when it is returned"
         if not self.will_return:
@@ -354,7 +354,7 @@ class RemoteServer:
         return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_s(self._up_from_ns)} on"
 
     def stay_down(self, until_ns: int) -> None:
-        """Once it is down it does not come back before; `NEVER_NS`: never."""
+        """Keep it down until this time, once it is down; `NEVER_NS`: for ever."""
         self._up_from_ns = max(self._up_from_ns, until_ns)
 
     def restart_if_due(self) -> None:
@@ -370,11 +370,11 @@ class RemoteServer:
         self.slot.start()
 
     def excuse(self) -> None:
-        """The router itself was away: the agent is not to blame."""
+        """Reset its timeouts: the router itself was away, so the agent is not to blame."""
         self._detector.excuse(self._run.clock.now_ns())
 
     def look_after(self) -> str | None:
-        """Ping the agent; returns why it must be given up, None while it is well."""
+        """Ping the agent; return why it must be given up, None while it is well."""
         now_ns = self._run.clock.now_ns()
         if not self.has_agent:
             return None
@@ -389,7 +389,7 @@ class RemoteServer:
         self._run.deaths.append(self.index)
 
     def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
-        """A new agent's first words: it is there, warm, empty; then it serves (not before an outage has ended)."""
+        """Process a new agent's first messages: ready, warm, empty; then it serves (not before an outage has ended)."""
         agent = self.slot.agent
         match message:
             case Refused():
@@ -398,7 +398,7 @@ class RemoteServer:
                 agent.ready = message
                 self._number = agent.next_number()
                 self.send(agent.ping(-self._number))  # its clock may be another one
-                self.send(Warm(self._number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
+                self.send(Warm(self._number, self.slot.warm_batches))  # also of nothing: the answer comes in any case
             case Done(number) if self._is_starting and number == self._number:
                 agent.is_warm = True
                 self._number = agent.next_number()
@@ -411,25 +411,25 @@ class RemoteServer:
                 pass
 
     def preparation(self, number: int) -> Prepare:
-        """What an agent is told before it serves."""
+        """Return an agent's settings before it serves."""
         return Prepare(number, self.index, self._run.keep_log, self._run.measures_costs)
 
     def end_outage_if_due(self) -> None:
-        """An agent that was ready before its outage has ended comes up when it has."""
+        """Bring up an agent that was ready before its outage ended."""
         if self._is_ready_early and self._run.clock.now_ns() >= self._up_from_ns:
             self.come_up()
 
     # -------------------------------------------------------------------------------------------------- to the agent
 
     def send(self, message: ToAgent) -> None:
-        """Ask the agent, with the next `flush`."""
+        """Send the agent a message, with the next `flush`."""
         self.has_posted = True
         self.slot.agent.port.post(message)
 
     def flush(self) -> bool:
-        """Send what was asked; returns whether all of it is on its way.
+        """Send the pending messages; return whether all of them are sent.
 
-        If the agent is gone, `died` says so and the cluster takes the server down.
+        If the agent is gone, `died` records it and the cluster takes the server down.
         """
         self.has_posted = False
         if not self.has_agent or self.died:
@@ -441,12 +441,12 @@ class RemoteServer:
         return not self.has_posted
 
     def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
-        """Hand a block over."""
+        """Hand a block over to the agent."""
         self.in_flight += len(block.requests)
         self.send(Deliver(block, inputs))
 
     def asked(self, transfer: int) -> None:
-        """The agent was asked to move something."""
+        """Note that the agent was asked to move something."""
         self._detector.asked(("transfer", transfer), self._run.clock.now_ns())
 
     @property
@@ -460,7 +460,7 @@ class RemoteServer:
         return self.slot.agent.incarnation
 
     def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
-        """Cancel these as soon as that incarnation of another agent surely writes to them no more."""
+        """Cancel these slabs as soon as that incarnation of another agent certainly writes to them no more."""
         if not incarnation or not self.is_up:
             self._cancel(slabs)
             return
@@ -473,7 +473,7 @@ class RemoteServer:
             self.inbox.cancel(slab)
 
     def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
-        """Whether it reads the device's sensor, and for which processes."""
+        """Set whether it reads the device's sensor, and for which processes."""
         self.send(Sense(period_ns, pids))
 
     def straggle(self, factor: float) -> None:
@@ -482,7 +482,7 @@ class RemoteServer:
         self._tell_router(StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index))
 
     def impair(self, impairment: Impairment) -> None:
-        """From now on this is the matter with it; the agent that is there takes it on, and so does the next one."""
+        """Impair the server from now on, for the present agent and for later ones."""
         self.impairment = impairment
         if self.is_up:
             self.send(Impair(impairment))
@@ -490,7 +490,7 @@ class RemoteServer:
     # ------------------------------------------------------------------------------------------------ from the agent
 
     def receive(self) -> Sequence[FromAgent]:
-        """What it says; `died` tells where nothing will come any more."""
+        """Return the agent's messages; `died` records that no more will come."""
         try:
             return self.slot.agent.port.receive()
         except (PortClosedError, PortBrokenError):
@@ -498,7 +498,7 @@ class RemoteServer:
             return ()
 
     def hear(self, message: FromAgent) -> None:
-        """A word of the agent."""
+        """Process a message of the agent."""
         match message:
             case Returned():
                 self._take_back(message)
@@ -551,7 +551,7 @@ class RemoteServer:
         )
 
     def _hear_report(self, message: Report) -> None:
-        """A sample reaches the router's core when it is heard, and the record as it was read."""
+        """Pass a sample to the router's core at its receipt, and to the record at its reading."""
         sample, now_ns = message.sample, self._run.clock.now_ns()
         self._heard_steps = message.steps
         self._counts = message.counts
@@ -578,7 +578,7 @@ class RemoteServer:
         )
 
     def _hear_captures(self, captures: Captures) -> None:
-        """Passes that are not captured take longer; that is as in its profile, or nothing that was simulated holds."""
+        """Check captures: other passes take longer; their number must be the profile's, or simulations are invalid."""
         self._captures = captures
         profiled = self.spec.captured
         if captures.captured == captures.tried and profiled == "":
@@ -590,21 +590,21 @@ class RemoteServer:
         self._run.say(f"WARNING: {self.spec.name}: {problem}")
 
     def relay(self, sample: Sample) -> None:
-        """Another agent has read the sensor of the device that they share."""
+        """Process another agent's reading of the shared device's sensor."""
         self.send(Sampled(sample))
 
     def hear_late(self, message: FromAgent) -> None:
-        """A word after the run's end: of what happened since nothing is told, but for the last reading."""
+        """Process a message after the run's end: only the last reading counts."""
         if isinstance(message, Finished):
             self._finish(message)
         elif isinstance(message, Report) and message.is_read:
             self.samples.append(message.sample)
-        elif isinstance(message, Ready):  # it was starting: the next run would wait for this word
+        elif isinstance(message, Ready):  # it was starting: the next run would wait for this message
             self.slot.agent.ready = message
 
     def _finish(self, message: Finished) -> None:
         self._heard_steps = message.steps
-        self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was heard
+        self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was reported
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
         self.agent_cpu_ns += message.cpu_ns
         self.chores += message.chores
@@ -613,12 +613,12 @@ class RemoteServer:
 
     @property
     def clock(self) -> ServerClock | None:
-        """Of its agent; None where that is the router's own, and where nobody is there."""
+        """Return its agent's clock; None if that is the router's own, and if it has no agent."""
         if not self.is_up or (agent := self.slot.agent).shares_clock:
             return None
         return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)
 
     def end_life(self) -> None:
-        """The run is over: the log of who lived to see it."""
+        """Keep, at the run's end, the log of an agent that is still up."""
         if self.is_up:
             self._keep_log("")

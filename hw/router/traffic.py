@@ -1,4 +1,4 @@
-"""Where a run's requests come from, and where what has become of them goes: a plan, or clients (`hw.door.clients`)."""
+"""The source of a run's requests, and the receiver of their results: a plan, or clients (`hw.door.clients`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Traffic(Protocol):
     Attributes:
         images: of the requests that are in flight.
         next_ns: when the next one is due; never, while none is known.
-        horizon_ns: arrivals end here; never, while they go on.
-        has_ended: whether all have come that will.
-        descriptors: to select on now, beside the agents' ports.
+        horizon_ns: arrivals end here; never, while they continue.
+        has_ended: whether no more will come.
+        descriptors: to select on now, next to the agents' ports.
     """
 
     images: Images
@@ -31,34 +31,34 @@ class Traffic(Protocol):
     descriptors: Sequence[int]
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int]:
-        """The next one, which is due now, and when it came."""
+        """Return the next request, which is due now, and its arrival time."""
         ...
 
     def judge(
         self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
     ) -> tuple[bool, ...]:
-        """Which labels are right; empty where nobody knows.
+        """Return which labels are right; empty if that is unknown.
 
         Args:
             width: of the last segment.
-            labels, scores: as the agent says them; see `hw.transport.messages.Returned`.
+            labels, scores: the agent's; see `hw.transport.messages.Returned`.
         """
         ...
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
-        """A request has ended."""
+        """Process a request's end."""
         ...
 
     def hear(self) -> None:
-        """A descriptor can be read."""
+        """Process input at a descriptor."""
         ...
 
     def take_cancelled(self) -> tuple[int, ...]:
-        """For whom nobody waits any more, since this was last called; all of them have come before."""
+        """Return the requests cancelled since the last call; all of them have arrived before."""
         ...
 
     def flush(self) -> bool:
-        """Send what is to be said, without a wait; returns whether all of it is on its way."""
+        """Send what is pending, without a wait; return whether all of it is sent."""
         ...
 
 
@@ -87,7 +87,7 @@ class PlannedTraffic:
         self._widths_of = router.widths_of
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int]:
-        """See `Traffic`: each at its own time, for a router that was busy hides nobody's wait."""
+        """See `Traffic`: each at its own time, so that waits at a busy router are included."""
         planned_ns, service_class = self.next_ns, self._classes[self._taken]
         relative_ns = self._deadlines_ns[service_class]
         deadline_ns = None if relative_ns is None else planned_ns + relative_ns
@@ -101,14 +101,14 @@ class PlannedTraffic:
     def judge(
         self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
     ) -> tuple[bool, ...]:
-        """See `Traffic`: beside the images' labels, or what is known of each request at its widths."""
+        """See `Traffic`: compares with the images' labels, or with the given results of each request at its widths."""
         if (is_correct := self._is_correct) is not None:
             return tuple([is_correct(request, (*self._widths_of(request), width)) for request in requests])
         right, count = self._right, len(self._right)
         return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
-        """See `Traffic`: nobody waits for it."""
+        """See `Traffic`: does nothing."""
 
     def hear(self) -> None:
         """See `Traffic`: nothing comes."""
@@ -118,5 +118,5 @@ class PlannedTraffic:
         return ()
 
     def flush(self) -> bool:
-        """See `Traffic`: nothing is said."""
+        """See `Traffic`: nothing is sent."""
         return True

@@ -1,8 +1,8 @@
-"""Blocks on their way: who writes whose activations where, when a transfer has arrived, and what a death does to it.
+"""Blocks in transit: which agent writes which activations where, arrivals of transfers, and the effect of a death.
 
-The router's side of the arenas. A transfer needs a place in its destination's arena; where there is none it waits for
-one (back-pressure), not for ever. Its data are written there by the source (or here, for images); where they lie goes
-with the block. With emulated links a transfer arrives when both its data are there and the link says so.
+The router's side of the arenas. A transfer needs a place in its destination's arena; if there is none it waits for one
+(back-pressure), with a time limit. Its data are written there by the source (or here, for images); their places go with
+the block. With emulated links a transfer arrives once its data are there and the link's time is over.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ NO_ROOM = "no_room"
 
 
 class LinkModel(Protocol):
-    """An emulated network in one run: when a transfer would end on links that are not here.
+    """An emulated network in one run: the times at which transfers would end on links that are not here.
 
-    The simulator's own model answers (`sim.network.Interconnect`), so that both worlds have the same links. It keeps
-    when each medium is free again, and has no clock.
+    The simulator's own model computes them (`sim.network.Interconnect`), so that simulations and executors have the
+    same
+    links. It stores when each medium is free again, and has no clock.
     """
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
-        """Book a transfer; returns (start_ns, arrival_ns), both at or after now."""
+        """Book a transfer; return (start_ns, arrival_ns), both at or after now."""
         ...
 
 
@@ -56,7 +57,7 @@ class Images(Protocol):
     shape: tuple[int, ...]
 
     def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
-        """Write those of these requests, one after another."""
+        """Write the images of these requests, one after another."""
         ...
 
 
@@ -71,7 +72,7 @@ class ImageSource:
 
     def __init__(self, images: DataImages, shown: NDArray[np.int64], poisoned: frozenset[int] = frozenset()) -> None:
         self._images = images
-        self._channels_last: DataImages | None = None  # made when a server wants it
+        self._channels_last: DataImages | None = None  # made when a server first needs it
         self._shown: list[int] = shown.tolist()
         self._poisoned = poisoned
         self.shape: tuple[int, ...] = images.shape[1:]
@@ -104,7 +105,7 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """What moves.
+    """The data that move.
 
     Attributes:
         images: of all requests.
@@ -117,7 +118,7 @@ class Cargo:
 
 @dataclass(slots=True)
 class _Delivery:
-    """A block on its way, the transfers of it that have not arrived, and where the data of the others lie."""
+    """A block in transit, its transfers that have not arrived, and the places of the others' data."""
 
     block: Block
     moving: dict[int, _Transfer] = field(default_factory=dict)
@@ -126,12 +127,12 @@ class _Delivery:
 
 @dataclass(slots=True)
 class _Transfer:
-    """Requests on their way from one source.
+    """Requests in transit from one source.
 
     Attributes:
         slab: their place in the destination's arena; None while there is none.
         due_ns: when the emulated link lets them arrive.
-        data: where they stand in the destination's arena, once they do.
+        data: their places in the destination's arena, once they are there.
         gives_up_ns: when waiting for a place ends.
     """
 
@@ -151,13 +152,13 @@ class Transfers:
 
     Args:
         servers: by index.
-        cargo: what they move.
+        cargo: the data.
         links: emulated ones, or None.
         now_ns: the run's clock.
         tell_router: queues an event for the router's core.
-        hand_over: gives a block whose inputs have all arrived to its server, and says where they lie.
+        hand_over: gives a block whose inputs have all arrived to its server, with their places.
         patience_ns: how long a transfer waits for a place.
-        numbers: of transfers, over all runs: late answers of an earlier one are known as such.
+        numbers: of transfers, over all runs: late answers of an earlier run are recognized as such.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Transfers:
         self._numbers = numbers
         self._deliveries: dict[int, _Delivery] = {}
         self._transfers: dict[int, _Transfer] = {}
-        self._writing: dict[int, tuple[int, int, Slab]] = {}  # by transfer: the source, and where it writes to
+        self._writing: dict[int, tuple[int, int, Slab]] = {}  # by transfer: the source, and the address it writes to
         self._no_place: list[deque[_Transfer]] = [deque() for _ in servers]
         self._due: list[tuple[int, int]] = []  # heap of (due_ns, transfer): data are there, the link is not done
 
@@ -209,7 +210,7 @@ class Transfers:
         self._find_places(block.server)
 
     def moved(self, message: Moved) -> None:
-        """An agent has written what it was asked to."""
+        """Process an agent's notice that it has written what it was asked to."""
         place = self._writing.pop(message.transfer, None)
         if place is None:
             return  # of an earlier run
@@ -220,7 +221,7 @@ class Transfers:
         self._take(transfer, message.shape, message.dtype, message.channels_last)
 
     def broken(self, number: int, reason: str) -> None:
-        """An agent could not write it: the block is given back whole."""
+        """Process an agent's failure to write: the block is given back whole."""
         place = self._writing.pop(number, None)
         if place is None:
             return
@@ -231,13 +232,13 @@ class Transfers:
         self._cancel(place[1], place[2])
 
     def freed(self, server: int) -> None:
-        """There may be room in a server's arena."""
+        """Try waiting transfers again, as a server's arena may have room."""
         if self._no_place[server]:
             self._find_places(server)
 
     @property
     def next_ns(self) -> int | None:
-        """When `ring` should be called."""
+        """Return when `ring` should be called."""
         if not self._transfers:
             return None
         times = [waiting[0].gives_up_ns for waiting in self._no_place if waiting]
@@ -246,7 +247,7 @@ class Transfers:
         return min(times, default=None)
 
     def ring(self, now_ns: int) -> None:
-        """What emulated links let arrive now, and what has waited too long for a place."""
+        """Complete transfers that emulated links let arrive now, and give up those that waited too long for a place."""
         while self._due and self._due[0][0] <= now_ns:
             _, number = heapq.heappop(self._due)
             if number in self._transfers:
@@ -260,7 +261,8 @@ class Transfers:
             self.freed(index)
 
     def bury(self, server: int) -> None:
-        """A server died: what was on its way to it is dropped (the router takes it back), what came from it is lost."""
+        """Process a server's death: blocks in transit to it are dropped (the router takes them back), data from it
+        lost."""
         for delivery in list(self._deliveries.values()):
             if delivery.block.server == server:
                 self._drop(delivery)
@@ -275,7 +277,7 @@ class Transfers:
         for destination, slabs in written.items():
             self._servers[destination].give_back(slabs, self._servers[server].incarnation)
         self._servers[server].inbox.clear()
-        for index in range(len(self._servers)):  # only now: what waited from or to the dead one is gone
+        for index in range(len(self._servers)):  # only now: waits from or to the dead one are gone
             self.freed(index)
 
     # ------------------------------------------------------------------------------------------------ one transfer
@@ -293,7 +295,7 @@ class Transfers:
         return transfer
 
     def _find_places(self, server: int) -> None:
-        """In order: nothing overtakes a transfer that waits for a place."""
+        """Find places, in order: nothing overtakes a transfer that waits for a place."""
         waiting, inbox = self._no_place[server], self._servers[server].inbox
         while waiting:
             transfer = waiting[0]
@@ -320,7 +322,7 @@ class Transfers:
         self._take(transfer, shape, "float32", server.channels_last)
 
     def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:
-        """The data are there; they have arrived when the link is done, too."""
+        """Note that the data are there; they have arrived when the link is done, too."""
         slab = transfer.slab
         assert slab is not None, "written to no place"
         self._servers[transfer.delivery.block.server].inbox.fill(slab)
@@ -355,7 +357,7 @@ class Transfers:
         self._tell_router(TransferFailed(block.block, source, block.server, block.requests, reason))
 
     def _drop(self, delivery: _Delivery) -> None:
-        """Nothing more of this block will arrive: what waits is forgotten, and what has arrived stays where it is."""
+        """Forget a block of which nothing more will arrive: waits are dropped, and arrived data stay in place."""
         block = delivery.block
         del self._deliveries[block.block]
         for transfer in delivery.moving.values():
