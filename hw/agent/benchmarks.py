@@ -1,4 +1,4 @@
-"""What calibration asks of an agent: forward passes timed in the process, and on the path, that serves."""
+"""An agent's measurements for calibration: forward passes timed in the process, and on the path, that serves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from hw.transport.messages import (
 
 _WARM_PASSES_TOGETHER = 3
 _CAPTURED_AFTER = 2  # passes: a graphed instance captures at the second sight of a key
-_REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
+_REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take a negligible time
 
 
 class DeviceBench:
@@ -62,7 +62,7 @@ class DeviceBench:
         self._kept: dict[int, Instance] = {}
 
     def carry_out(self, message: Measurement) -> FromAgent:
-        """Raises what went wrong."""
+        """Execute a measurement; raises its error."""
         match message:
             case Warm(number, batches):
                 warm(self._instances, batches)
@@ -89,7 +89,7 @@ class DeviceBench:
                 return Done(request)
 
     def _load(self, message: BenchmarkLoad) -> Timed:
-        """In a lane, as it serves."""
+        """Time loads in a lane, as it serves."""
         runs: list[tuple[Instance, float, int]] = []
 
         def job() -> None:
@@ -115,7 +115,7 @@ class DeviceBench:
 
 
 def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
-    """See `gpu.reserved_bytes`. cuBLAS keeps a workspace for each stream and is made to drop it first, so that a load
+    """Return `gpu.reserved_bytes`. cuBLAS keeps a workspace for each stream and has to drop it first, so that a load
     counts it whichever stream it gets."""
     if drops and instances.place.type == "cuda" and not instances.device.graphs:
         gpu.drop_workspaces()
@@ -123,7 +123,7 @@ def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
 
 
 def dispatch(instances: Instances, message: BenchmarkDispatch) -> Timed:
-    """Batches of a point, each commanded from another thread than its lane's, as the first one of a queue is."""
+    """Time batches of a point, each commanded from another thread than its lane's, like the first one of a queue."""
     point, samples_s = message.point, list[float]()
     instance = instances.make(point.segment, point.width)
     inputs: list[Row] = instances.inputs(point.segment, point.previous_width, point.batch)
@@ -142,7 +142,7 @@ def dispatch(instances: Instances, message: BenchmarkDispatch) -> Timed:
             begin_ns = time.monotonic_ns()
             lane.submit(job)
             pass_ns = done.get()
-            samples_s.append(max(0.0, seconds_since(begin_ns) - pass_ns / 1e9))  # a clock has its grain
+            samples_s.append(max(0.0, seconds_since(begin_ns) - pass_ns / 1e9))  # a clock has a resolution
     finally:
         lane.stop()
         instances.free(instance)
@@ -265,7 +265,7 @@ def beside_load(instances: Instances, message: BenchmarkBesideLoad) -> BesideLoa
 
 
 def _timed(instances: Instances, passes: Generator[None], launches: _Launches, message: Benchmark) -> BenchmarkResult:
-    """Time passes in the lane that runs them; they are closed."""
+    """Return passes timed in the lane that runs them; they are closed."""
     samples_ns: list[int] = []
     references_ns: list[int] = []
     clocks: list[tuple[int, int, int]] = []
@@ -305,10 +305,11 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
 
 
 class _Launches:
-    """What passes on a GPU take of the host: the lane's CPU time until all is asked of the device, and its waits.
+    """The cost of GPU passes on the host: the lane's CPU time until everything is launched, and its waits.
 
-    The wait for the device spins, which is no work. Passes are short: what the agent waits in the pauses between them
-    would count as much as what it waits in them.
+    The wait for the device spins, which does not count as work. Passes are short: the agent's waits in the pauses
+    between
+    them would count as much as those within.
     """
 
     def __init__(self) -> None:
@@ -318,23 +319,23 @@ class _Launches:
         self._waited_before_ns = 0
 
     def begin(self) -> None:
-        """Of a pass, in its thread."""
+        """Note the beginning of a pass, in its thread."""
         self._began_ns = time.thread_time_ns()
 
     def launched(self) -> None:
-        """All of it is asked for."""
+        """Note that all of it is launched."""
         self.cpu_ns += time.thread_time_ns() - self._began_ns
 
     def begin_pass(self) -> None:
-        """Nothing of this is timed."""
+        """Note the waits for a core before a pass; this is not timed."""
         self._waited_before_ns = thread_waited_ns()
 
     def end_pass(self) -> None:
-        """Likewise."""
+        """Add the waits for a core during the pass; this is not timed."""
         self.waited_ns += thread_waited_ns() - self._waited_before_ns
 
     def forget(self) -> None:
-        """What was until now, to warm up."""
+        """Discard the counts of the warm-up."""
         self.cpu_ns = self.waited_ns = 0
 
 
@@ -343,18 +344,18 @@ def _reference(instances: Instances) -> Reference | None:
 
 
 def _clocks(look: Callable[[], int]) -> tuple[int, int, int]:
-    """Wall time, this process's CPU time, and what `look` says of how long was waited for a core."""
+    """Return the wall time, this process's CPU time, and the wait for a core by `look`."""
     return time.monotonic_ns(), time.process_time_ns(), look()
 
 
 def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult:
-    """Points at the same time, each in an instance and a thread of its own: how many passes each finished."""
+    """Run points at the same time, each in a separate instance and thread; return the passes that each finished."""
     results: dict[int, ConcurrentResult] = {}
     cpu_ns: list[int] = []
     began_ns: list[int] = []
 
     def begin() -> None:
-        """In one thread, while the others wait: all are warm."""
+        """Begin in one thread, while the others wait: all are warm."""
         time.sleep(max(0, message.begin_ns - time.monotonic_ns()) / 1e9)
         began_ns.append(time.monotonic_ns())
         cpu_ns.append(time.process_time_ns())
@@ -392,7 +393,7 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
 
 
 def _passes(instances: Instances, point: Point, launches: _Launches | None = None) -> Generator[None]:
-    """Forward passes of a point without end, in an instance that is made for them."""
+    """Yield forward passes of a point without end, in an instance that is made for them."""
     instance = instances.make(point.segment, point.width)
     try:
         yield from _passes_of(instances, instance, point, launches)
@@ -403,8 +404,8 @@ def _passes(instances: Instances, point: Point, launches: _Launches | None = Non
 def _passes_of(
     instances: Instances, instance: Instance, point: Point, launches: _Launches | None = None
 ) -> Generator[None]:
-    """Forward passes without end, each as `Run` does it, label reading included. A pass that the device captures is
-    captured before the first of them: no loop times a capture."""
+    """Yield forward passes without end, each as `Run` does it, label reading included. A pass that the device captures
+    is captured before the first of them: no loop times a capture."""
     marks = launches or _Launches()
     inputs = instances.inputs(point.segment, point.previous_width, point.batch)
     key = (point.width, point.previous_width, point.batch, instances.device.memory_format)

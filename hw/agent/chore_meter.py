@@ -1,4 +1,4 @@
-"""What an agent's process does on its device's cores besides passes, from a real run: CPU time by what was done."""
+"""An agent process's work on its device's cores besides passes, from a real run: CPU time by activity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.records import ChoreCost, ChoreKind
 
 @dataclass(slots=True)
 class _Turn:
-    """What a thread has done since its last turn."""
+    """A thread's activities since its last turn."""
 
     began_ns: int
     came_ns: int = 0
@@ -24,11 +24,13 @@ class _Turn:
 
 
 class ChoreMeter:
-    """Takes samples in an agent's threads; each looks at its own CPU time only.
+    """Takes samples in an agent's threads; each reads its own CPU time only.
 
-    What a thread does in a turn that took blocks in is charged to these, but for the copying; in a turn that only
-    copied, to the copies. A turn of the main thread in which lanes' threads had taken everything is a wake-up in vain.
-    What else it does (its sensor, signs of life) is charged to nobody.
+    A thread's CPU time in a turn that took blocks in is charged to these, except for copying; in a turn that only
+    copied,
+    to the copies. A turn of the main thread in which lanes' threads had taken everything is a wake-up in vain. Its
+    other
+    CPU time (its sensor, signs of life) is not charged.
 
     Args:
         now_ns: of the run.
@@ -44,7 +46,7 @@ class ChoreMeter:
         self._taken_by_lanes = 0
 
     def took(self, images: int) -> None:
-        """A block of so many came in this turn."""
+        """Note that a block of this number of requests came in this turn."""
         turn = self._turn()
         if not turn.blocks:
             turn.came_ns = self._now_ns()
@@ -52,7 +54,7 @@ class ChoreMeter:
         turn.images += images
 
     def copied(self, images: int, cpu_ns: int) -> None:
-        """Activations of so many were copied to another server."""
+        """Note that activations of this number of requests were copied to another server."""
         turn = self._turn()
         turn.copies += 1
         turn.copied_images += images
@@ -67,7 +69,7 @@ class ChoreMeter:
         return turn
 
     def end_turn(self) -> None:
-        """The main thread has nothing more to do."""
+        """Note that the main thread has nothing more to do."""
         turn, self._main_turn = self._main_turn, _Turn(time.thread_time_ns())
         taken_by_lanes, self._taken_by_lanes = self._taken_by_lanes, 0
         if taken_by_lanes and not turn.blocks and not turn.copies:
@@ -75,7 +77,7 @@ class ChoreMeter:
         self._charge(turn, self._main_turn.began_ns)
 
     def end_lane_turn(self) -> None:
-        """A lane's thread has taken what came, after it told the end of a batch."""
+        """Note that a lane's thread has taken new messages, after it reported the end of a batch."""
         cpu_ns, turn = time.thread_time_ns(), self._turn()
         self._taken_by_lanes += turn.blocks + turn.copies
         self._charge(turn, cpu_ns)
@@ -91,11 +93,11 @@ class ChoreMeter:
             self.costs.append(self._cost("moved", turn.copies, turn.copied_images, copies_ns))
 
     def begin_end(self) -> None:
-        """A lane's thread tells the end of a batch."""
+        """Note that a lane's thread begins to report the end of a batch."""
         self._lane.began_ns = time.thread_time_ns()
 
     def ended(self, images: int, pass_ns: int) -> None:
-        """It has; the pass took so long."""
+        """Note the end of that report, and the duration of the pass."""
         cpu_ns, lane = time.thread_time_ns(), self._lane
         turn = getattr(lane, "turn", None)
         if turn is not None:

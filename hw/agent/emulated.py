@@ -1,7 +1,7 @@
-"""Lanes of an emulated device: a pass is a time that the device's own model gives, and activations are sizes.
+"""Lanes of an emulated device: a pass is a time from the device's own model, and activations are sizes.
 
 Everything else is real: the process, its messages, the bytes that move, the faults. No thread waits for a pass: its end
-is an absolute time, planned anew whenever another pass begins or ends. No torch is needed.
+is an absolute time, planned again whenever another pass begins or ends. No torch is needed.
 """
 
 from __future__ import annotations
@@ -36,63 +36,63 @@ from policies.vocabulary import Provenance, RunBatch
 _ELEMENT_BYTES: Final = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 _NUMBER: Final = Struct("<f")
 Key = tuple[int, float, float]  # (segment, width, previous width)
-Ended = tuple[int, int, int, bool]  # (batch, when it began, when it ended, whether it fitted into memory)
+Ended = tuple[int, int, int, bool]  # (batch, begin, end, whether it fitted into memory)
 
 
 class DeviceBehavior(Protocol):
-    """How a device would behave. Times are nanoseconds of one clock and go up from call to call."""
+    """The behavior of a device. Times are nanoseconds of one clock and increase from call to call."""
 
     segments: int
     context_bytes: int
     vram_bytes: int
 
     def reset(self, now_ns: int) -> None:
-        """Nothing runs, nothing is the matter, and the sensor has no past."""
+        """Reset the device: it is idle and unimpaired, and the sensor has no past."""
         ...
 
     def dispatch_ns(self, batch: int) -> int:
-        """From a batch's command until its pass begins."""
+        """Return the time from a batch's command until its pass begins."""
         ...
 
     def start(self, batch: int, key: Key, images: int, padded: int, at_ns: int) -> None:
-        """A pass will begin, now or later; the device sees `padded` images unless it must take them in parts."""
+        """Begin a pass, now or later; the device computes `padded` images unless it must take them in parts."""
         ...
 
     def impair(self, impairment: Impairment, now_ns: int) -> None:
-        """From now on this is the matter."""
+        """Impair the device from now on."""
         ...
 
     def advance(self, now_ns: int) -> Sequence[Ended]:
-        """Let everything happen that is due by now, each at its own time; returns what has ended, in order."""
+        """Advance to now, each event at its own time; return the passes that have ended, in order."""
         ...
 
     @property
     def next_ns(self) -> int | None:
-        """When `advance` should be called next; None where nothing runs."""
+        """The time at which `advance` should be called next; None if nothing runs."""
         ...
 
     def load_ns(self, segment: int, width: float, from_disk: bool) -> int:
-        """How long a load takes."""
+        """Return the duration of a load."""
         ...
 
     def unload_ns(self, segment: int, width: float) -> int:
-        """How long an unload takes."""
+        """Return the duration of an unload."""
         ...
 
     def instance_bytes(self, segment: int, width: float) -> int:
-        """Device memory of an instance."""
+        """Return the device memory of an instance."""
         ...
 
     def output_bytes(self, segment: int, width: float) -> int:
-        """One image's activations after a segment."""
+        """Return the size of one image's activations after a segment."""
         ...
 
     def sample(self, now_ns: int) -> tuple[float, float]:
-        """(power in watts, utilization) as the device's sensor shows them, after `advance`."""
+        """Return (power in watts, utilization) as the device's sensor shows them, after `advance`."""
         ...
 
     def energy_j(self, now_ns: int) -> float:
-        """Joules since `reset`, after `advance`."""
+        """Return the joules since `reset`, after `advance`."""
         ...
 
 
@@ -102,8 +102,8 @@ class EmulatedDevice:
 
     Attributes:
         factory: `module:function`, which makes its model from `data`; named by our own code, never by a file.
-        label: what it is, for people.
-        slowdown: how many times as long its passes and loads take as on the device that it is named after.
+        label: its name for people.
+        slowdown: factor on its passes and loads, relative to the device that it is named after.
         cores: that the process is pinned to; empty pins it to none.
     """
 
@@ -115,27 +115,27 @@ class EmulatedDevice:
 
     @property
     def physical(self) -> tuple[str, tuple[int, ...]]:
-        """None is shared, and none is a device of this machine."""
+        """A key that no other device has: none is shared, and none is a device of this machine."""
         return ("emulated", (id(self),))
 
     @property
     def channels_last(self) -> bool:
-        """How feature maps lie in memory, of which it has none."""
+        """The layout of feature maps in memory, of which it has none."""
         return False
 
     def model(self) -> DeviceBehavior:
-        """A device with nothing on it."""
+        """Return a device with nothing on it."""
         module, _, function = self.factory.partition(":")
         behavior: DeviceBehavior = getattr(importlib.import_module(module), function)(self.data)
         return behavior
 
     def execution(self) -> dict[str, str]:
-        """How it runs, in words, for profiles and records."""
+        """Return a description of the execution, for profiles and records."""
         return {"device": f"emulated {self.label}", "slowdown": f"{self.slowdown:g}"}
 
 
 class _Instance:
-    """One of the scheduler's; `is_ready` once its load is over."""
+    """An instance of the scheduler's; `is_ready` once its load is over."""
 
     __slots__ = ("is_ready", "segment", "size_bytes", "width")
 
@@ -147,7 +147,7 @@ class _Instance:
 
 
 def one_thread() -> Executor:
-    """What is given to it runs there, one after another."""
+    """Yield an executor that runs its jobs in one thread, one after another."""
     return ThreadPoolExecutor(1)
 
 
@@ -155,12 +155,12 @@ class EmulatedLanes:
     """`hw.agent.lanes.Lanes` on a device's model.
 
     Args:
-        model: of the device; nobody else drives it.
+        model: of the device; only these lanes drive it.
         arenas: of all servers, by index.
         own: this server's index among them.
-        tell: told of every end, from within `ring`.
+        tell: receives every end, from within `ring`.
         clock_ns: the process's own.
-        mover: makes what moves activations over a network, which takes its time.
+        mover: makes a mover of activations over a network, which takes some time.
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class EmulatedLanes:
         self._broken: set[int] = set()  # those of them that hold no numbers
         self._instances: dict[int, _Instance] = {}
         self._batches: dict[int, tuple[RunBatch, tuple[int, ...]]] = {}  # with the members whose inputs are missing
-        self._loads: list[tuple[int, int, LaneEvent]] = []  # (when, place among them, what is over then)
+        self._loads: list[tuple[int, int, LaneEvent]] = []  # (end, place among them, the event then)
         self._commands = 0
-        self._due: list[Callable[[int], LaneEvent]] = []  # what has ended and was not told yet
+        self._due: list[Callable[[int], LaneEvent]] = []  # ends that are not reported yet
         self._scratch = memoryview(b"")
         self._new_mover = mover
         self._mover = mover() if any(arena.waits for arena in arenas) else None
@@ -243,7 +243,7 @@ class EmulatedLanes:
         return None
 
     def _end(self, batch: int, began_ns: int, ended_ns: int, fitted: bool) -> None:
-        """Outputs take the inputs' place; after the last segment nothing is left but a label, which others give."""
+        """End a batch: outputs replace inputs; after the last segment only a label is left, which others give."""
         command, missing = self._batches.pop(batch)
         failed: tuple[int, ...] = missing
         reason: Reason = "bad_input"
@@ -267,7 +267,7 @@ class EmulatedLanes:
     # ---------------------------------------------------------------------------------------------------- activations
 
     def take(self, inputs: Sequence[Input]) -> None:
-        """See `Lanes`; what is not within the arena is not kept. An image that begins with no number has none."""
+        """See `Lanes`; data outside the arena are not kept. An image that begins with NaN has no numbers."""
         arena = self._arenas[self._own]
         for given in inputs:
             size_bytes = prod(given.shape) * _ELEMENT_BYTES.get(given.dtype, 0)
@@ -280,7 +280,7 @@ class EmulatedLanes:
                     self._broken.add(request)
 
     def keep(self, request: int, size_bytes: int) -> None:
-        """An activation of that size is there."""
+        """Keep an activation of that size."""
         self._sizes[request] = size_bytes
 
     def retain(self, requests: Sequence[int]) -> None:
@@ -293,7 +293,7 @@ class EmulatedLanes:
             self._broken.discard(request)
 
     def move(self, message: Move) -> Moved | None:
-        """See `Lanes`: as many bytes as they would be are really written there.
+        """See `Lanes`: the same number of bytes is really written there.
 
         Raises:
             KeyError: one is missing.
@@ -305,7 +305,7 @@ class EmulatedLanes:
         return None
 
     def _move_apart(self, message: Move) -> None:
-        """Over a network, which takes its time."""
+        """Move over a network, which takes some time."""
         answer: Moved | MoveBroken
         try:
             answer = self._move(message)
@@ -340,7 +340,7 @@ class EmulatedLanes:
         self.model.impair(impairment, now_ns)
 
     def reset(self, keeps: Collection[Spec] = ()) -> int:
-        """See `Lanes`; what runs is dropped, and so is all that was loaded."""
+        """See `Lanes`; passes in progress are dropped, and so is everything loaded."""
         if self._mover is not None:
             self._mover.shutdown(cancel_futures=True)
             self._mover = self._new_mover()
@@ -362,10 +362,11 @@ class EmulatedLanes:
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
     def settle(self, now_ns: int) -> None:
-        """Let happen what is due by now; `ring` tells of it.
+        """Advance the device to now; `ring` reports the events.
 
-        The model hears of its own times: a device does not wait until somebody looks, so the passes that are left do
-        not suffer from one that has ended. The scheduler hears of the real ones: what follows begins when it is told.
+        The model gets its own times: a device does not wait for a poll, so the passes in progress are not slowed down
+        by one
+        that has ended. The scheduler gets the real times: the next pass begins when it is notified.
         """
         for batch, began_ns, ended_ns, fitted in self.model.advance(now_ns):
             self._end(batch, began_ns, ended_ns, fitted)
@@ -380,7 +381,7 @@ class EmulatedLanes:
     def ring(self, now_ns: int) -> None:
         """See `Lanes`."""
         self.settle(now_ns)
-        due, self._due = self._due, []  # what is told may bring new commands
+        due, self._due = self._due, []  # a report may bring new commands
         for event in due:
             self._tell(event(now_ns))
 
@@ -393,11 +394,11 @@ class EmulatedSensor(Sensor):
         self._clock_ns = clock_ns
 
     def supports(self) -> Mapping[str, Support]:
-        """All that the model tells."""
+        """Return all sensors of the model."""
         return dict.fromkeys(("power", "utilization", "vram", "energy"), Support(Provenance.EMULATED))
 
     def sample(self) -> Reading:
-        """Read now: averages as old as the profile's lag."""
+        """Read now; the averages are as old as the profile's lag."""
         now_ns = self._clock_ns()
         self._lanes.settle(now_ns)
         power_w, utilization = self._lanes.model.sample(now_ns)
@@ -406,7 +407,7 @@ class EmulatedSensor(Sensor):
         return Reading(power_w, utilization, used_bytes, provenance)
 
     def energy_j(self) -> float:
-        """Of the model, since the lanes were reset."""
+        """Return the model's energy since the lanes were reset."""
         now_ns = self._clock_ns()
         self._lanes.settle(now_ns)
         return self._lanes.model.energy_j(now_ns)

@@ -1,4 +1,4 @@
-"""What an agent of an emulated device works with: its model, and no torch."""
+"""The outfit of an emulated device's agent: its model, and no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EmulatedOutfit:
     """Travels to the agent's process.
 
     Attributes:
-        device: what it emulates.
+        device: to emulate.
         arenas: of all agents, by index.
         own: this agent's index among them.
     """

@@ -1,8 +1,8 @@
-"""Lanes of a GPU: one thread launches passes, looks whether they have ended, and tells.
+"""Lanes of a GPU: one thread launches passes, polls for their ends, and reports them.
 
-A captured pass is asked for in some 30 us, so a thread for each instance would only wait for its turn: at the
-interpreter's lock, and to be woken. Here `run` launches a batch on its instance's stream and marks the stream; `ring`
-looks at the marks. Only loads and unloads, which take up to a second, are a thread's of their own.
+A captured pass is launched in some 30 us, so a thread for each instance would only wait for its turn: at the
+interpreter's lock, and to be woken. Here `run` launches a batch on its instance's stream and records an event in the
+stream; `ring` queries the events. Only loads and unloads, which take up to a second, have a separate thread.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hw.transport.messages import Captures, Move, Moved
 from policies.greedy import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
 
-_LOAD_LOOK_NS: Final = 1_000_000  # how often the end of a load is looked for: loads take a hundred times as long
-_LOOK_NS: Final = 1_000_000  # for so long passes are looked at in one go, before what else is due
+_LOAD_LOOK_NS: Final = 1_000_000  # the period of polls for the end of a load: loads take a hundred times as long
+_LOOK_NS: Final = 1_000_000  # passes are polled for this time in one go, before other work
 _REST_S: Final = 5e-5
 
 
@@ -46,18 +46,18 @@ class Queue(Protocol):
 
 
 _Loaded = tuple[int, Instance | None, Exception | None, int]
-"""(Its number, what was loaded, why not, device memory that it took); none and no reason: unloaded."""
+"""(Its number, the loaded instance, the error, device memory that it took); no instance and no error: unloaded."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """Something that the device was asked for.
+    """Work in flight on the device.
 
     Attributes:
-        is_done: raises what went wrong.
-        end: what follows, at that time.
-        fail: what follows where something went wrong.
-        due_ns: when it ends, once it is done: later than that on a device that is slow on purpose.
+        is_done: raises its error.
+        end: called at its end, with the time.
+        fail: called if it failed.
+        due_ns: its end, once it is done: later than that on a device that is slow on purpose.
     """
 
     is_done: Callable[[], bool]
@@ -68,15 +68,15 @@ class _Flight:
 
     @property
     def has_ended(self) -> bool:
-        """In whatever way."""
+        """Whether it has ended, in whatever way."""
         try:
             return bool(self.due_ns) or self.is_done()
-        except Exception:  # it is told in its turn
+        except Exception:  # it is reported in its turn
             return True
 
 
 class GpuLanes(StoreLanes):
-    """`hw.agent.lanes.Lanes` on a GPU. All but the loads is one thread's, whose `ring` tells of every end.
+    """`hw.agent.lanes.Lanes` on a GPU. One thread does everything except loads; its `ring` reports every end.
 
     Args:
         new_queue: makes a queue of the device.
@@ -128,7 +128,7 @@ class GpuLanes(StoreLanes):
             self._later(partial(self._unload, instance, [unloaded]))
 
     def _later(self, job: Callable[[], _Loaded]) -> None:
-        """In the loader's thread."""
+        """Load or unload, in the loader's thread."""
         self._loading += 1
         self._loader.submit(lambda: self._loaded.put(job()))
 
@@ -155,7 +155,7 @@ class GpuLanes(StoreLanes):
         super()._free(instance)
 
     def _take_loaded(self, loaded: _Loaded) -> None:
-        """In this thread."""
+        """Process the loader's results, in this thread."""
         number, instance, error, taken_bytes = loaded
         if instance is not None:
             is_further = instance in self._instances.values()
@@ -168,7 +168,7 @@ class GpuLanes(StoreLanes):
             self._tell(UnloadEnded(number))
 
     def reset(self, keeps: Collection[Spec] = ()) -> int:
-        """See `Lanes`. What the device and the loader were asked for is waited for."""
+        """See `Lanes`. It waits for all work of the device and the loader."""
         while not all(flight.has_ended for flight in self._flights):
             time.sleep(_REST_S)
         self._flights.clear()
@@ -207,19 +207,19 @@ class GpuLanes(StoreLanes):
         return _Flight(queue.mark(), end, partial(self._break, command), began_ns)
 
     def _end(self, command: RunBatch, y: torch.Tensor, _held: list[Row], began_ns: int, ended_ns: int) -> None:
-        """Its inputs were held until here: the store may have let go of their blocks."""
+        """Note the end of a batch: its inputs were held until here, as the store may have freed their blocks."""
         rows = dict(zip(command.requests, rows_of(y), strict=True))
         if command.segment < self._segments:
             try:
                 self._store.put_rows(rows)
-            except MemoryError:  # for parts of them there may be room
+            except MemoryError:  # there may be enough for parts of them
                 del rows, y
                 self._run_waiting(command)
                 return
         self._conclude(command, began_ns, ended_ns, Outcome(rows))
 
     def _run_waiting(self, command: RunBatch) -> None:
-        """While this thread waits for the device."""
+        """Run a batch while this thread waits for the device."""
         if command.instance in self._instances:
             self._queues[id(self._instances[command.instance])].use()
         self._run(command)
@@ -255,12 +255,12 @@ class GpuLanes(StoreLanes):
 
     @property
     def is_flying(self) -> bool:
-        """Whether the device works, as far as is known."""
+        """Whether the device has work in flight, as far as is known."""
         return any(not flight.due_ns for flight in self._flights)
 
     @property
     def has_news(self) -> bool:
-        """Whether `ring` would tell something."""
+        """Whether `ring` would report something."""
         return bool(self._due) or any(not flight.due_ns and flight.has_ended for flight in self._flights)
 
     def ring(self, now_ns: int) -> None:
@@ -271,7 +271,7 @@ class GpuLanes(StoreLanes):
             while not self._loaded.empty():
                 self._loading -= 1
                 self._take_loaded(self._loaded.get())
-            for _ in range(len(self._due)):  # what is told may bring new commands
+            for _ in range(len(self._due)):  # a report may bring new commands
                 self._due.popleft()()
 
     def _take_ended(self, now_ns: int) -> None:
@@ -290,7 +290,7 @@ class GpuLanes(StoreLanes):
 
 
 class FlightWaker(Waker):
-    """Waits for passes that one thread has launched: it looks at them, for a sleep would end too late.
+    """Waits for passes that one thread has launched: it polls them, for a sleep would end too late.
 
     Attributes:
         lanes: of all servers whose thread this is.
@@ -301,8 +301,9 @@ class FlightWaker(Waker):
         self.lanes: list[GpuLanes] = []
 
     def wait(self, sleep: Sleep, deadline_ns: int | None) -> bool:
-        """Until something has come, a pass has ended, or the deadline is there; not for longer than `_LOOK_NS` where a
-        pass is due at any time."""
+        """Wait until a message has come, a pass has ended, or the deadline; not for longer than `_LOOK_NS` if a pass
+        may
+        end at any time."""
         if not any(lanes.is_flying for lanes in self.lanes):
             left_ns = 0 if deadline_ns is None else deadline_ns - self._clock_ns()
             return sleep(max(0, left_ns) / NS_PER_S)
@@ -311,7 +312,7 @@ class FlightWaker(Waker):
             while not any(lanes.has_news for lanes in self.lanes) and self._clock_ns() < until_ns:
                 if sleep(0.0):
                     return True
-                os.sched_yield()  # whoever shares this core goes first
+                os.sched_yield()  # other threads on this core go first
             return False
         finally:
             self.looked_ns += time.thread_time_ns() - began_ns

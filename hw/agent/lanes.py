@@ -1,8 +1,8 @@
-"""What carries out a scheduler's commands in an agent: loads, unloads and batches, each told of when it has ended.
+"""Executes a scheduler's commands in an agent: loads, unloads and batches, and reports the end of each.
 
 A scheduler's instance is a *lane*. Real ones are threads (`hw.agent.torch_lanes`); emulated ones are entries of a
-device's model (`hw.agent.emulated`). They decide nothing: which batch, which instance and when are the scheduler's
-business. Every failure becomes a word; none ends the process.
+device's model (`hw.agent.emulated`). They decide nothing: the scheduler decides on batches, instances and times. Every
+failure becomes a message; none ends the process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class BatchEnded(msgspec.Struct, frozen=True):
     """A batch is done. Times are readings of the agent's own clock.
 
     Attributes:
-        labels: after the last segment, one for each request that did not fail, in their order; empty where the device
-            is emulated.
-        began_ns, ended_ns: of the forward pass; an emulated one ends when its model says so, and is seen to `late_ns`
+        labels: after the last segment, one for each request that did not fail, in their order; empty if the device is
+            emulated.
+        began_ns, ended_ns: of the forward pass; an emulated one ends by its model's time, and is noticed `late_ns`
             later.
         failed: members that could not be run, for `reason`; their inputs are still stored.
         referenced_ns, reference_s, scores: see `hw.transport.messages.Returned`.
@@ -55,7 +55,7 @@ class LoadEnded(msgspec.Struct, frozen=True):
     """An instance is ready to serve.
 
     Attributes:
-        vram_bytes: what it really takes.
+        vram_bytes: its actual memory.
         captures: of its passes.
     """
 
@@ -79,13 +79,13 @@ class UnloadEnded(msgspec.Struct, frozen=True):
 
 
 class MoveEnded(msgspec.Struct, frozen=True):
-    """What was moved apart stands there, or could not be moved."""
+    """An asynchronous move has written the data, or failed."""
 
     answer: Moved | MoveBroken
 
 
 def explain(error: Exception) -> tuple[Reason, str]:
-    """A failure in the protocol's words."""
+    """Return a failure in the protocol's terms."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError):
         return "out_of_memory", text
@@ -99,7 +99,7 @@ Tell = Callable[[LaneEvent], None]
 
 
 class Lanes(Protocol):
-    """The lanes of one agent. Whoever made them is told of every end, from any thread, or from within `ring`."""
+    """The lanes of one agent. Its owner is notified of every end, from any thread, or from within `ring`."""
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
         """Make an instance, from the weights in host memory or from the model's file."""
@@ -114,38 +114,38 @@ class Lanes(Protocol):
         ...
 
     def take(self, inputs: Sequence[Input]) -> None:
-        """Keep what stands in the agent's arena; a batch that needs what could not be kept fails."""
+        """Keep the activations in the agent's arena; a batch that needs one that could not be kept fails."""
         ...
 
     def retain(self, requests: Sequence[int]) -> None:
-        """These could not be run and will be asked for again: their places in the arena are others' from now on."""
+        """Keep inputs that could not be run and will be asked for again; their places in the arena are reused now."""
         ...
 
     def forget(self, requests: Iterable[int]) -> None:
-        """These activations will not be asked for again, as far as they are here."""
+        """Forget these activations, as far as they are here: they will not be asked for again."""
         ...
 
     def move(self, message: Move) -> Moved | None:
-        """Write stored activations to another agent; raises what went wrong. None: `MoveEnded` will tell."""
+        """Write stored activations to another agent; raises its error. None: `MoveEnded` will report it."""
         ...
 
     def impair(self, impairment: Impairment) -> None:
-        """From now on this is the matter with them."""
+        """Impair the lanes from now on."""
         ...
 
     def reset(self, keeps: Collection[Spec] = ()) -> int:
-        """Finish what runs, forget everything; returns how many activations that were. Waits for threads.
+        """Finish passes in progress, forget everything, and return how many activations that were. Waits for threads.
 
         Args:
-            keeps: (segment, width) that will be loaded first: of each one instance may stay, whose load ends at once.
+            keeps: (segment, width) to be loaded first: of each one instance may stay, whose load ends at once.
         """
         ...
 
     @property
     def next_ns(self) -> int | None:
-        """When `ring` should be called next, by the agent's own clock; None where nothing ends by itself."""
+        """When `ring` should be called next, by the agent's own clock; None if that is not needed."""
         ...
 
     def ring(self, now_ns: int) -> None:
-        """Tell of what has ended by now."""
+        """Report everything that has ended by now."""
         ...

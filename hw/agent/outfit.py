@@ -1,4 +1,4 @@
-"""What an agent works with: lanes, a sensor, and what measures them; and what its scheduler is to be. Nouns only."""
+"""An agent's parts: lanes, a sensor and measurements, and the settings of its scheduler. Types only."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from policies.greedy import GreedyKnobs
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What an agent works with.
+    """The parts of an agent.
 
     Attributes:
-        sensor: for these processes, of the device.
-        measure: carries out a measurement while nothing else is under way; raises what went wrong.
-        explain: a failure in the protocol's words.
+        sensor: of the device, for these processes.
+        measure: runs a measurement while nothing else is in progress; raises its error.
+        explain: returns a failure in the protocol's terms.
         computes_here: whether lanes take the cores that the agent runs on.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
-        has_own_memory: whether instances lie in memory of the device's own, where a load's `vram_bytes` are all that it
-            takes: the scheduler books them, and its cap holds for them.
+        has_own_memory: whether instances are in separate device memory, so that a load takes just its `vram_bytes`:
+            the scheduler books them, and its cap applies to them.
         reads_apart: whether the sensor takes so long that blocks must not wait for it.
-        waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
+        waker: waits until the lanes' next end if they need it to the microsecond; None if any time will do.
     """
 
     lanes: Lanes
@@ -46,28 +46,28 @@ class Fitting:
 
 
 class Outfit(Protocol):
-    """What an agent's process is started with; it opens the device there."""
+    """The argument with which an agent's process starts; it opens the device there."""
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
-        """Lanes that tell of every end, in times of this clock; raises what went wrong."""
+        """Return lanes that report every end to `tell`, in times of this clock; raises its error."""
         ...
 
 
 @runtime_checkable
 class FarOutfit(Outfit, Protocol):
-    """One that can be taken to another host."""
+    """An outfit that can be moved to another host."""
 
     def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> FarOutfit:
-        """The same on another host: with its arenas of all agents, and the model's file as it lies there (None: as
+        """Return the same for another host: with its arenas of all agents, and its path of the model's file (None: as
         before)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSpec:
-    """What an agent's scheduler is to be; none, where it is there to be measured only.
+    """The settings of an agent's scheduler; none, if the agent is only measured.
 
-    `has_core`: whether a core is its own, so that it may look out for messages for a while before it sleeps.
+    `has_core`: whether the agent has a core to itself, so that it may poll for messages for a while before it sleeps.
     """
 
     knobs: GreedyKnobs
@@ -78,7 +78,7 @@ class SchedulerSpec:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What an agent is: its name, what it works with, and its scheduler's settings (none where it is only measured).
+    """The description of an agent: its name, outfit and scheduler's settings (none if it is only measured).
 
     `worker`: agents of one host that name the same one, and start together, share a process and its thread; there are
     `worker_agents` of that name.

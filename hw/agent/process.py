@@ -1,9 +1,9 @@
 """A server's agent: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
 
-Blocks come through the port, and what has become of them goes back; batches, loads and unloads never leave the process.
-The main thread waits for messages, timers and the sensor; a slow one is read in a thread of its own. On a CPU a lane's
-thread that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once
-starts without any thread waking up. On a GPU the main thread launches batches and looks at them itself.
+Blocks come through the port, and their results go back; batches, loads and unloads never leave the process. The main
+thread waits for messages, timers and the sensor; a slow sensor is read in a separate thread. On a CPU a lane's thread
+that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once starts
+without any thread waking up. On a GPU the main thread launches batches and polls them itself.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 
 
 class Agent:
-    """Obeys the router; `loop` returns when it closes the port or is gone.
+    """Executes the router's requests; `loop` returns when the router closes the port or is gone.
 
     Args:
         port: to the router.
         outfit: opens the device.
         service: of the scheduler.
-        log: where its steps go.
-        host: this host's clock, and how to wait there.
-        thread: a name of the thread that asks.
+        log: of its steps.
+        host: this host's clock and waits.
+        thread: returns an identifier of the calling thread.
         leave: ends the process, with this exit code, from any thread.
-        fence: lets that incarnation of another agent write to this one's arena no more.
+        fence: stops writes of that incarnation of another agent to this one's arena.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Agent:
         self._log = log
         self._lock = threading.Lock()
         self._main = thread()
-        self._receiving = threading.Lock()  # whoever takes messages obeys them before others take the next ones
+        self._receiving = threading.Lock()  # messages taken are processed before others take the next ones
         self._left: deque[ToAgent] = deque()
-        self._reading = threading.Thread()  # of the sensor, where it is read apart
+        self._reading = threading.Thread()  # of the sensor, if it is read in a separate thread
         self._samples: deque[tuple[Serving, Sample]] = deque()  # read there, and not reported yet
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
@@ -107,11 +107,11 @@ class Agent:
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def loop(self) -> None:
-        """Obey until `Close`, or until the router is gone."""
+        """Execute requests until `Close`, or until the router is gone."""
         work([self])
 
     def greet(self) -> None:
-        """Its first words."""
+        """Send its first message."""
         fitting = self._fitting
         sensor = fitting.sensor((os.getpid(),)).describe()
         execution = dict(fitting.execution)
@@ -119,7 +119,7 @@ class Agent:
         self._port.flush()
 
     def act(self) -> int:
-        """Everything that is due; returns until when nothing else is, by this host's clock."""
+        """Do everything that is due; return the time until which nothing else is, by this host's clock."""
         sample = None if self._serving is None else self._sense(self._serving)
         with self._lock:
             if self._serving is not None:
@@ -139,7 +139,7 @@ class Agent:
         return until_ns
 
     def _sense(self, serving: Serving) -> Sample | None:
-        """What is due to be read of the device, unless a thread reads it, and reports it itself."""
+        """Read the device if it is due, unless a thread reads it, and reports it itself."""
         if (sensor := serving.take_tick(self._clock_ns())) is None:
             return None
         if not self._fitting.reads_apart:
@@ -155,14 +155,14 @@ class Agent:
             os.write(self._nudge, b"!")
 
     def _report_samples(self) -> None:
-        """What was read apart: what follows of it is this thread's business."""
+        """Report samples of the reading thread; their processing belongs to this thread."""
         while self._samples:
             serving, sample = self._samples.popleft()
             if serving is self._serving:
                 serving.report(sample)
 
     def listen(self) -> bool:
-        """Take what has come; False when it is over."""
+        """Process new messages; return False when the agent is to end."""
         self._sleeps_until_ns = 0
         with self._receiving:
             while self._left:
@@ -172,11 +172,11 @@ class Agent:
                 if not self._obey_in_turn(message):
                     return False
         if self._fitting.computes_here and self._serving is not None and self._serving.is_busy:
-            os.sched_yield()  # a lane that was woken goes before what is left to do here
+            os.sched_yield()  # a lane that was woken goes before the rest of the work here
         return True
 
     def sleep(self, until_ns: int, beside: Sequence[Agent] = ()) -> None:
-        """Until then, or until there is something to do, here or for those that share this thread."""
+        """Sleep until then, or until there is something to do, here or for those that share this thread."""
         agents = (self, *beside)
         select = partial(self._select, agents=agents)
         if all(agent._looks_on for agent in agents) and self._look_on(until_ns, agents):
@@ -184,11 +184,11 @@ class Agent:
         waker, exact_ns = self._fitting.waker, [agent._serving.exact_ns for agent in agents if agent._serving]
         if waker is not None and exact_ns and min(exact_ns) < until_ns + waker.overrun_ns:
             waker.wait(select, until_ns)
-        else:  # nobody waits for a sensor or a watch
+        else:  # no sensor or watch is waiting
             select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
 
     def _select(self, wait_s: float | None, agents: Sequence[Agent]) -> bool:
-        """Until there is something to do; says whether there is."""
+        """Wait until there is something to do; return whether there is."""
         ready = self._host.wait([end for agent in agents for end in (agent._port.fileno(), agent._woken)], wait_s)
         for agent in agents:
             if agent._woken in ready:
@@ -196,9 +196,9 @@ class Agent:
         return bool(ready)
 
     def _look_on(self, until_ns: int, agents: Sequence[Agent]) -> bool:
-        """A core that sleeps wakes up later than a message travels: so look for a while where nothing runs here.
+        """Poll for a while if nothing runs here: a core that sleeps wakes up later than a message travels.
 
-        It is no work: neither the device's nor the agent's. Returns whether something has come.
+        The time counts neither as the device's nor as the agent's work. Returns whether something has come.
         """
         if any(agent._serving is None or agent._serving.is_busy for agent in agents):
             return False
@@ -211,19 +211,19 @@ class Agent:
         return has_come
 
     def _send(self) -> bool:
-        """The log first: it never ends before what the router has heard."""
+        """Write the log, then send: the log never ends before what the router has received."""
         self._log.write()
         return self._port.flush()
 
     def _send_from_lane(self) -> None:
-        """The main thread may sleep: it is woken for what could not be sent, and for a timer nearer than its own."""
+        """Send from a lane's thread; wake the main thread for the unsent rest, and for a timer nearer than its own."""
         if not self._send() or (self._serving is not None and self._serving.next_ns < self._sleeps_until_ns):
             os.write(self._nudge, b"!")
 
     # ------------------------------------------------------------------------------------------------------- messages
 
     def _obey(self, message: ToAgent) -> None:
-        """What only touches activations is done without the lock: lanes go on meanwhile."""
+        """Process a message; activations are accessed without the lock: lanes continue meanwhile."""
         lanes = self._fitting.lanes
         match message:
             case Deliver(block, inputs):
@@ -259,7 +259,7 @@ class Agent:
                     self._finish(number)
             case ComeUp() | Start() | Sense() | Sampled() | Impair():
                 with self._lock:
-                    if self._serving is not None:  # else of a run that is over
+                    if self._serving is not None:  # otherwise of a run that is over
                         self._serving.obey(message)
             case Close():
                 raise AssertionError("handled by the loop")
@@ -267,17 +267,17 @@ class Agent:
                 self._measure(message)
 
     def _obey_in_turn(self, message: ToAgent) -> bool:
-        """False when it is over."""
+        """Process a message under the lock; return False when the agent is to end."""
         if isinstance(message, Close):
             return False
         self._obey(message)
         return True
 
     def _take_what_came(self) -> None:
-        """In a lane's thread: what concerns blocks. The rest, and what came after it, is left to the main thread.
+        """Process messages about blocks, in a lane's thread. The rest, and later ones, are left to the main thread.
 
-        Between passes that follow each other the main thread hardly gets core and interpreter: what came meanwhile
-        would wait for one or two more passes than it needs to.
+        Between passes that follow each other the main thread hardly gets core and interpreter: new messages would wait
+        for one or two more passes than necessary.
         """
         if self._left or not self._receiving.acquire(blocking=False):
             return
@@ -314,7 +314,7 @@ class Agent:
         self._post(answer)
 
     def _prepare(self, message: Prepare) -> None:
-        """What lanes tell from here on is of nobody's interest; they are waited for without the lock."""
+        """Prepare for a run: later reports of lanes are ignored, and lanes are waited for without the lock."""
         assert self._service is not None, "this agent is there to be measured"
         with self._lock:
             self._serving = None
@@ -327,7 +327,7 @@ class Agent:
             self._port.post(Prepared(message.number, forgotten))
 
     def _finish(self, number: int) -> None:
-        """What goes on here after it is of nobody's interest."""
+        """Finish a run; later events here are ignored."""
         assert self._serving is not None, "not prepared"
         looked_ns = 0 if self._fitting.waker is None else self._fitting.waker.looked_ns
         self._serving.finish(number, self._idle_ns + looked_ns, self.shared_by)
@@ -336,7 +336,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- lanes
 
     def _hear_lane(self, event: LaneEvent) -> None:
-        """The end of something, from a lane's thread, or from within `ring` in the main thread, which has the lock."""
+        """Process an end, from a lane's thread, or from within `ring` in the main thread, which has the lock."""
         if self._thread() == self._main:
             if isinstance(event, MoveEnded):
                 self._port.post(event.answer)
@@ -366,10 +366,10 @@ class Agent:
 
     @contextlib.contextmanager
     def _last_words(self) -> Iterator[None]:
-        """Of another thread than the main one, whose failure ends the process."""
+        """Report the failure of a thread other than the main one, which ends the process."""
         try:
             yield
-        except PortClosedError:  # nobody is left to work for
+        except PortClosedError:  # no router is left
             self._leave(0)
         except BaseException:  # a step that is half done must not be followed by another
             traceback.print_exc()

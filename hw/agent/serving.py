@@ -1,4 +1,4 @@
-"""One run in an agent: its scheduler is driven, and what comes of it is told to the router."""
+"""One run in an agent: drives its scheduler, and reports results to the router."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from policies.vocabulary import (
 
 
 class Serving:
-    """The scheduler of a run, and what its driver must remember. Whoever calls holds the agent's lock."""
+    """The scheduler of a run, and its driver's state. The caller holds the agent's lock."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Serving:
         self._book = ServerBook()
         self._epoch = 0
         self._steps = 0
-        self._preloading: set[int] | None = None  # None: nobody waits for it
+        self._preloading: set[int] | None = None  # None: no preload is awaited
         self._loading: dict[int, tuple[int, float]] = {}
         self._loaded_before: set[tuple[int, float]] = set()
         self._instance_bytes: dict[int, int] = {}
@@ -99,12 +99,12 @@ class Serving:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a batch is under way."""
+        """Whether a batch is in progress."""
         return bool(self._scheduler.running_requests)
 
     @property
     def exact_ns(self) -> int:
-        """When lanes end something by themselves or the scheduler wakes up: who is late then makes requests late."""
+        """When lanes end something or the scheduler wakes up: lateness there delays requests."""
         lanes_ns, wake_ns = self._lanes.next_ns, self._scheduler.next_wake_ns
         exact_ns = NEVER_NS if lanes_ns is None else lanes_ns
         return exact_ns if wake_ns is None else min(exact_ns, self._clock.back(wake_ns))
@@ -115,19 +115,19 @@ class Serving:
         return min(self.exact_ns, self._next_tick_ns, self._next_look_ns)
 
     def take_tick(self, clock_ns: int) -> Sensor | None:
-        """What is to be read now, if anything is; ticks that were missed are not made up for."""
+        """Return the sensor to be read now, if any; ticks that were missed are not made up for."""
         if self._sensor is None or clock_ns < self._next_tick_ns:
             return None
         self._next_tick_ns += self._period_ns * (1 + (clock_ns - self._next_tick_ns) // self._period_ns)
         return self._sensor
 
     def read(self, sensor: Sensor) -> Sample:
-        """Alone of all this it needs no lock: lanes go on while a sensor takes its time."""
+        """Read the sensor, without the lock, unlike all the others: lanes continue while a sensor takes its time."""
         reading = sensor.sample()
         return Sample(self._clock.now_ns(), reading.power_w, reading.utilization, sensor.energy_j())
 
     def ring(self, clock_ns: int, sample: Sample | None = None) -> None:
-        """What is due by itself, and what was read."""
+        """Process due timers, and the samples read."""
         lanes_ns = self._lanes.next_ns
         if lanes_ns is not None and lanes_ns <= clock_ns:
             self._lanes.ring(clock_ns)
@@ -142,7 +142,7 @@ class Serving:
     # ------------------------------------------------------------------------------------------------- from the router
 
     def obey(self, message: OfRun) -> None:
-        """What concerns the run as a whole."""
+        """Process a message about the run as a whole."""
         match message:
             case ComeUp(epoch):
                 self._epoch = epoch
@@ -150,7 +150,7 @@ class Serving:
                 self._preloading = set(self._loading)
                 self._tell_preloaded()
             case Start(origin_ns):
-                is_first = not self._clock.runs  # later ones know the clocks' offset better
+                is_first = not self._clock.runs  # later messages have a better estimate of the clocks' offset
                 self._clock.start(origin_ns)
                 if is_first:
                     self._cpu_ns = time.process_time_ns()
@@ -169,17 +169,17 @@ class Serving:
                     self.deliver(slow)
 
     def _begin_sensing(self) -> None:
-        """Forget what was before; ticks begin a period from now, but not before the run."""
+        """Forget earlier readings; ticks begin a period from now, but not before the run."""
         self._next_tick_ns = NEVER_NS
         if self._sensor is not None and self._clock.runs:
             self._sensor.sample()
             self._next_tick_ns = self._clock_ns() + self._period_ns
 
     def finish(self, number: int, idle_ns: int, shared_by: int = 1) -> None:
-        """The run is over: a last reading, and the counts.
+        """End the run: take a last reading, and return the counts.
 
         Args:
-            idle_ns: CPU time of this process that is no work.
+            idle_ns: CPU time of this process that does not count as work.
             shared_by: agents that this process has: an even part of its work counts for each.
         """
         if self._sensor is not None:
@@ -192,7 +192,7 @@ class Serving:
     # --------------------------------------------------------------------------------------------------- the scheduler
 
     def deliver(self, event: ServerEvent) -> None:
-        """Hand an event to the scheduler and carry out what it answers."""
+        """Hand an event to the scheduler and execute its commands."""
         now_ns = self._clock.now_ns()
         commands = self._scheduler.handle(event, now_ns)
         note = self._book.observe(event, commands, now_ns)
@@ -239,7 +239,7 @@ class Serving:
         )
 
     def hear_lane(self, event: LaneEvent) -> None:
-        """Something has ended."""
+        """Process the end of something."""
         match event:
             case BatchEnded():
                 self._detector.answered(("batch", event.batch))
@@ -268,7 +268,7 @@ class Serving:
                 self.deliver(InstanceUnloaded(self._epoch, instance))
 
     def _take_load(self, event: LoadEnded) -> None:
-        """It is there; one with which the server would take more than its cap goes again."""
+        """Note a finished load; if the server then exceeds its cap, unload it again."""
         instance, vram_bytes = event.instance, event.vram_bytes
         if self._cap_bytes is not None and self._used_bytes + vram_bytes > self._cap_bytes:
             self._undone.add(instance)
@@ -298,7 +298,7 @@ class Serving:
     # ---------------------------------------------------------------------------------------- the sensor, and the watch
 
     def report(self, sample: Sample, is_read: bool = True) -> None:
-        """To the scheduler, then to the router. What is absent reads as 0 there."""
+        """Report a sample to the scheduler, then to the router. Absent values read as 0 there."""
         used_bytes, waiting_bytes = self._used_bytes, self._fitting.activation_bytes()
         waiting, now_ns = self._scheduler.requests, self._clock.now_ns()
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
@@ -311,7 +311,7 @@ class Serving:
         )
 
     def _look(self, clock_ns: int) -> None:
-        """Whether some work takes too long; not when this process was away itself."""
+        """Check whether some work takes too long; not when this process was away itself."""
         if self._detector.was_away(self._next_look_ns, clock_ns):
             self._detector.excuse(clock_ns)
         self._next_look_ns = clock_ns + self._detector.period_ns

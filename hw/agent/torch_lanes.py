@@ -1,4 +1,4 @@
-"""Lanes of a real device: an instance each, with a thread of its own, and the activations that they work on."""
+"""Lanes of a real device: an instance each, with a separate thread, and the activations that they work on."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from policies.vocabulary import NS_PER_S, RunBatch
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch's members."""
+    """The results of a batch's members."""
 
     rows: dict[int, Row] = field(default_factory=dict)
     failed: dict[int, tuple[Reason, str]] = field(default_factory=dict)
 
 
 class StoreLanes:
-    """What lanes of torch have in common: instances by number, activations, and batches that run in parts where it must
-    be.
+    """The common part of torch's lanes: instances by number, activations, and batches that run in parts if necessary.
 
     Args:
         maker: of the model's instances on the device.
         store: of the agent's activations.
-        tell: takes the end of everything.
+        tell: receives the end of everything.
         clock_ns: the agent's.
         leave: ends the process, with this exit code.
     """
@@ -60,7 +59,7 @@ class StoreLanes:
         self._leave = leave
         self._device: DeviceSpec = maker.device
         self._on = (maker.place, self._device.torch_dtype)
-        self._segments = maker.model.spec.segments  # to ask the model takes a tenth of a captured pass
+        self._segments = maker.model.spec.segments  # a query of the model takes a tenth of a captured pass
         self._instances: dict[int, Instance] = {}
         self._spare: dict[Spec, Instance] = {}  # that the next run loads first
         self._impairment = Impairment()
@@ -71,7 +70,7 @@ class StoreLanes:
         return Lane(self._device, self._maker.place)
 
     def _forget_run(self, keeps: Collection[Spec]) -> int:
-        """Nothing runs any more: of instances one of each that is to be loaded again stays, the others go."""
+        """Forget an ended run: one instance of each spec to be loaded again stays, the others go."""
         found = {id(each): each for each in [*self._spare.values(), *self._instances.values()]}  # some are shared
         self._instances.clear()
         self._spare.clear()
@@ -135,7 +134,7 @@ class StoreLanes:
     # ------------------------------------------------------------------------------------------------------- batches
 
     def _run(self, command: RunBatch) -> None:
-        """From its inputs to the word of its end, while the caller waits."""
+        """Run a batch from its inputs to the message of its end, while the caller waits."""
         began_ns = self._clock_ns()
         outcome = Outcome()
         try:
@@ -160,7 +159,7 @@ class StoreLanes:
             if self._speed_meter:
                 self._speed_meter.look()
             return
-        # lack of memory would cost the instance its place: it is the reason only where there is no other
+        # lack of memory would cost the instance its place: it is the reason only if it is the only one
         reason, detail = min(outcome.failed.values(), key=lambda failure: failure[0] == "out_of_memory")
         if not outcome.rows:
             self._tell(BatchBroken(command.batch, reason, detail))
@@ -173,8 +172,9 @@ class StoreLanes:
         self._leave_if_broken(error)
 
     def _attempt(self, instance: Instance, command: RunBatch, requests: Sequence[int], outcome: Outcome) -> None:
-        """Run these together; where that fails, each half by itself: memory may do for less, and whoever breaks a
-        batch is found without costing the others more than some passes."""
+        """Run these together; if that fails, each half separately: memory may suffice for less, and a request that
+        breaks a
+        batch is found at the cost of only some passes for the others."""
         try:
             y = self._forward(instance, command, requests)
         except Exception as error:
@@ -184,7 +184,7 @@ class StoreLanes:
         else:
             outcome.rows.update(zip(requests, rows_of(y), strict=True))
             return
-        if reason == "out_of_memory":  # out here: the error held what the pass had made
+        if reason == "out_of_memory":  # only here: the error held the pass's tensors
             self._store.compact()
             if self._maker.place.type == "cuda":
                 empty_cache()
@@ -196,7 +196,7 @@ class StoreLanes:
         self._attempt(instance, command, requests[half:], outcome)
 
     def _leave_if_broken(self, error: Exception) -> None:
-        """Nothing works any more in this process; it has said what became of its work, and its server gets another."""
+        """Exit if nothing works any more in this process; its results are reported, and its server gets another."""
         if is_broken(error):
             self._leave(BROKEN_EXIT)
 
@@ -205,12 +205,12 @@ class StoreLanes:
         padded = command.padded if len(requests) == len(command.requests) else len(requests)
         key = (command.served_width, command.previous_width, padded)
         y = serve(instance, rows, *key, self._device.memory_format, None, self._on)
-        if command.segment < self._segments:  # outputs replace inputs, where there is room for them
+        if command.segment < self._segments:  # outputs replace inputs, if there is enough room
             self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
         return y
 
     def _inputs(self, command: RunBatch, requests: Sequence[int]) -> list[Row]:
-        """Raises what is wrong with them."""
+        """Return the inputs; raises their error."""
         room_images = self._impairment.room_images
         if room_images is not None and len(requests) > room_images:
             raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")
@@ -222,7 +222,7 @@ class StoreLanes:
         return rows
 
     def _labelled(self, command: RunBatch, outcome: Outcome) -> tuple[tuple[int, ...], bytes]:
-        """After the last segment, of logits that are numbers: the labels, and the logits as float32."""
+        """Return the labels, and the logits as float32, of the last segment's logits that are numbers."""
         if command.segment < self._segments or not outcome.rows:
             return (), b""
         requests, logits = list(outcome.rows), gather(list(outcome.rows.values())).cpu()  # a GPU is waited for once
@@ -238,9 +238,9 @@ class StoreLanes:
 
 
 class TorchLanes(StoreLanes):
-    """`hw.agent.lanes.Lanes` on a CPU: a thread for each instance. Ends are told from there."""
+    """`hw.agent.lanes.Lanes` on a CPU: a thread for each instance, which reports ends."""
 
-    next_ns: int | None = None  # threads end by themselves
+    next_ns: int | None = None  # threads end without a timer
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class TorchLanes(StoreLanes):
         self._leaving: dict[int, Lane] = {}  # whose instance is being freed
 
     def ring(self, now_ns: int) -> None:
-        """Threads tell by themselves."""
+        """Do nothing: threads report their ends."""
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
         """See `Lanes`."""
@@ -300,13 +300,13 @@ class TorchLanes(StoreLanes):
 
 
 def captures_of(instance: Instance) -> Captures:
-    """How many of an instance's passes are captured."""
+    """Return how many of an instance's passes are captured."""
     if not isinstance(instance, GraphedInstance):
         return Captures()
     return Captures(instance.captured, instance.tried, instance.refused)
 
 
 def explain(error: Exception) -> tuple[Reason, str]:
-    """A failure in the protocol's words; torch has its own for a lack of memory."""
+    """Return a failure in the protocol's terms; torch has its own error for a lack of memory."""
     reason, text = lanes.explain(error)
     return ("out_of_memory" if lacks_memory(error) else reason), text

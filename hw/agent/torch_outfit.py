@@ -1,4 +1,4 @@
-"""What an agent of a real device works with: torch, opened as the device says."""
+"""The outfit of a real device's agent: torch, opened by the device's settings."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TorchOutfit:
     """Travels to the agent's process.
 
     Attributes:
-        device: how to run.
-        model: the file of what is served.
+        device: its settings.
+        model: the file of the network that is served.
         arenas: of all agents, by index.
         own: this agent's index among them.
     """
@@ -91,7 +91,7 @@ class TorchOutfit:
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """What servers of one GPU share that live in one process: the context, and the threads."""
+    """The part shared by servers of one GPU in one process: the context, and the threads."""
 
     place: torch.device
     context_bytes: int
@@ -105,7 +105,7 @@ _gpus: dict[int, _Gpu] = {}  # of this process, by index
 
 
 def _gpu(device: DeviceSpec, clock_ns: Callable[[], int]) -> _Gpu:
-    """Opened with the first of its servers."""
+    """Return the GPU, opened with the first of its servers."""
     if device.index not in _gpus:
         place, context_bytes = open_measured(device)
         _gpus[device.index] = _Gpu(place, context_bytes, clock_ns, Lane(device, place), FlightWaker(clock_ns))
@@ -113,7 +113,7 @@ def _gpu(device: DeviceSpec, clock_ns: Callable[[], int]) -> _Gpu:
 
 
 def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
-    """Of a device; on a CPU, for the share of its cores that these processes use."""
+    """Return a device's sensor; on a CPU, for the share of its cores that these processes use."""
     if device.kind == "cpu":
         return cpu_sensor(pids, device.physical[1], device.modelled_idle_w, device.modelled_tdp_w, lambda: 0)
     nvml = load_nvml()
@@ -122,7 +122,7 @@ def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
 
 @contextlib.contextmanager
 def torch_agents(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) -> Iterator[list[AgentSpec]]:
-    """What agents without a scheduler are started with, by (name, device): there to be measured, each with an arena of
+    """Yield the specs of agents without a scheduler, by (name, device): only measured, each with an arena of
     `ARENA_BYTES` that the others write to."""
     with contextlib.ExitStack() as stack:
         arenas = tuple(stack.enter_context(contextlib.closing(Arena(ARENA_BYTES))) for _ in devices)

@@ -1,1 +1,1 @@
-"""This machine, as every process of a run sees it: clock, waits, limits, and whether a peer answers."""
+"""This machine, for every process of a run: clock, waits, limits, and whether a peer answers."""

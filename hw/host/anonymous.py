@@ -7,7 +7,7 @@ import tempfile
 
 
 def anonymous_file() -> int:
-    """The descriptor of an empty one: in memory where the system has such files, else unlinked at once."""
+    """Return an empty file's descriptor: in memory if the system has such files, otherwise unlinked at once."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("slimsched")
     with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Work in a process of its own, which ends with it: what it opened on a device is closed, and its memory given back."""
+"""Work in a separate process, which ends with it: its device contexts are closed, and its memory is given back."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from kit.errors import InputError, WorkError
 Result = TypeVar("Result")
 Tell = Callable[[int, int], None]
 Work = Callable[[Tell], Result]
-"""Can be pickled; tells how much of how much is done."""
+"""Reports the done part of a total; can be pickled."""
 
 
 class Runner(Protocol):
-    """Carries out work."""
+    """Runs work."""
 
     def __call__(self, work: Work[Result], tell: Tell) -> Result:
-        """In whatever process."""
+        """Run it in whatever process."""
         ...
 
 
 def here(work: Work[Result], tell: Tell) -> Result:
-    """In this process."""
+    """Run it in this process."""
     return work(tell)
 
 
 def apart(work: Work[Result], tell: Tell) -> Result:
-    """In a new process.
+    """Run work in a new process.
 
     Raises:
-        InputError, WorkError: what the work raised, as it was.
-        WorkError: it died, or raised anything else: its words.
+        InputError, WorkError: the work raised it, unchanged.
+        WorkError: it died, or raised anything else: that error's text.
     """
     spawn = multiprocessing.get_context("spawn")
     heard, sender = spawn.Pipe(duplex=False)
@@ -64,10 +64,10 @@ def _listened(heard: Connection, tell: Tell) -> Any:
 
 
 def _carry_out(work: Work[Any], sender: Connection) -> None:
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; the parent was told, too
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the parent is gone, or got the signal, too
         try:
             reply = ("done", work(lambda *counts: sender.send(("at", counts))))
-        except Exception as error:  # one that is not ours is told in words, which any process understands
+        except Exception as error:  # one that is not ours is sent as text, which any process can decode
             is_ours = isinstance(error, InputError | WorkError)
             reply = ("failed", error if is_ours else WorkError(f"{type(error).__name__}: {error}"))
         sender.send(reply)

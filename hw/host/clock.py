@@ -9,7 +9,7 @@ NEVER_NS: Final = 1 << 62  # later than any clock will show
 
 
 class RunClock:
-    """Nanoseconds since the start of a run: stands at 0 until `start`, and never goes back.
+    """Nanoseconds since the start of a run: 0 until `start`, and never decreasing.
 
     Args:
         clock_ns: this host's monotonic clock.
@@ -31,20 +31,20 @@ class RunClock:
         return self._origin_ns < NEVER_NS
 
     def start(self, origin_ns: int) -> None:
-        """The run began at this reading of the host's clock."""
+        """Start the run at this reading of the host's clock."""
         self._origin_ns = origin_ns
 
     def now_ns(self) -> int:
-        """The present."""
+        """Return the present."""
         now_ns = self._clock_ns() - self._origin_ns
         if now_ns > self._last_ns:
             self._last_ns = now_ns
         return self._last_ns
 
     def of(self, clock_ns: int) -> int:
-        """A reading of the host's clock, in the run's time; not before its start."""
+        """Convert a reading of the host's clock to the run's time; not before its start."""
         return max(0, clock_ns - self._origin_ns)
 
     def back(self, run_ns: int) -> int:
-        """A time of the run, as the host's clock will show it; never, while the run's clock stands."""
+        """Convert a time of the run to the host's clock; never, while the run's clock is stopped."""
         return run_ns + self._origin_ns if self.runs else NEVER_NS

@@ -1,4 +1,4 @@
-"""How often Python looks for garbage in this process, and for how long that holds everything else up."""
+"""Counts Python's garbage collections in this process, and the pauses that they cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CollectionMeter:
 
     Attributes:
         count: collections, of any generation.
-        total_ns: that they took.
+        total_ns: their duration.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How fast a CPU's core runs at this moment, reported by a fixed piece of arithmetic."""
+"""The present speed of a CPU's core, measured by a fixed piece of arithmetic."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _PERIOD_NS = 20_000_000  # while it serves, an agent spends 0.2 % of its time on
 
 
 class Reference:
-    """A fixed piece of arithmetic that touches no memory: its CPU time reports how fast the core runs now.
+    """A fixed piece of arithmetic that touches no memory: its CPU time measures the core's present speed.
 
-    A core that is lent by a virtual machine's host may be half of a physical one: while another tenant computes on the
-    other half, everything takes half as long again, and no counter of the guest shows it. One call into C that keeps
-    the interpreter's lock: threads beside it can neither get in between nor cool its caches.
+    A virtual machine's core may be half of a physical one: while another tenant computes on the other half, everything
+    takes half as long again, and no counter of the guest shows it. One call into C that keeps the interpreter's lock:
+    other threads can neither get in between nor cool its caches.
 
 
     Attributes:
@@ -25,7 +25,7 @@ class Reference:
         self.spent_ns = 0
 
     def cpu_ns(self) -> int:
-        """The shorter time of two: the first one finds cold caches after a pass, and one may be interrupted."""
+        """Return the shorter time of two: the first one finds cold caches after a pass, and one may be interrupted."""
         return min(self._once(), self._once())
 
     def _once(self) -> int:
@@ -37,7 +37,7 @@ class Reference:
 
 
 class SpeedMeter:
-    """Now and then a reading of the reference, between the batches that an agent serves; by its clock."""
+    """Reads the reference now and then, between the batches that an agent serves; by its clock."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -53,6 +53,6 @@ class SpeedMeter:
             self._read = (now_ns, self._reference.cpu_ns() / 1e9)
 
     def take(self) -> tuple[int, float]:
-        """The last reading, once: when, and how many seconds; (0, 0.0) where there is none."""
+        """Return the last reading, once: when, and how many seconds; (0, 0.0) if there is none."""
         read, self._read = self._read, (0, 0.0)
         return read

@@ -1,4 +1,4 @@
-"""Whether an agent is alive: what was asked of it and when, and pings in between. It has no clock of its own."""
+"""Whether an agent is alive: its pending requests with their times, and pings in between. It has no clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 from policies.faults import Supervision
 
-PINGS_IN_A_HANG = 6  # so many pings fit into the time after which silence means a hang
-_AWAY_PERIODS = 3  # a look that comes later than this tells of the looker
+PINGS_IN_A_HANG = 6  # pings within the time after which silence means a hang
+_AWAY_PERIODS = 3  # a poll that is later than this shows that the poller itself was away
 
 
 class FailureDetector:
@@ -28,23 +28,23 @@ class FailureDetector:
 
     @property
     def period_ns(self) -> int:
-        """How often somebody should look."""
+        """How often to poll."""
         return self._rules.hang_ns // PINGS_IN_A_HANG
 
     def was_away(self, due_ns: int, now_ns: int) -> bool:
-        """Whether whoever looks was away itself (a stopped process, a machine asleep): then nobody is to blame."""
+        """Return whether the poller itself was away (a stopped process, a machine asleep): the agent is not to blame."""
         return now_ns - due_ns > _AWAY_PERIODS * self.period_ns
 
     def asked(self, what: Hashable, now_ns: int) -> None:
-        """Some work was sent."""
+        """Note that some work was sent."""
         self._asked_ns[what] = now_ns
 
     def answered(self, what: Hashable) -> None:
-        """It was answered."""
+        """Note that it was answered."""
         self._asked_ns.pop(what, None)
 
     def ping(self, now_ns: int) -> int | None:
-        """The number of a ping to send now; None while one is under way or none is due."""
+        """Return the number of a ping to send now; None while one is in flight or none is due."""
         if self._pinged_ns is not None or now_ns < self._next_ping_ns:
             return None
         self._ping += 1
@@ -53,22 +53,22 @@ class FailureDetector:
         return self._ping
 
     def ponged(self, number: int) -> None:
-        """A ping was answered."""
+        """Note that a ping was answered."""
         if number == self._ping:
             self._pinged_ns = None
 
     def excuse(self, now_ns: int) -> None:
-        """Whoever looks was away: every wait begins anew."""
+        """Restart every wait, as the poller was away."""
         if self._pinged_ns is not None:
             self._pinged_ns = now_ns
         self._asked_ns = dict.fromkeys(self._asked_ns, now_ns)
 
     def give_up(self) -> None:
-        """It says itself that it will not get on."""
+        """Note the agent's own report that it cannot continue."""
         self._is_given_up = True
 
     def is_hung(self, now_ns: int) -> bool:
-        """Whether a ping or some work has waited for its answer for too long."""
+        """Return whether a ping or some work has waited for its answer for too long."""
         if self._is_given_up:
             return True
         if self._pinged_ns is not None and now_ns - self._pinged_ns >= self._rules.hang_ns:

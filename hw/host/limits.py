@@ -1,4 +1,4 @@
-"""What this process may use of its machine: its affinity and its container's limits count, not what is built in."""
+"""This process's limits on its machine: its affinity and its container's limits count, not the hardware."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores that this process may run on, ascending."""
+    """Return the cores that this process may run on, ascending."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def allow_descriptors(wanted: int) -> None:
-    """Let this process open so many, or as many as it may ask for. Often 1,024 are allowed at first."""
+    """Let this process open this number of descriptors, or its maximum if that is less. The default is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -31,7 +31,7 @@ def allow_descriptors(wanted: int) -> None:
 
 
 def core_count() -> int:
-    """How many cores this process may keep busy: those that it may run on, or as many as its CPU quotas pay for.
+    """Return how many cores this process may keep busy: those that it may run on, or fewer by its CPU quotas.
 
     A part of a core counts as one.
     """
@@ -44,13 +44,13 @@ def core_count() -> int:
 
 
 def machine_bytes() -> int:
-    """The machine's memory, or its container's where that is less."""
+    """Return the machine's memory, or its container's if that is less."""
     limits = [_text(group / name) for group in _groups("memory") for name in ("memory.max", "memory.limit_in_bytes")]
     return min([int(psutil.virtual_memory().total), *(int(limit) for limit in limits if limit.strip().isdigit())])
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """This process's control group and those above it, of cgroup v2 and v1; a container may see the topmost alone."""
+    """Yield this process's control group and its ancestors, of cgroup v2 and v1; a container may see one only."""
     for line in _text(MEMBERSHIP).splitlines():  # `0::/path` of v2, `4:cpu,cpuacct:/path` of v1
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):

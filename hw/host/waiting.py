@@ -1,8 +1,8 @@
-"""How a loop waits for a deadline on this host: a core that sleeps wakes up late, by so much.
+"""How a loop waits for a deadline on this host: compensates for the late wake-up of a core that sleeps.
 
 A sleep ends when the kernel finds the time to end it: after the timer's slack, and after the core has left its idle
-state. Both are measured here, once. From then on a loop sleeps until it is likely to be awake in time, and looks out
-for what is left.
+state. Both are measured here, once. From then on a loop sleeps until it is likely to be awake in time, and polls for
+the rest.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _PR_SET_TIMERSLACK: Final = 29
 _SLEEP_S: Final = 200e-6
 _SLEEPS: Final = 300
 _MEASURING_NS: Final = 200_000_000
-_SHARE: Final = 0.9  # of sleeps that overrun by no more than what is assumed
-_MOST_NS: Final = 1_000_000  # a core takes no longer to wake up; what does had the turn of another process before it
+_SHARE: Final = 0.9  # of sleeps that overrun by no more than the assumed time
+_MOST_NS: Final = 1_000_000  # a core takes no longer to wake up; a longer overrun is another process's time slice
 
-Sleep = Callable[[float], bool]  # until something has come, or for so many seconds; says whether something has
+Sleep = Callable[[float], bool]  # until an event, or for this number of seconds; returns whether there was one
 Wait = Callable[[Collection[int], float | None], list[int]]  # see `readable`
 
 
@@ -34,13 +34,13 @@ class _Timespec(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_ppoll = getattr(_libc, "ppoll", None)  # None where the system is not Linux
-_POLLIN: Final = 1 << 32  # in a `pollfd` read as one number: the descriptor, what is asked for, what has happened
+_ppoll = getattr(_libc, "ppoll", None)  # None if the system is not Linux
+_POLLIN: Final = 1 << 32  # in a `pollfd` read as one number: the descriptor, the requested event, the event
 _HAPPENED: Final = 48
 
 
 def readable(descriptors: Collection[int], wait_s: float | None) -> list[int]:
-    """Those of some descriptors that can be read now; as soon as one can, or after so many seconds (None: never).
+    """Return the descriptors that can be read now; as soon as one can, or after a number of seconds (None: never).
 
     By `ppoll`: Python's `select` takes no descriptor above 1,023, its `poll` and `epoll` wait for whole milliseconds.
     """
@@ -61,13 +61,13 @@ def readable(descriptors: Collection[int], wait_s: float | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a loop has of its machine; another one gives it a virtual clock and waits that take no time.
+    """A loop's interface to its machine; another one gives it a virtual clock and waits that take no time.
 
     Attributes:
         clock_ns: a monotonic clock.
-        cpu_ns: the CPU time of the thread that asks.
+        cpu_ns: the CPU time of the calling thread.
         wait: see `readable`.
-        cores: that it has to itself, so that it may look out for messages in place of a sleep.
+        cores: that it has to itself, so that it may poll for messages instead of sleeping.
     """
 
     clock_ns: Callable[[], int] = time.monotonic_ns
@@ -77,7 +77,7 @@ class Host:
 
 
 def no_timer_slack() -> None:
-    """This thread's sleeps end as soon as the kernel can, not up to 50 us later; nothing where it can't be asked."""
+    """End this thread's sleeps as soon as the kernel can, not up to 50 us later; do nothing if unsupported."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     except (OSError, AttributeError, TypeError):  # not Linux
@@ -85,7 +85,7 @@ def no_timer_slack() -> None:
 
 
 def overruns_ns(sleeps: int = _SLEEPS, limit_ns: int = _MEASURING_NS) -> list[int]:
-    """By how much each of some short sleeps was too long, ascending; stops after `limit_ns`."""
+    """Return the overruns of some short sleeps, ascending; stops after `limit_ns`."""
     overruns: list[int] = []
     began_ns = now_ns = time.monotonic_ns()
     while len(overruns) < sleeps and now_ns - began_ns < limit_ns:
@@ -97,17 +97,17 @@ def overruns_ns(sleeps: int = _SLEEPS, limit_ns: int = _MEASURING_NS) -> list[in
 
 
 def waited_ns() -> int:
-    """How long this process's threads have waited for a core so far: files are read for each of them (40 us)."""
+    """Return how long this process's threads have waited for a core so far: reads a file for each of them (40 us)."""
     return sum(_waited_ns(thread) for thread in Path("/proc/self/task").glob("*"))
 
 
 def thread_waited_ns() -> int:
-    """How long the thread that asks has waited for a core so far."""
+    """Return how long the calling thread has waited for a core so far."""
     return _waited_ns(Path("/proc/thread-self"))
 
 
 def _waited_ns(thread: Path) -> int:
-    """From Linux's scheduler statistics: time on a core, time ready without one, times that it got one."""
+    """Read Linux's scheduler statistics: time on a core, time ready without one, times that it got one."""
     try:
         return int((thread / "schedstat").read_text().split()[1])
     except (OSError, IndexError):  # a thread that has just ended; a kernel without statistics
@@ -115,11 +115,11 @@ def _waited_ns(thread: Path) -> int:
 
 
 class Waker:
-    """Waits for deadlines in the thread that made it, with what its sleeps were seen to overrun.
+    """Waits for deadlines in the thread that made it, and compensates for its sleeps' measured overruns.
 
     Attributes:
         overrun_ns: how much earlier than its deadline it wakes up.
-        looked_ns: CPU time spent in looking out so far; it is no work.
+        looked_ns: CPU time spent polling so far; it does not count as work.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns, overrun_ns: int | None = None) -> None:
@@ -132,10 +132,10 @@ class Waker:
         self.looked_ns = 0
 
     def wait(self, sleep: Sleep, deadline_ns: int | None) -> bool:
-        """Until something has come or the deadline is there; says whether something has come.
+        """Wait until an event or the deadline; return whether there was an event.
 
         Args:
-            sleep: waits for what may come; with 0.0 it only looks.
+            sleep: waits for events; with 0.0 it only polls.
             deadline_ns: by the clock of this object; None: there is none.
         """
         if deadline_ns is None:
@@ -150,7 +150,7 @@ class Waker:
             while not sleep(0.0):
                 if self._clock_ns() >= deadline_ns:
                     return False
-                os.sched_yield()  # whoever shares this core goes first
+                os.sched_yield()  # other threads on this core go first
             return True
         finally:
             self.looked_ns += time.thread_time_ns() - began_ns

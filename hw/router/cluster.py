@@ -162,8 +162,7 @@ class HardwareCluster:
         return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index), worker, agents)
 
     def _worker_of(self, index: int) -> str:
-        """Return the process's name: servers of one GPU share one (see `AgentSpec`), unless they have a share by
-        MPS."""
+        """Return the process's name: servers of one GPU share one (see `AgentSpec`), unless MPS gives them a share."""
         device = self.servers[index].device
         if isinstance(device, EmulatedDevice) or device.kind != "cuda" or device.sm_percent is not None:
             return ""

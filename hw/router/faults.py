@@ -33,7 +33,7 @@ class FaultPlan:
 
     @property
     def next_ns(self) -> int:
-        """Return the time at which the next fault is due."""
+        """The time at which the next fault is due."""
         return self._steps[0][0] if self._steps else NEVER_NS
 
     def ring(self, now_ns: int) -> None:

@@ -560,8 +560,7 @@ class RouterLoop:
         server.restart_if_due()
 
     def _take_down(self, server: RemoteServer, reason: str) -> None:
-        """Take down a server that dies, or is found dead: end its agent, and drop all that is in transit to or from
-        it."""
+        """Take down a server that dies, or is found dead: end its agent, and drop all transfers to or from it."""
         server.is_away = self._draining.may_go(server.index)
         server.go_down(reason)
         self._transfers.bury(server.index)

@@ -613,7 +613,7 @@ class RemoteServer:
 
     @property
     def clock(self) -> ServerClock | None:
-        """Return its agent's clock; None if that is the router's own, and if it has no agent."""
+        """Its agent's clock; None if that is the router's own, and if it has no agent."""
         if not self.is_up or (agent := self.slot.agent).shares_clock:
             return None
         return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)

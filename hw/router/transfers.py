@@ -238,7 +238,7 @@ class Transfers:
 
     @property
     def next_ns(self) -> int | None:
-        """Return when `ring` should be called."""
+        """The time at which `ring` should be called."""
         if not self._transfers:
             return None
         times = [waiting[0].gives_up_ns for waiting in self._no_place if waiting]
@@ -261,8 +261,7 @@ class Transfers:
             self.freed(index)
 
     def bury(self, server: int) -> None:
-        """Process a server's death: blocks in transit to it are dropped (the router takes them back), data from it
-        lost."""
+        """Process a server's death: drop blocks in transit to it (the router takes them back), and data from it."""
         for delivery in list(self._deliveries.values()):
             if delivery.block.server == server:
                 self._drop(delivery)
