@@ -154,7 +154,7 @@ class Worker:
             return self._members
 
     def process(self) -> BaseProcess | None:
-        """The process once it is started; None if it has not begun to start, and never will."""
+        """Return the process once it is started; None if its start had not begun, which is cancelled."""
         if self._start is not None:
             if self._start.cancel():
                 for each in self._closed():
