@@ -1,4 +1,4 @@
-"""Which device a server runs on, and how: the execution path that calibration measures and serving uses alike.
+"""The device of a server and its settings: the execution path that both calibration and serving use.
 
 It names devices and choices; it neither opens them (`hw.devices.instances` does) nor measures them.
 """
@@ -33,13 +33,13 @@ class DeviceSpec:
         index: of the GPU, in PCI bus order.
         dtype, channels_last: of weights and activations.
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
-        vram_bytes: memory for instances, and on a GPU for its context and what waits there between segments, too; a
+        vram_bytes: memory for instances, and on a GPU also for its context and for activations between segments; a
             load or a batch beyond it fails as `out_of_memory`.
         graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`).
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
-            for each thread and shape anew.
+            for each thread and shape separately.
         sm_percent: of a GPU: the share of its multiprocessors that this server's process may use, by MPS; None: all.
-        repeats: of a GPU without MPS: each pass is computed this many times, in place of a smaller share.
+        repeats: of a GPU without MPS: each pass is computed this many times, instead of a smaller share.
     """
 
     kind: Literal["cpu", "cuda"] = "cpu"
@@ -59,20 +59,20 @@ class DeviceSpec:
 
     @property
     def physical(self) -> tuple[str, tuple[int, ...]]:
-        """What two servers share when they share a device: the GPU, or the same set of cores."""
+        """The key that is equal for servers that share a device: the GPU, or the same set of cores."""
         return (self.kind, (self.index,) if self.kind == "cuda" else self.cores or usable_cores())
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch names it."""
-        import torch  # here and below: who only names a device need not wait for it
+        """Torch's type of `dtype`."""
+        import torch  # here and below: a process that only names a device need not wait for it
 
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """Of activations and kernels."""
+        """The layout of activations and kernels."""
         import torch
 
         return torch.channels_last if self.channels_last else torch.contiguous_format
@@ -88,7 +88,7 @@ class DeviceSpec:
         return self.tdp_w if self.tdp_w is not None else CPU_TDP_W_PER_CORE * len(self.physical[1])
 
     def execution(self) -> dict[str, str]:
-        """The execution path in words, for profiles and records."""
+        """Return a description of the execution path, for profiles and records."""
         import torch
 
         common = {
@@ -114,7 +114,7 @@ class DeviceSpec:
 
 
 def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
-    """What a recorded execution path says of a GPU's dtype and memory format, as `DeviceSpec` has them."""
+    """Return a GPU's dtype and memory format from a recorded execution path, as `DeviceSpec` has them."""
     formats: dict[str, Any] = {}
     if "memory_format" in execution:
         formats["channels_last"] = execution["memory_format"] == "channels_last"
@@ -126,16 +126,16 @@ def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "False"}
-"""How a GPU computes, set by `hw.devices.instances.open_device`: torch's releases differ in what they begin with."""
+"""How a GPU computes, set by `hw.devices.instances.open_device`: torch's releases differ in their defaults."""
 
 
 def _told(**variables: str) -> dict[str, str]:
-    """What the environment says of how a device works, by name."""
+    """Return the environment's settings of a device, by name."""
     return {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
 
 
 def require_torch_device(name: str) -> None:
-    """Raise `InputError` unless torch can compute there; `name` is as torch names it."""
+    """Raise `InputError` unless torch can compute there; `name` is in torch's notation."""
     import torch
 
     try:
@@ -147,11 +147,11 @@ def require_torch_device(name: str) -> None:
 
 
 def local_devices() -> list[DeviceSpec]:
-    """What a cluster on this machine is made of: its GPUs, one GPU and a CPU beside it, or two unequal CPU devices.
+    """Return the devices of a cluster on this machine: its GPUs, one GPU and a CPU, or two unequal CPU devices.
 
     With four cores and more the first CPU device has two thirds of them, the second the rest. With fewer, each has one
-    core (the same one, if there is only one) and the second does without oneDNN. Beside one GPU the CPU has half of
-    the cores; the GPU's process has the others, but for one that is left to the router.
+    core (the same one, if there is only one) and the second does without oneDNN. Next to one GPU the CPU has half of
+    the cores; the GPU's process has the others, except for one that is left to the router.
     """
     import torch
 
@@ -168,7 +168,7 @@ def local_devices() -> list[DeviceSpec]:
 
 
 def _with_a_cpu(gpu: DeviceSpec, cores: tuple[int, ...]) -> list[DeviceSpec]:
-    """A cluster of one server leaves a router nothing to choose."""
+    """Add a CPU device: a cluster of one server leaves a router nothing to choose."""
     half = len(cores) // 2
     if half < 2:
         return [gpu, DeviceSpec(cores=cores[-1:])]
@@ -176,7 +176,7 @@ def _with_a_cpu(gpu: DeviceSpec, cores: tuple[int, ...]) -> list[DeviceSpec]:
 
 
 def gpu_bytes(index: int) -> int | None:
-    """A GPU's memory; None where none is here, or torch can't open it: it is lost, say."""
+    """Return a GPU's memory; None if no GPU is here, or torch can't open it: it is lost, say."""
     import torch
 
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():

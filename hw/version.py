@@ -1,4 +1,4 @@
-"""Which version of this project runs here, and by what code: agents and router must be of one."""
+"""The version of this project that runs here, and its code: agents and router must have the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def own_version() -> str:
-    """As it is installed; `unknown` where it runs from its folder and nobody has installed it."""
+    """Return the installed version; `unknown` if the project runs from its folder without installation."""
     try:
         return version("slim-scheduler")
     except PackageNotFoundError:
@@ -23,7 +23,7 @@ def own_version() -> str:
 
 @cache
 def code_here() -> str:
-    """16 hex digits that name this project's own code: they tell two states of one version apart, here or elsewhere."""
+    """Return 16 hex digits that identify this project's code: they distinguish two states of one version."""
     digest = hashlib.sha256()
     for path in sorted(path for package in OURS for path in (_ROOT / package).rglob("*.py")):
         digest.update(f"{path.relative_to(_ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")

@@ -1,1 +1,1 @@
-"""Devices of torch: instances, what an agent keeps between batches, and what only a GPU has."""
+"""Devices of torch: instances, an agent's stored activations, and the parts that only a GPU has."""

@@ -1,4 +1,4 @@
-"""What an agent keeps between batches: single activations as rows of the blocks they came in (`hw.networks.rows`)."""
+"""An agent's activations between batches: single ones as rows of the blocks they came in (`hw.networks.rows`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANDED_OVER = ""
 def tensor_in(
     arena: Arena, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False
 ) -> Tensor:
-    """A view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
+    """Return a view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
     flat = torch.frombuffer(arena.buffer, dtype=dtype, count=prod(shape), offset=offset)
     if not channels_last:
         return flat.reshape(shape)
@@ -31,12 +31,12 @@ def tensor_in(
 
 
 def in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A contiguous batch; only images and feature maps (B, C, H, W) have more than one order."""
+    """Return a contiguous batch; only images and feature maps (B, C, H, W) have more than one order."""
     return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x.contiguous()
 
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors look at one storage."""
+    """Return whether two tensors share one storage."""
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
@@ -46,8 +46,8 @@ class Activations:
     Args:
         arenas: of all agents, by index.
         own: this agent's index.
-        place: where outputs are kept. What arrives is used where it lies: a GPU's pass copies it into its inputs.
-        kept: counts what blocks hold of a GPU; None on a CPU.
+        place: of outputs. Inputs that arrive are used in place: a GPU's pass copies them into its inputs.
+        kept: counts the GPU memory that blocks hold; None on a CPU.
     """
 
     def __init__(
@@ -61,25 +61,25 @@ class Activations:
         self._own = own
         self._place = place
         self._kept = kept
-        self._lock = threading.Lock()  # of whoever changes what is counted; who only reads needs none
+        self._lock = threading.Lock()  # for changes of counted data; readers need none
         self._rows: dict[int, Row | Exception] = {}
-        self._handed: dict[int, list[Row]] = {}  # by their place in the arena, where nothing was written
+        self._handed: dict[int, list[Row]] = {}  # by their place in the arena, if nothing was written
 
     @property
     def moves_apart(self) -> bool:
-        """Whether a move waits for a network, and so wants a thread of its own."""
+        """Whether a move waits for a network, and so needs a separate thread."""
         return any(arena.waits for arena in self._arenas)
 
     @property
     def held_bytes(self) -> int:
-        """What a GPU's memory holds of activations that wait; 0 on a CPU."""
+        """The GPU memory that waiting activations hold; 0 on a CPU."""
         return 0 if self._kept is None else self._kept.held_bytes
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def take(self, given: Input) -> None:
-        """Keep what stands in this agent's arena; what can't be kept says why to whoever asks for it."""
+        """Keep the activations in this agent's arena; reading one that can't be kept raises the reason."""
         try:
             if given.dtype == HANDED_OVER:
                 self.put_rows(dict(zip(given.requests, self._handed.pop(given.offset), strict=True)))
@@ -91,17 +91,17 @@ class Activations:
             self._replace(dict.fromkeys(given.requests, error))
 
     def _replace(self, rows: Mapping[int, Row | Exception]) -> None:
-        """What takes nothing of a GPU's memory, in place of what was there."""
+        """Replace an entry by one that takes no GPU memory."""
         self.forget(rows)
         self._rows.update(rows)
 
     def put_rows(self, rows: Mapping[int, Row | Exception]) -> None:
-        """Keep these (or why there are none), in place of what was there; nobody reads that any more.
+        """Keep these (or why they are absent), instead of the previous ones, which are no longer read.
 
         Raises:
-            MemoryError: the device's budget has no room for them; what was there is kept.
+            MemoryError: they exceed the device's budget; the previous ones are kept.
         """
-        if self._kept is None:  # what is replaced just goes
+        if self._kept is None:  # the previous ones are just freed
             self._rows.update(rows)
             return
         with self._lock:
@@ -116,24 +116,24 @@ class Activations:
             self._uncount(self._kept, before)
 
     def retain(self, requests: Sequence[int]) -> None:
-        """Copy these out of the arena, where others will be written to; they stand here once this returns."""
+        """Copy these out of the arena, which will be overwritten; the copies are complete once this returns."""
         kept = [request for request in requests if self._may_lie_in_arena(self._rows.get(request))]
         if not kept:
             return
         try:
             self._replace(dict(zip(kept, rows_of(_copy_of([self.row(request) for request in kept])), strict=True)))
-        except Exception as error:  # most often for want of memory: whoever asks for them is told
+        except Exception as error:  # most often for want of memory: reading them raises it
             self._replace(dict.fromkeys(kept, error))
 
     def _may_lie_in_arena(self, row: Row | Exception | None) -> bool:
         return isinstance(row, tuple) and (self._kept is None or not self._kept.holds(row))
 
     def row(self, request: int) -> Row:
-        """To be read.
+        """Return a row to be read.
 
         Raises:
             KeyError: there is none.
-            Exception: what went wrong where it could not be kept.
+            Exception: the error because of which it could not be kept.
         """
         row = self._rows[request]
         if isinstance(row, Exception):
@@ -141,7 +141,7 @@ class Activations:
         return row
 
     def send(self, message: Move) -> Moved:
-        """Write these activations into another agent's arena; they stand there once this returns.
+        """Write these activations into another agent's arena; they are there once this returns.
 
         Raises:
             KeyError: one is missing.
@@ -153,8 +153,8 @@ class Activations:
         return moved
 
     def write(self, message: Move) -> tuple[Moved, list[Row]]:
-        """As `send`, without waiting for the device: the rows must be held until it is done with them."""
-        rows = [self.row(request) for request in message.requests]  # held: `compact` may let go of their blocks
+        """Do as `send`, without waiting for the device: the rows must be held until it is done with them."""
+        rows = [self.row(request) for request in message.requests]  # held: `compact` may free their blocks
         (block, _), arena = rows[0], self._arenas[message.destination]
         is_last = has_channels_last(block)
         target = tensor_in(arena, message.offset, (len(rows), *block.shape[1:]), block.dtype, is_last)
@@ -163,8 +163,9 @@ class Activations:
         return Moved(message.transfer, tuple(block.shape[1:]), dtype, is_last), rows
 
     def hand_over(self, message: Move, other: Activations) -> Moved | None:
-        """Give these to a store of the same process, where nothing has to be copied; None where some lie in an arena,
-        whose place will be another one's."""
+        """Give these to a store of the same process, without a copy; return None if some are in an arena, whose place
+        will be
+        reused."""
         rows = [self.row(request) for request in message.requests]
         if any(self._may_lie_in_arena(row) for row in rows):
             return None
@@ -172,7 +173,7 @@ class Activations:
         return Moved(message.transfer, tuple(rows[0][0].shape[1:]), HANDED_OVER, False)
 
     def forget(self, requests: Iterable[int]) -> None:
-        """These will not be asked for again, and nobody reads them."""
+        """Forget these: they will not be asked for again, and no pass reads them."""
         if self._kept is None:
             for request in requests:
                 self._rows.pop(request, None)
@@ -181,7 +182,7 @@ class Activations:
             self._uncount(self._kept, [(request, self._rows.pop(request, None)) for request in requests])
 
     def clear(self) -> int:
-        """Forget all; returns how many there were."""
+        """Forget all; return how many there were."""
         count = len(self._rows)
         self._handed.clear()
         self.forget(list(self._rows))
@@ -190,7 +191,7 @@ class Activations:
     # -------------------------------------------------------------------------------------------- a GPU's memory
 
     def compact(self) -> None:
-        """Copy what is wanted of blocks of which less than half is, so that these go; nothing on a CPU."""
+        """Copy the needed rows of blocks of which less than half is, so that these are freed; do nothing on a CPU."""
         if self._kept is not None:
             with self._lock:
                 self._compact(self._kept)
@@ -200,10 +201,10 @@ class Activations:
             try:
                 copy = _copy_of([self.row(request) for request in rows])
             except Exception as error:
-                if lacks_memory(error):  # for the copy, too: it was worth a try
+                if lacks_memory(error):  # also for the copy: it was worth a try
                     return
                 raise
-            finish(self._place)  # `rows` hold what is read until here
+            finish(self._place)  # `rows` hold the data that are read until here
             copies = dict(zip(rows, rows_of(copy), strict=True))
             self._rows.update(copies)
             kept.replace(rows, copies)
@@ -215,6 +216,6 @@ class Activations:
 
 
 def _copy_of(rows: Sequence[Row]) -> Tensor:
-    """A block of these alone, in their order of memory."""
+    """Return a block of these alone, in their order of memory."""
     tensor = gather(rows)
     return tensor.clone(memory_format=torch.preserve_format) if shares_memory(tensor, rows[0][0]) else tensor

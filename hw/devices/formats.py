@@ -1,7 +1,7 @@
-"""Which of several ways to compute is quicker on a device: one block through the whole network, in each of them.
+"""Finds the fastest of several ways to compute on a device: one block through the whole network, in each of them.
 
-What a library's kernels like is no matter of principle: a norm that knows one order of memory alone lays feature maps
-out anew before and after it. So it is measured, in a process of its own: it leaves no context behind.
+A library's preference cannot be derived: a norm that supports only one order of memory converts feature maps before and
+after it. So it is measured, in a separate process: it leaves no context behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kit.errors import WorkError, in_a_line
 from policies.vocabulary import IMAGE
 
 MAY_LOSE: Final = 0.004  # of the labels, more than the first way loses: one of 256, a tie; more is another network
-WORTH: Final = 0.98  # of the time: less of a gain is noise, and the way that stands first is taken
+WORTH: Final = 0.98  # of the time: less of a gain is noise, and the first way is taken
 ROUNDS: Final = 20
 _WARM_ROUNDS: Final = 3
 _IMAGES: Final = 256  # 5 s of 16 cores for the largest network that is bundled
@@ -36,12 +36,12 @@ _IMAGES: Final = 256  # 5 s of 16 cores for the largest network that is bundled
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one way of computing did.
+    """The result of one way of computing.
 
     Attributes:
-        device: computes so.
+        device: with this way's settings.
         block_s: by its images, the median time of a block through all segments at the widest.
-        agreement: share of the labels of drawn images that are those of the CPU's float32.
+        agreement: share of the labels of drawn images that equal those of the CPU's float32.
     """
 
     device: DeviceSpec
@@ -50,7 +50,7 @@ class Way:
 
     @property
     def pass_s(self) -> float:
-        """Of the largest block."""
+        """The time of the largest block."""
         return self.block_s[max(self.block_s)]
 
     def __str__(self) -> str:
@@ -59,13 +59,13 @@ class Way:
 
 
 def race(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
-    """Each way of computing on one device, timed in turns in a process of its own.
+    """Return each way of computing on one device, timed in turns in a separate process.
 
     Args:
         batches: images of the blocks that are timed.
 
     Raises:
-        InputError: the file is no model.
+        InputError: the file is not a model.
         WorkError: the device failed.
     """
     try:
@@ -76,7 +76,7 @@ def race(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) ->
 
 
 def quickest(ways: Sequence[Way]) -> Way:
-    """The quickest whose labels are the CPU's; the first one where nothing is notably quicker."""
+    """Return the fastest way whose labels are the CPU's; the first one if no other is notably faster."""
     best = ways[0]
     for way in ways[1:]:
         if way.agreement >= ways[0].agreement - MAY_LOSE and way.pass_s < WORTH * best.pass_s:
@@ -87,7 +87,7 @@ def quickest(ways: Sequence[Way]) -> Way:
 def raced(
     file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int], tell: Tell = lambda *_: None
 ) -> list[Way]:
-    """As `race`, in this process."""
+    """Do as `race`, in this process."""
     place = open_device(ways[0])
     model, _ = file.load()
     generator = torch.Generator().manual_seed(0)
@@ -117,11 +117,11 @@ class _Runner:
         self._instances: list[Instance] = [maker.make(s, spec.widths[-1]) for s in range(1, spec.segments + 1)]
 
     def labels(self, images: Tensor) -> Tensor:
-        """Of drawn images (n, C, H, W); (n,) on the CPU."""
+        """Return the labels of drawn images (n, C, H, W); (n,) on the CPU."""
         return torch.cat([self._run(part).argmax(dim=1).cpu() for part in torch.split(images, 64)])
 
     def timed_s(self, images: Tensor) -> float:
-        """Of one block, from its images on the host to its logits."""
+        """Return the time of one block, from its images on the host to its logits."""
         begin_ns = time.monotonic_ns()
         self._run(images)
         return (time.monotonic_ns() - begin_ns) / 1e9

@@ -1,6 +1,6 @@
-"""What only a CUDA device has: a context that can break, memory that is given back with a stall, streams that run out.
+"""The parts that only a CUDA device has: a context that can break, memory returned with a stall, scarce streams.
 
-Decisions are functions of what was told, so that they can be tried without a device.
+Decisions are functions of reported values, so that they can be tested without a device.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Final
 
 import torch
 
-BROKEN_EXIT: Final = 70  # of a process whose context is broken (EX_SOFTWARE): whoever watches it starts another one
-LITTLE_FREE: Final = 0.1  # of the device's memory: below it what was freed is given back, though that stalls all lanes
+BROKEN_EXIT: Final = 70  # of a process whose context is broken (EX_SOFTWARE): its supervisor starts another one
+LITTLE_FREE: Final = 0.1  # of the device's memory: below it freed memory is given back, though that stalls all lanes
 
 CAPTURING: Final = threading.Lock()
-"""Held while passes are captured, and while what was freed is given back: that waits for the whole device, which no
+"""Held while passes are captured, and while freed memory is given back: that waits for the whole device, which no
 capture outlives."""
 
-# torch's own, CUDA's, its libraries', and what is left of it when none of cuDNN's ways had memory enough
+# torch's own, CUDA's, its libraries', and the error text if none of cuDNN's ways had enough memory
 _NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed", "unable to find an engine to execute")
-_BROKEN: Final = (  # after these CUDA answers whatever is asked with the same error
+_BROKEN: Final = (  # after these CUDA answers every call with the same error
     "an illegal memory access",
     "device-side assert triggered",  # torch's advice below any other error speaks of "device-side assertions"
     "unspecified launch failure",
@@ -47,13 +47,13 @@ _BROKEN: Final = (  # after these CUDA answers whatever is asked with the same e
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this says that there was too little memory; libraries say it in a `RuntimeError`'s text alone."""
+    """Return whether this error is a lack of memory; libraries state it in a `RuntimeError`'s text alone."""
     text = str(error).lower()
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY)
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether this leaves the process's context unusable: an illegal address, a failed assertion, a lost device.
+    """Return whether this leaves the process's context unusable: an illegal address, a failed assertion, a lost device.
 
     Every later call fails as well then, and only a new process helps. A call that was merely refused breaks nothing.
     """
@@ -63,7 +63,7 @@ def is_broken(error: BaseException) -> bool:
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """One process of this host at a time: what the device has less of meanwhile is this one's."""
+    """Admit one process of this host at a time: a decrease of the device's memory meanwhile is this one's."""
     with Path(__file__).open("rb") as file:
         with suppress(OSError):  # a file system without locks
             flock(file, LOCK_EX)
@@ -71,41 +71,42 @@ def in_turn() -> Iterator[None]:
 
 
 def finish(place: torch.device) -> None:
-    """Wait until all is done that this thread asked a GPU for; a CPU is done when it returns."""
+    """Wait until all of this thread's work on a GPU is done; a CPU is done when it returns."""
     if place.type == "cuda":
         torch.cuda.current_stream(place).synchronize()
 
 
 def pin(memory: mmap) -> str:
-    """Register mapped memory with CUDA: copies from and to it wait for nobody. Returns why not; empty where it is."""
+    """Register mapped memory with CUDA, for asynchronous copies from and to it. Return why not; empty if it is."""
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     error = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)  # type: ignore[no-untyped-call]
     return "" if int(error) == 0 else str(error)
 
 
 def give_back(place: torch.device, vram_bytes: int) -> None:
-    """What was freed goes back to the device if this process has almost all of `vram_bytes`: that waits for the whole
-    device. By torch's own count: to ask the driver for it costs a call at each unload."""
+    """Return freed memory to the device if this process has almost all of `vram_bytes`: that waits for the whole
+    device.
+    By torch's own count: a query of the driver costs a call at each unload."""
     if torch.cuda.memory_reserved(place) > (1 - LITTLE_FREE) * vram_bytes:
         empty_cache()
 
 
 def drop_workspaces() -> None:
-    """cuBLAS's, which it keeps for each stream for ever. Not where passes are captured: they point to them."""
+    """Drop cuBLAS's workspaces, kept for each stream for ever. Not if passes are captured: they point to them."""
     if (drop := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:
         drop()
 
 
 def empty_cache() -> None:
-    """What was freed goes back to the device."""
+    """Return freed memory to the device."""
     with CAPTURING:
         torch.cuda.empty_cache()
 
 
 def reserved_bytes(place: torch.device) -> int:
-    """What torch has taken of a GPU for this process, holding no more than it needs; 0 on a CPU, whose heap it is.
+    """Return the GPU memory that torch has reserved for this process, at its minimum; 0 on a CPU, which uses the heap.
 
-    Not what tensors take: a library's workspace and the rest of a segment are nobody else's, either.
+    This is more than tensors take: a library's workspace and the rest of a segment are not available to others, either.
     """
     if place.type != "cuda":
         return 0
@@ -114,11 +115,11 @@ def reserved_bytes(place: torch.device) -> int:
 
 
 def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
-    """Why an installed torch can't compute on a GPU, with a remedy; empty where it can.
+    """Return why an installed torch can't compute on a GPU, with a remedy; empty if it can.
 
     Args:
         capability: of the GPU, (major, minor).
-        built_for: what `torch.cuda.get_arch_list` says: `sm_80` runs on 8.0 and later 8.x, `sm_90a` on 9.0 alone,
+        built_for: from `torch.cuda.get_arch_list`: `sm_80` runs on 8.0 and later 8.x, `sm_90a` on 9.0 alone,
             `compute_90` on all from 9.0 on.
     """
     major, minor = capability
@@ -142,12 +143,12 @@ _REMEDY_OF_OLD: Final = (
 def unseen(
     boards: int, driver: str, serves: tuple[int, int] | None, built_for: str | None, visible: str | None, *, mig: bool
 ) -> str:
-    """Why torch sees no GPU although NVIDIA's library does, with a remedy; empty where that sees none either.
+    """Return why torch sees no GPU although NVIDIA's library does, with a remedy; empty if that sees none either.
 
     Args:
         boards: how many it sees.
         driver: its version.
-        serves: the newest CUDA that the driver serves; None where it does not say.
+        serves: the newest CUDA that the driver serves; None if it does not report that.
         built_for: `torch.version.cuda`; None for a torch without CUDA.
         visible: CUDA_VISIBLE_DEVICES.
         mig: whether a board is divided into instances.
@@ -168,7 +169,7 @@ def unseen(
 
 
 def refused_by_mode(mode: str, agents: int) -> str:
-    """Why a GPU in this compute mode can't serve so many agents, with a remedy; empty where it can."""
+    """Return why a GPU in this compute mode can't serve this number of agents, with a remedy; empty if it can."""
     if mode == "prohibited":
         return "its compute mode is 'prohibited'; an administrator may set it: nvidia-smi -c DEFAULT"
     if mode == "exclusive process" and agents > 1:
@@ -180,7 +181,7 @@ def refused_by_mode(mode: str, agents: int) -> str:
 
 
 class Streams:
-    """Streams that are used again: torch has 32 for each device, and the 33rd is the first one once more.
+    """Streams that are reused: torch has 32 for each device, and the 33rd is the first one once more.
 
     Args:
         make: a further one, of a device.
@@ -192,13 +193,13 @@ class Streams:
         self._lock = threading.Lock()
 
     def take(self, place: torch.device) -> Any:
-        """One that nobody has."""
+        """Return a stream that is not in use."""
         with self._lock:
             free = self._free.get(place)
             return free.pop() if free else self._make(place)
 
     def give_back(self, place: torch.device, stream: Any) -> None:
-        """All that was asked of it is done."""
+        """Take back a stream whose work is done."""
         with self._lock:
             self._free.setdefault(place, []).append(stream)
 
@@ -208,7 +209,7 @@ STREAMS: Final = Streams(lambda place: torch.cuda.Stream(place))  # type: ignore
 
 @contextmanager
 def own_stream(place: torch.device) -> Iterator[None]:
-    """What this thread asks of a GPU within goes to a stream of its own: on the default one no pass can be captured."""
+    """Use a separate stream for this thread's GPU work within: on the default one no pass can be captured."""
     if place.type != "cuda":
         yield
         return
@@ -221,23 +222,23 @@ def own_stream(place: torch.device) -> Iterator[None]:
 
 
 class StreamQueue:
-    """A stream of its own on a GPU: what is asked of it is done in order, and told of without a wait."""
+    """A separate stream on a GPU: its work is done in order, and completion is queried without a wait."""
 
     def __init__(self, place: torch.device) -> None:
         self._place = place
         self._stream = STREAMS.take(place)
 
     def use(self) -> None:
-        """What this thread asks for from now on goes there."""
+        """Use it for this thread's GPU work from now on."""
         torch.cuda.set_stream(self._stream)
 
     def mark(self) -> Callable[[], bool]:
-        """Returns what says whether all is done that it was asked for until now; raises what went wrong with it."""
+        """Return a function that returns whether all work so far is done, and raises its error."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         query: Callable[[], bool] = event.query
         return query
 
     def close(self) -> None:
-        """Nobody asks it for anything any more, and all is done."""
+        """Release the stream: it gets no more work, and all is done."""
         STREAMS.give_back(self._place, self._stream)

@@ -1,10 +1,10 @@
-"""Passes that are captured once and replayed: a GPU is asked for a whole segment at once, not for each kernel.
+"""Passes that are captured once and replayed: a whole segment is launched on the GPU at once, not each kernel.
 
-A pass is of one key and batch size; from its second sight on it is replayed. The passes of one instance never run
-together, so they share one room for inputs, one for outputs and one pool for what lies between: as large as the largest
-pass needs, if that is captured first. A batch is gathered straight into the room; outputs are copied out.
+A pass is of one key and batch size; from its second occurrence on it is replayed. The passes of one instance never run
+together, so they share one buffer for inputs, one for outputs and one pool for intermediate tensors: as large as the
+largest pass needs, if that is captured first. A batch is gathered straight into the buffer; outputs are copied out.
 
-What holds on any device is tested with a capture that only plays; on an H200 labels are the CPU's
+The device-independent part is tested with a simulated capture; on an H200 labels are the CPU's
 (`docs/gpu-measurements.md`, F1).
 """
 
@@ -29,14 +29,14 @@ class Replay(Protocol):
     """A captured pass.
 
     Attributes:
-        inputs: what it reads; others of the instance read there, too.
+        inputs: its input buffer, which others of the instance share.
     """
 
     @property
     def inputs(self) -> Tensor: ...  # noqa: D102
 
     def __call__(self, count: int) -> Tensor:
-        """The pass on what `inputs` holds now: its first `count` outputs, in memory that nobody else writes to."""
+        """Run the pass on the present `inputs`; return its first `count` outputs, in separate memory."""
         ...
 
 
@@ -45,16 +45,16 @@ class Capture(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Device memory of all that its passes read, write and need meanwhile."""
+        """Device memory of all inputs, outputs and intermediate tensors of its passes."""
         ...
 
     def __call__(self, run: Pass, x: Tensor) -> Replay:
-        """Raises where this can't be captured; the device is as before then."""
+        """Capture a pass; raises an error if that is impossible; the device is as before then."""
         ...
 
 
 class GraphedInstance:
-    """An instance that replays what it has seen twice; what can't be captured is run as ever.
+    """An instance that replays passes from their second occurrence on; passes that can't be captured run eagerly.
 
     Args:
         instance: on its device.
@@ -68,7 +68,7 @@ class GraphedInstance:
         self.segment, self.width = instance.segment, instance.width
         self._instance = instance
         self._capture = capture
-        self._seen: dict[Key, Replay | None] = {}  # None: run as ever
+        self._seen: dict[Key, Replay | None] = {}  # None: run eagerly
         self._once: set[Key] = set()
         self.refused = ""
 
@@ -84,7 +84,7 @@ class GraphedInstance:
 
     @property
     def held_bytes(self) -> int:
-        """The instance's, and what captured passes need."""
+        """The memory of the instance and of its captured passes."""
         return self._instance.held_bytes + self._capture.held_bytes
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
@@ -102,7 +102,7 @@ class GraphedInstance:
         return replay(len(x))
 
     def replay(self, width: float, previous_width: float, shape: tuple[int, ...]) -> Replay | None:
-        """The captured pass of inputs of that shape (B, ...); None where there is none, or none yet."""
+        """Return the captured pass of inputs of that shape (B, ...); None if there is none, or none yet."""
         return self._seen.get((width, previous_width, shape))
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> GraphedInstance:
@@ -119,7 +119,7 @@ class GraphedInstance:
 
 
 class Repeated:
-    """An instance that computes each pass several times, in place of a smaller share of its GPU (`hw.devices.mps`)."""
+    """An instance that computes each pass several times, instead of a smaller share of its GPU (`hw.devices.mps`)."""
 
     def __init__(self, instance: Instance, times: int) -> None:
         self.segment, self.width = instance.segment, instance.width
@@ -142,14 +142,14 @@ class Repeated:
 
 
 class Rooms:
-    """Memory that passes share, by name: as large as the largest of them that was asked for so far."""
+    """Buffers that passes share, by name: as large as the largest one requested so far."""
 
     def __init__(self) -> None:
         self._rooms: dict[str, Tensor] = {}  # flat
-        self.held_bytes = 0  # a smaller one that was outgrown counts, too: earlier passes read there
+        self.held_bytes = 0  # an outgrown smaller one counts, too: earlier passes read there
 
     def like(self, x: Tensor, name: str) -> Tensor:
-        """Of x's shape and order of memory; its numbers are anybody's."""
+        """Return a buffer of x's shape and order of memory; its numbers are arbitrary."""
         room = self._rooms.get(name)
         if room is None or room.numel() < x.numel():
             room = self._rooms[name] = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
@@ -175,10 +175,10 @@ class CudaCapture:
         """See `Capture`."""
         inputs = self._rooms.like(x, "inputs")
         inputs.copy_(x)
-        outputs = self._rooms.like(run(inputs), "outputs")  # on this stream: nothing is chosen while it is captured
+        outputs = self._rooms.like(run(inputs), "outputs")  # on this stream: no kernel is chosen during the capture
         finish(self._place)
         graph = torch.cuda.CUDAGraph()
-        with CAPTURING:  # other lanes go on meanwhile, but for what waits for the whole device
+        with CAPTURING:  # other lanes continue meanwhile, except for calls that wait for the whole device
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs.copy_(run(inputs))

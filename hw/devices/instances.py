@@ -1,4 +1,4 @@
-"""Instances on a device, and how they serve: what serves in an agent, and what calibration times, is the same."""
+"""Instances on a device, and how they serve: an agent serves with the same code that calibration times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NICENESS = 5  # the router's process, which may share these cores, must not wai
 
 
 def open_device(device: DeviceSpec) -> torch.device:
-    """Pin this process and set torch up as the device says; returns where tensors live."""
+    """Pin this process and set torch up by the device's settings; return the place of tensors."""
     if device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, device.cores)
     if device.kind == "cpu":
@@ -61,10 +61,10 @@ def open_device(device: DeviceSpec) -> torch.device:
 
 
 def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
-    """`open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
+    """Return `open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
     if device.kind == "cpu":
         return open_device(device), 0
-    with gpu.in_turn():  # where nobody tells memory by process, as in a container, it is what the device has less of
+    with gpu.in_turn():  # if memory is not reported by process, as in a container, the device's decrease is taken
         before_bytes = _used_vram_bytes(device)
         place = open_device(device)
         _open_libraries(place)
@@ -73,7 +73,7 @@ def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
 
 
 def _open_libraries(place: torch.device) -> None:
-    """Those that a first pass would load: they are as much a part of a context as what CUDA takes itself."""
+    """Load the libraries that a first pass would load: they belong to a context as much as CUDA's own memory."""
     x = F.group_norm(F.conv2d(torch.ones(1, 8, 4, 4, device=place), torch.ones(8, 8, 3, 3, device=place)), 2)
     F.linear(x.flatten(1), torch.ones(4, x[0].numel(), device=place))
     finish(place)
@@ -81,12 +81,12 @@ def _open_libraries(place: torch.device) -> None:
 
 
 def context_bytes(device: DeviceSpec) -> int:
-    """What `open_measured` finds in a process of its own, which ends at once; 0 where the device can't be opened."""
+    """Return the bytes of `open_measured` in a separate process, which ends at once; 0 if the device can't open."""
     if device.kind == "cpu":
         return 0
     try:
         return apart(partial(_context_bytes, device), lambda *_: None)
-    except WorkError:  # who works on it says why
+    except WorkError:  # work on the device will report why
         return 0
 
 
@@ -95,13 +95,13 @@ def _context_bytes(device: DeviceSpec, _: Tell) -> int:
 
 
 def _own_vram_bytes(device: DeviceSpec) -> int | None:
-    """This process's memory on a GPU; None where NVML does not tell it: in a container it has another number."""
+    """Return this process's memory on a GPU; None if NVML does not report it: in a container it has another number."""
     nvml = load_nvml()
     return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
 
 
 def _used_vram_bytes(device: DeviceSpec) -> int:
-    """Memory in use on a GPU, by whomever; 0 where NVML does not say."""
+    """Return the memory in use on a GPU, by any process; 0 if NVML does not report it."""
     nvml = load_nvml()
     return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
 
@@ -116,16 +116,16 @@ def serve(
     launched: Callable[[], object] | None = None,
     on: tuple[torch.device, torch.dtype] | None = None,
 ) -> Tensor:
-    """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
+    """Run one batch, from single activations to its outputs on an idle device: calibration times this very code.
 
     Args:
         rows: n images, or activations of one shape.
         padded: the batch size that the device sees, zeros beyond n.
-        launched: called when all is asked of the device, before it is waited for.
-        on: where and with what numbers the device computes; by default where the rows lie, and with theirs.
+        launched: called when all work is launched on the device, before the wait for it.
+        on: the place and type of the computation; by default those of the rows.
 
     Returns:
-        (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
+        (n, ...) outputs in separate memory; keeping a single row keeps them all.
     """
     y = launch(instance, rows, width, previous_width, padded, memory_format, on)
     if launched is not None:
@@ -143,7 +143,7 @@ def launch(
     memory_format: torch.memory_format,
     on: tuple[torch.device, torch.dtype] | None = None,
 ) -> Tensor:
-    """As `serve`, without waiting for the device."""
+    """Do as `serve`, without waiting for the device."""
     shape = (padded, *rows[0][0].shape[1:])
     replay = instance.replay(width, previous_width, shape) if isinstance(instance, GraphedInstance) else None
     if replay is not None:
@@ -164,7 +164,7 @@ def launch(
 
 
 def labels_of(logits: Tensor) -> list[int]:
-    """The largest one's index, of (n, classes); `NO_LABEL` where some are no numbers. A GPU is waited for once."""
+    """Return the largest one's index, of (n, classes); `NO_LABEL` if some are NaN. A GPU is waited for once."""
     if (place := logits.device).type != "cpu":
         logits = on_host(logits)
         finish(place)
@@ -174,7 +174,7 @@ def labels_of(logits: Tensor) -> list[int]:
 
 
 def on_host(x: Tensor) -> Tensor:
-    """A copy in pinned memory, which stands there once the current stream has done what it was asked for."""
+    """Return a copy in pinned memory, which is complete once the current stream has done its present work."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True)
 
 
@@ -187,15 +187,15 @@ class Lane:
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run a job after those before it; it must not raise."""
+        """Run a job after the previous ones; it must not raise."""
         self._jobs.put(job)
 
     def end(self) -> None:
-        """Let the thread end when what was submitted is done, without waiting for it: it may be the caller's own."""
+        """Let the thread end when submitted jobs are done, without waiting for it: it may be the caller's own."""
         self._jobs.put(None)
 
     def stop(self) -> None:
-        """Finish what was submitted, then end the thread."""
+        """Finish the submitted jobs, then end the thread."""
         self.end()
         self._thread.join()
 
@@ -209,14 +209,14 @@ class Lane:
 
 
 class Instances:
-    """Makes instances of a model on a device, within the device's budget; its weights lie in host memory.
+    """Makes instances of a model on a device, within the device's budget; its weights are in host memory.
 
     Args:
         model: with all its weights.
         path: of its file, from which weights can be read again.
-        device: how to run.
-        place: where tensors live, by `open_device`.
-        new_capture: of the passes of one instance, where the device has its passes captured.
+        device: its settings.
+        place: of tensors, by `open_device`.
+        new_capture: of the passes of one instance, if the device has its passes captured.
         budget: that others of the process use, too; None for all of the device's.
     """
 
@@ -237,7 +237,7 @@ class Instances:
         self.budget = budget or MemoryBudget(device.vram_bytes)
 
     def make(self, segment: int, width: float, from_disk: bool = False) -> Instance:
-        """An instance on the device; raises `MemoryError` beyond the budget."""
+        """Return an instance on the device; raises `MemoryError` beyond the budget."""
         needed = self._bytes(segment, width)
         self.budget.take(needed)
         try:
@@ -253,7 +253,7 @@ class Instances:
         return instance
 
     def load(self, segment: int, width: float, from_disk: bool = False) -> Instance:
-        """As `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""
+        """Do as `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""
         instance = self.make(segment, width, from_disk)
         try:
             self._warm_up(instance)
@@ -263,8 +263,9 @@ class Instances:
         return instance
 
     def _warm_up(self, instance: Instance) -> None:
-        """Each of the device's sizes at every key that the instance serves, a narrower width's, too; the largest first:
-        what is captured later fits into its memory. Twice, where the second pass is captured."""
+        """Run each of the device's sizes at every key that the instance serves, a narrower width's, too; the largest
+        first:
+        later captures fit into its memory. Twice, if the second pass is captured."""
         device, sights = self.device, 2 if self.device.graphs else 1
         sizes = sorted(device.warm_sizes, reverse=True)
         keys = self.model.spec.served_keys(instance.segment, instance.width)
@@ -274,7 +275,7 @@ class Instances:
                 for _ in range(sights):
                     serve(instance, rows, width, previous, size, device.memory_format)
             except Exception as error:
-                if not gpu.lacks_memory(error):  # else serving halves what does not fit
+                if not gpu.lacks_memory(error):  # otherwise serving halves a batch that does not fit
                     raise
 
     def free(self, instance: Instance) -> None:
@@ -285,14 +286,14 @@ class Instances:
         return self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
 
     def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
-        """Activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
+        """Return activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
         shape = self.model.activation_shape(segment - 1, previous_width)
         block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
         return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
 
 
 def give_back(device: DeviceSpec, place: torch.device) -> None:
-    """What was freed goes back to the device (where that is short of it) or the system, not to an allocator's store."""
+    """Return freed memory to the device (if it is short of it) or the system, not to an allocator's cache."""
     if place.type == "cuda":
         gpu.give_back(place, device.vram_bytes)
     elif _malloc_trim is not None:
@@ -304,10 +305,10 @@ _LARGE_BYTES, _KEPT_BYTES = 4 << 20, 64 << 20
 
 
 def _give_large_blocks_back() -> None:
-    """Weights go with their instance: glibc keeps the end of each thread's heap, however large, but no mapped block.
+    """Free weights with their instance: glibc keeps the end of each thread's heap, however large, but no mapped block.
 
-    Left alone it maps ever fewer blocks, up to 32 MiB. What is kept at the end of the main heap stays what it grows to
-    then, or every pass would ask the system anew.
+    By default it maps ever fewer blocks, up to 32 MiB. The end of the main heap that is kept then stays at its largest
+    size, or every pass would request memory from the system again.
     """
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -326,5 +327,5 @@ _malloc_trim, _mallopt = _find("malloc_trim"), _find("mallopt")
 
 
 def seconds_since(begin_ns: int) -> float:
-    """On the clock that passes are timed with."""
+    """Return the time since then, by the clock that passes are timed with."""
     return (time.monotonic_ns() - begin_ns) / 1e9

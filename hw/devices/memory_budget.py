@@ -1,4 +1,4 @@
-"""One account of a device's memory for all that an agent puts there."""
+"""One account of all device memory of an agent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> None:
-        """Count these.
+        """Count these bytes.
 
         Raises:
-            MemoryError: so many are not left; none is counted.
+            MemoryError: fewer are left; none is counted.
         """
         with self._lock:
             if self.used_bytes + size_bytes > self.total_bytes:
@@ -29,6 +29,6 @@ class MemoryBudget:
             self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """These are free again."""
+        """Give these bytes back."""
         with self._lock:
             self.used_bytes -= size_bytes

@@ -1,6 +1,6 @@
 """Shares of a GPU's multiprocessors, by NVIDIA's Multi-Process Service (MPS).
 
-A control daemon of this command's own, with pipes in a folder of its own: nothing that an administrator set is touched.
+This command has a separate control daemon, with pipes in a separate folder: an administrator's settings are untouched.
 MPS limits each *process* to its share, so servers with shares have a process each.
 """
 

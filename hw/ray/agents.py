@@ -1,8 +1,8 @@
 """Agents that Ray places and starts, one actor each: `hw.router.agents.Carrier` for a cluster of hosts.
 
-Ray finds the host, starts the agent there, brings the model's bytes, and says when the agent is gone. What a run says
-and moves goes by connections of its own (`hw.transport.tls`, `hw.transport.landing`), whose certificate Ray has
-brought: a call of an actor takes milliseconds (docs/cluster.md).
+Ray finds the host, starts the agent there, transfers the model's bytes, and reports an agent's end. A run's messages
+and data use separate connections (`hw.transport.tls`, `hw.transport.landing`), whose certificate Ray has transferred: a
+call of an actor takes milliseconds (docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hw.transport.port import Mirror, RouterEnd
 from hw.transport.tls import Encrypted, Hello, Listener, fresh_certificate
 from kit.errors import in_a_line
 
-_LOOK_S: Final = 0.2  # how often an absent host is looked for
+_LOOK_S: Final = 0.2  # the period of polls for an absent host
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0
 _AT_ONCE: Final = 8  # calls of an actor: an agent's whole life is one, and one that hangs may have a successor
@@ -41,7 +41,7 @@ class RayAgent(AgentHandle):
     """An agent that a Ray actor keeps.
 
     Args:
-        spec: what it is.
+        spec: of the agent.
         incarnation: no other agent's.
         carrier: that has started it.
 
@@ -66,7 +66,7 @@ class RayAgent(AgentHandle):
         return 0 if self.ready is None else self.ready.pid
 
     def log(self) -> Callable[[], bytes]:
-        """See `AgentHandle`: as far as it has come here, which is at least as far as what was heard."""
+        """See `AgentHandle`: as far as it has arrived here, which is at least as far as the messages received."""
         return partial(bytes, self._log)
 
     def _hear_log(self, steps: bytes) -> None:
@@ -95,17 +95,17 @@ class RayAgent(AgentHandle):
         self.ended.wait(_KILLING_S)
 
     def give_up(self) -> None:
-        """It is to end, wherever it is, without waiting for that."""
+        """End it, on any host, without waiting for that."""
         self._is_given_up = True
         self._carrier.later(lambda actor: actor.end.remote(self.incarnation), self.actor)
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody wants it any more."""
+        """Whether it has been given up."""
         return self._is_given_up
 
     def over(self, reason: str) -> None:
-        """Its actor has ended, or could not be made."""
+        """Note that its actor has ended, or could not be made."""
         self.ended.set()
         self.joining.end(reason)
 
@@ -126,7 +126,7 @@ class RayHosts:
     Args:
         cluster: that this process has joined.
         hosts: the name of each agent's host.
-        model: the file of what is served, which every host gets; None where no agent needs one.
+        model: the file of the network that is served, which every host gets; None if no agent needs one.
     """
 
     def __init__(self, cluster: RayCluster, hosts: Sequence[str], model: Path | None = None) -> None:
@@ -154,7 +154,7 @@ class RayHosts:
         return self._arenas
 
     def arenas_of(self, agent: int) -> tuple[Arena, ...]:
-        """See `Carrier`: those are made where the agent is."""
+        """See `Carrier`: the agent's host makes them."""
         return ()
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
@@ -178,7 +178,7 @@ class RayHosts:
     # --------------------------------------------------------------------------------------------- an agent's life
 
     def _keep(self, agent: int, handle: RayAgent) -> None:
-        """From its placing to its end, in a thread of its own."""
+        """Keep an agent from its placing to its end, in a separate thread."""
         reason = "it was given up before it began"
         try:
             while not handle.is_given_up:
@@ -192,7 +192,7 @@ class RayHosts:
         handle.over(reason)
 
     def _keeper_for(self, agent: int, handle: RayAgent) -> _Keeper | None:
-        """The actor that is to keep it: the one of the agent before, where that lives. None where there is none now:
+        """Return the actor that is to keep it: the previous agent's, if that lives. None if there is none now:
         its host is not there, or turns out to be a dead one whose name another has.
 
         Raises:
@@ -217,7 +217,7 @@ class RayHosts:
         return keeper
 
     def _live(self, agent: int, handle: RayAgent, keeper: _Keeper) -> str:
-        """Its whole life; returns how it ended."""
+        """Run the agent for its whole life; return how it ended."""
         start = FarStart(
             spec=handle.spec,
             own=agent,
@@ -235,7 +235,7 @@ class RayHosts:
         return str(self._cluster.ray.get(incarnation))
 
     def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
-        """An agent has connected; one that nobody waits for any more is turned away."""
+        """Take the connection of an agent; one that has been given up is turned away."""
         handle = self._agents.pop(hello.incarnation, None)
         if handle is not None:
             handle.address = hello.address
@@ -245,7 +245,7 @@ class RayHosts:
     # ---------------------------------------------------------------------------------------------------- Ray, later
 
     def later(self, ask: Any, actor: Any) -> Future[Any] | None:
-        """Something that is asked of Ray, of which the router's thread must not wait."""
+        """Call Ray from another thread, as the router's thread must not wait for it."""
         if actor is None:
             return None
         with contextlib.suppress(RuntimeError):  # all is over

@@ -1,4 +1,4 @@
-"""A Ray cluster as this project uses it: who joins it, its hosts by name, and what each says of itself.
+"""A Ray cluster as this project uses it: the processes that join it, its hosts by name, and their reports.
 
 Ray is an optional extra, so it is imported when a cluster is joined, and nowhere else.
 """
@@ -28,7 +28,7 @@ REMEDY: Final = "install it: pip install 'slim-scheduler[ray]'"
 
 
 def ray_here(source: str, key: str) -> ModuleType:
-    """The module; raises `InputError` where it is not installed."""
+    """Return the module; raises `InputError` if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     use_own_token()
     try:
@@ -45,8 +45,8 @@ class Node:
 
     Attributes:
         number: Ray's own name of it.
-        host: the name that scenarios know it by: its label, or what the system calls it.
-        address: that others reach it by.
+        host: its name in scenarios: its label, or the system's name of it.
+        address: at which others reach it.
     """
 
     number: str
@@ -55,7 +55,7 @@ class Node:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Node:
-        """From what Ray tells of it."""
+        """Build it from Ray's description."""
         labels, system = record.get("Labels") or {}, str(record.get("NodeManagerHostname", ""))
         return cls(str(record["NodeID"]), str(labels.get(HOST_LABEL) or system), str(record["NodeManagerAddress"]))
 
@@ -66,26 +66,26 @@ class RayCluster:
     Attributes:
         address: of its head.
         here: the node that this process is on.
-        gone: set once its head is: nothing more can be asked of it.
+        gone: set once its head is: no further request is possible.
     """
 
     def __init__(self, ray: ModuleType, address: str, gone: threading.Event | None = None) -> None:
         self.ray = ray
         self.gone = threading.Event() if gone is None else gone
         self.address = address
-        self._seen: dict[str, int] = {}  # nodes, and in which order they were seen first
+        self._seen: dict[str, int] = {}  # nodes, and the order in which they were seen first
         here = str(ray.get_runtime_context().get_node_id())
         self.here = next(node for node in self.nodes() if node.number == here)
 
     def nodes(self) -> list[Node]:
-        """Those that are alive, by name."""
+        """Return the nodes that are alive, by name."""
         alive = [Node.of(node) for node in self.ray.nodes() if node["Alive"]]
         for node in alive:
             self._seen.setdefault(node.number, len(self._seen))
         return sorted(alive, key=lambda node: (node.host, node.number))
 
     def node_of(self, host: str) -> Node | None:
-        """The node of that name; None where none is alive.
+        """Return the node of that name; None if none is alive.
 
         Ray takes a node for alive for up to half a minute after its death. So of two with one name the right one is the
         one that joined last.
@@ -94,7 +94,7 @@ class RayCluster:
         return max(named, key=lambda node: self._seen[node.number], default=None)
 
     def on(self, node: Node) -> Any:
-        """Ray's way to say that something is to run there, and nowhere else."""
+        """Return Ray's strategy that runs something on that node, and nowhere else."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node.number, soft=False)
@@ -105,20 +105,20 @@ _joined: list[RayCluster] = []  # the one that this process is in
 
 @contextlib.contextmanager
 def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False) -> Iterator[RayCluster]:
-    """A running cluster; left at the end.
+    """Join a running cluster, and leave it at the end.
 
     Args:
         address: `HOST:PORT` of its head, or `auto` for the one that runs on this machine.
-        source, key: where the address stands, for messages.
-        beyond_loopback: whether its hosts may be reached from elsewhere.
+        source, key: of the address, for messages.
+        beyond_loopback: whether its hosts may be reached from other machines.
 
     Raises:
-        InputError: Ray is not here, nobody is at that address, this process has not the cluster's token, or others can
-            reach its hosts without being told so, or without a token.
+        InputError: Ray is not installed, nothing is at that address, this process lacks the cluster's token, or others
+            can reach its hosts without the option for that, or without a token.
         WorkError: its head is gone, meanwhile.
     """
     ray = ray_here(source, key)
-    if ray.is_initialized():  # by whoever is about a larger piece of work in this process
+    if ray.is_initialized():  # by a caller with a larger piece of work in this process
         yield _joined[-1] if _joined else RayCluster(ray, address)
         return
     entry = require_entry(ray, address, source, key)
@@ -140,13 +140,13 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
 
 
 def _own(address: str) -> dict[str, str]:
-    """This node's address, which Ray does not guess right where the head is on loopback."""
+    """Return this node's address, which Ray guesses wrong if the head is on loopback."""
     host = address.rpartition(":")[0]
     return {"_node_ip_address": host} if is_loopback(host) else {}
 
 
 def _require_told(cluster: RayCluster, source: str, *, beyond_loopback: bool) -> None:
-    """Nothing of ours listens beyond loopback unless it is told to."""
+    """Refuse addresses beyond loopback without the option for that: nothing of ours listens there otherwise."""
     elsewhere = [node for node in cluster.nodes() if not is_loopback(node.address)]
     if elsewhere and not beyond_loopback:
         problem = f"host {elsewhere[0].host} is at {elsewhere[0].address}, where others can reach it; say so with "
@@ -156,11 +156,11 @@ def _require_told(cluster: RayCluster, source: str, *, beyond_loopback: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a host says of itself.
+    """A host's description of itself.
 
     Attributes:
         machine: the same for two hosts that are one machine.
-        niceness: that its agents will have: Ray's own workers give way to all others unless it is told not to.
+        niceness: of its future agents: Ray lowers its workers' priority unless it is configured not to.
         code: see `hw.version.code_here`.
         clock_ns: its monotonic clock, when it was asked.
     """
@@ -180,7 +180,7 @@ class HostFacts:
 
 
 def require_same_code(host: str, version: str, code: str) -> None:
-    """Raises `WorkError` where another host has another version of this project, or other code of the same one."""
+    """Raise `WorkError` if another host has another version of this project, or other code of the same one."""
     if version != own_version():
         problem = f"host {host} has slim-scheduler {version}, this one {own_version()}"
     elif code != code_here():

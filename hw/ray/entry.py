@@ -1,8 +1,8 @@
-"""Who is let in at the head of a Ray cluster: asked before Ray tries, which takes 20 s and does not say why not.
+"""Admission at the head of a Ray cluster, checked before Ray tries, which takes 20 s and gives no reason for refusals.
 
-Ray asks for a token where its nodes were started with `RAY_AUTH_MODE=token`; without that, whoever reaches one of its
-ports runs what they like there. On Linux these ports are open on every address of a machine, whatever
-`--node-ip-address` says (docs/cluster.md).
+Ray requires a token if its nodes were started with `RAY_AUTH_MODE=token`; otherwise, any client that reaches one of its
+ports can run anything there. On Linux these ports are open on every address of a machine, whatever
+`--node-ip-address` is (docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _SETTING: Final = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file 
 
 
 def use_own_token() -> None:
-    """Where this user has a token it is shown, as Ray does for `auto`; to be called before Ray is imported."""
+    """Show this user's token, if there is one, as Ray does for `auto`; to be called before Ray is imported."""
     has_one = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if has_one or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ.setdefault(_MODE, "token")
 
 
 def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
-    """The head's address, where this process is let in.
+    """Return the head's address, if this process is admitted.
 
     Args:
         ray: the module.
         address: `HOST:PORT`, or `auto`.
-        source, key: where it stands, for messages.
+        source, key: of the address, for messages.
 
     Raises:
-        InputError: it is no address, nobody is there, no Ray is there, or another version of it, or this process has
-            not the cluster's token.
+        InputError: it is not a valid address, nothing is there, Ray is not there, or in another version, or this
+            process lacks the cluster's token.
     """
     entry = _found_here(source, key) if address == LOCAL else address
     _require_listener(entry, source, key)
@@ -66,7 +66,7 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
 
 
 def require_closed(address: str, source: str, key: str) -> None:
-    """Raises `InputError` where others can reach this cluster's head, and are let in without any token."""
+    """Raise `InputError` if others can reach this cluster's head, and are admitted without any token."""
     host, _, port = address.rpartition(":")
     others = [f"{other}:{port}" for other in _addresses()] if is_loopback(host) else [address]
     if where := next((other for other in others if _is_open(other)), ""):
@@ -84,7 +84,7 @@ def _is_open(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine reaches it."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -92,7 +92,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _addresses() -> list[str]:
-    """Of this machine, that others may reach."""
+    """Return this machine's addresses that others may reach."""
     every = [
         each for addresses in psutil.net_if_addrs().values() for each in addresses if each.family == socket.AF_INET
     ]
@@ -100,13 +100,13 @@ def _addresses() -> list[str]:
 
 
 def version_at(address: str, token: str | None) -> str:
-    """Of the Ray at that address, from its own check whether it is alive; empty where it does not say.
+    """Return the version of the Ray at that address, from its own health check; empty if it does not report one.
 
     Args:
         token: to be shown; None for none.
 
     Raises:
-        PermissionError: it does not let in whoever shows that.
+        PermissionError: it does not admit clients with that token.
         OSError: no Ray answers there.
     """
     import grpc
@@ -125,7 +125,7 @@ def version_at(address: str, token: str | None) -> str:
 
 
 def _secured(grpc: ModuleType, address: str, options: tuple[tuple[str, int], ...]) -> Any:
-    """A channel; encrypted where Ray's nodes are told to encrypt, by its own variables."""
+    """Return a channel; encrypted if Ray's nodes are configured to encrypt, by its own variables."""
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return grpc.insecure_channel(address, options)
     names = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
@@ -134,7 +134,7 @@ def _secured(grpc: ModuleType, address: str, options: tuple[tuple[str, int], ...
 
 
 def _own_token(source: str, key: str) -> str | None:
-    """As Ray finds it: in a variable, in the file that another one names, or in the home directory."""
+    """Return the token as Ray finds it: in a variable, in the file that another one names, or in the home directory."""
     if os.environ.get(_MODE, "").lower() != "token":
         return None
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

@@ -24,17 +24,17 @@ CONNECT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FarStart:
-    """What an agent's process is started with.
+    """The arguments of an agent's process.
 
     Attributes:
-        spec: what it is; its outfit has no arenas yet.
+        spec: of the agent; its outfit has no arenas yet.
         own, agents: its index among all of the cluster.
         arena_bytes: of each arena.
         incarnation: see `hw.router.agents.AgentHandle`.
-        log: the file on its host that takes what it prints; None: that of whoever keeps it.
-        model: the file of what is served, as it lies on its host; None where it needs none.
+        log: the file on its host for its output; None: its keeper's.
+        model: the path on its host of the network's file; None if it needs none.
         router: the address that the router listens on.
-        host: the address that others reach this host by.
+        host: the address at which others reach this host.
         certificate: the cluster's.
     """
 
@@ -51,7 +51,7 @@ class FarStart:
 
 
 def begin(start: FarStart) -> SpawnProcess:
-    """The process, which ends with the thread that calls this."""
+    """Start the process, which ends with the calling thread."""
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(start,), name=f"slimsched-{start.spec.name}", daemon=True
     )
@@ -60,21 +60,21 @@ def begin(start: FarStart) -> SpawnProcess:
 
 
 def how_it_ended(process: SpawnProcess) -> str:
-    """In a few words, once it has."""
+    """Describe in a few words how it ended, once it has."""
     code = process.exitcode
     return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _main(start: FarStart) -> None:
     die_with_parent()
-    with contextlib.suppress(OSError, AttributeError):  # Ray gives its workers way to all others; root may take it back
+    with contextlib.suppress(OSError, AttributeError):  # Ray lowers its workers' priority; root may restore it
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     if start.log is not None:
         with start.log.open("ab") as log:
             for standard in (1, 2):
                 os.dup2(log.fileno(), standard)
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
-        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from who asks it for none; a scenario names ours
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from workers that request none; a scenario names ours
     arena, routes = Arena(start.arena_bytes), Routes(start.incarnation, start.certificate)
     landing = Landing(start.host, start.certificate, arena)
     end = connected(start.router, start.certificate, Hello(start.incarnation, landing.address), CONNECT_S)

@@ -1,6 +1,6 @@
 """Whether the head of a Ray cluster is still there, while this process is in the cluster.
 
-Ray itself ends a process whose head has been gone for a minute, whatever it is doing, in words of its own.
+Ray itself ends a process whose head has been gone for a minute, whatever it is doing, with a message in Ray's terms.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kit.errors import WorkError
 
 _LOOK_S: Final = 2.0
 _PATIENCE_S: Final = 3.0
-_SILENT: Final = 3  # looks in a row
+_SILENT: Final = 3  # polls in a row
 _CALL: Final = signal.SIGUSR1
 
 
 @contextlib.contextmanager
 def while_head_lives(address: str) -> Iterator[threading.Event]:
-    """Within it the main thread's work ends some seconds after the head does; yields what is set then.
+    """Interrupt the main thread within it some seconds after the head's end; yields an event that is set then.
 
-    In any other thread nothing watches.
+    Other threads are not watched.
 
     Raises:
         WorkError: the head is gone.

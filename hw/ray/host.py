@@ -1,7 +1,7 @@
-"""What runs on each host of a Ray cluster: an actor that keeps one agent's process, and what the host says of itself.
+"""The components on each host of a Ray cluster: an actor that keeps one agent's process, and the host's description.
 
-The agent is a process of its own, as on one host: Ray's threads take none of its time, and a pass takes what it took
-when it was calibrated.
+The agent is a separate process, as on one host: Ray's threads take none of its time, and a pass takes as long as when
+it was calibrated.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Supervisor:
         self._unwanted: set[int] = set()
 
     def code(self) -> tuple[str, str]:
-        """The version and the code that run here."""
+        """Return the version and the code that run here."""
         return own_version(), code_here()
 
     def run(self, start: FarStart, model: bytes | None) -> str:
-        """An agent's whole life; returns how it ended.
+        """Run an agent for its whole life; return how it ended.
 
         Args:
-            model: the file of what is served, where the agent needs one.
+            model: the file of the network that is served, if the agent needs one.
 
         Raises:
             WorkError: the file can't be kept here.
@@ -65,14 +65,14 @@ class Supervisor:
         return how_it_ended(process)
 
     def signal(self, incarnation: int, number: int) -> None:
-        """What happens to an agent by a planned fault."""
+        """Send an agent a signal for a planned fault."""
         with self._lock:
             process = self._processes.get(incarnation)
             if process is not None and process.pid is not None and process.is_alive():
                 os.kill(process.pid, number)
 
     def end(self, incarnation: int) -> None:
-        """Nobody wants that agent any more, even if it has not begun."""
+        """End that agent, even if it has not begun."""
         self._unwanted.add(incarnation)
         self.signal(incarnation, signal.SIGKILL)
 
@@ -82,7 +82,7 @@ MAX_LOGS: Final = 50  # of agents; older ones go
 
 
 def fresh_log(name: str) -> Path:
-    """A file for what an agent prints; the oldest give way."""
+    """Open a file for an agent's output; the oldest files are deleted."""
     folder = cache() / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
@@ -93,13 +93,13 @@ def fresh_log(name: str) -> Path:
 
 
 def kept_logs() -> dict[str, bytes]:
-    """What agents of this host have printed, and measurements that are under way here, by name."""
+    """Return the output of this host's agents, and of measurements in progress here, by name."""
     files = [*(cache() / LOGS).glob("*.log"), *(cache() / "calibrations").rglob("*.jsonl")]
     return {path.name: path.read_bytes() for path in files if path.stat().st_size}
 
 
 def kept(model: bytes) -> Path:
-    """The file with these bytes on this host; it is named by their hash, so it is the right one where it is there."""
+    """Return the file with these bytes on this host; its name is their hash, so an existing file is the right one."""
     name = hashlib.sha256(model).hexdigest()
     path = cache() / "models" / f"{name}.safetensors"
     if not _is_whole(path, name):
@@ -121,12 +121,12 @@ def _is_whole(path: Path, name: str) -> bool:
 
 
 def cache() -> Path:
-    """Where this host keeps what others have brought."""
+    """Return this host's folder for files from others."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slimsched"
 
 
 def machine() -> str:
-    """A name of this machine, until it is started again: two hosts of one machine have the same one."""
+    """Return a name of this machine, until it is started again: two hosts of one machine have the same one."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -139,7 +139,7 @@ def _device_text(device: DeviceDescription) -> str:
 
 
 def facts(host: str) -> HostFacts:
-    """What this host says of itself; it opens no device."""
+    """Return this host's description of itself; it opens no device."""
     try:
         torch = version("torch")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a device's sensors say, behind one small port, each field with where it came from. It decides nothing.
+"""A device's sensors behind one small port, each field with its provenance. It decides nothing.
 
 Backends: NVML (NVIDIA GPUs), RAPL (a whole CPU package's energy counter), modelled (CPU power from the share of time
 that the servers' processes ran), absent. Each is asked what it supports before it is used. A field that a sensor

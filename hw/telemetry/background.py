@@ -1,7 +1,7 @@
-"""What others take of devices meanwhile: other programs of this machine, and on a virtual one its host.
+"""Background load: use of the devices by other programs of this machine, and of a virtual machine's host.
 
-Nothing of it is in a profile, so no simulation foresees it. How much of it there was tells what it does to latencies
-from the simulator's own errors.
+No profile includes it, so no simulation predicts it. Its amount distinguishes its effect on latencies from the
+simulator's own errors.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from policies.records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
 
 NOTABLE = 0.05  # a share of a device that a reader should know of
-STRONG = 0.30  # one that makes a measurement worthless
+STRONG = 0.30  # a share that makes a measurement worthless
 _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})  # a guest's time is part of its user's
-_TOLD = 0.5  # of the time that went by, at least: cores of whose time less is accounted for say nothing
-_LOOK_NS = NS_PER_S  # between two looks at a GPU
+_TOLD = 0.5  # of the elapsed time, at least: cores that account for less of their time report nothing usable
+_LOOK_NS = NS_PER_S  # between two polls of a GPU
 
 CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of seconds, as psutil gives it
 Clock = Callable[[], int]
 
 
 def counted_times() -> Sequence[Any]:
-    """Of every core; nothing where the system keeps them to itself."""
+    """Return the times of every core; empty if the system does not report them."""
     try:
         return psutil.cpu_times(percpu=True)
     except OSError:
@@ -38,7 +38,7 @@ def counted_times() -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What one of our processes has used so far, and the cores that it may run on; None for any."""
+    """The CPU time used by one of our processes so far, and the cores that it may run on; None for any."""
 
     cpu_s: float
     cores: Set[int] | None = None
@@ -48,7 +48,7 @@ Own = Callable[[], Mapping[int | str, Used]]
 
 
 def ended_children() -> Used:
-    """What those that have ended used: a worker that dies meanwhile was ours, too."""
+    """Return the use by ended children: a worker that dies meanwhile was ours, too."""
     times = os.times()
     return Used(times.children_user + times.children_system)
 
@@ -61,13 +61,13 @@ class _Seen:
 
 
 class CoreWatch:
-    """What others take of cores from `start` to `take`, of each device and of all of them together.
+    """Other processes' use of cores from `start` to `take`, for each device and for all of them together.
 
-    One of our processes that may run elsewhere as well counts whole: what is told is the least that others had.
+    One of our processes that may run elsewhere as well counts whole: the reported share is a lower bound.
 
     Args:
         devices: the cores of each.
-        own: our processes by their ids, and what they have used so far.
+        own: our processes by their ids, and their use so far.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class CoreWatch:
         self._before = self._look()
 
     def start(self) -> None:
-        """Forget what was before."""
+        """Forget earlier samples."""
         self._before = self._look()
 
     def take(self) -> BackgroundLoad | None:
-        """On the device that has most of it; None where the system does not account for the cores' time."""
+        """Return the load of the device that has most; None if the system does not account for the cores' time."""
         after = self._look()
         loads = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
         return max(loads, key=lambda load: load.share, default=None)
@@ -124,10 +124,10 @@ def _share(value: float) -> float:
 
 
 class GpuWatch:
-    """What other processes take of a GPU from `start` to `take`, as NVML tells it process by process.
+    """Other processes' use of a GPU from `start` to `take`, as NVML reports it process by process.
 
     Args:
-        own: the ids of ours. Where NVML knows none of them (in a container it may count otherwise) all would be others.
+        own: the ids of ours. If NVML has none of them (in a container it may count otherwise) all would be others.
     """
 
     def __init__(self, nvml: Any, handle: Any, own: Callable[[], Sequence[int]]) -> None:
@@ -138,12 +138,12 @@ class GpuWatch:
         self._since_us = 0
 
     def start(self) -> None:
-        """Forget what was before."""
+        """Forget earlier samples."""
         self.look()
         self._shares = []
 
     def look(self) -> None:
-        """Since the look before: NVML keeps samples of the last seconds only."""
+        """Sample since the previous `look`: NVML keeps samples of the last seconds only."""
         pids = self._own()
         shares = process_shares(self._nvml, self._handle, self._since_us)
         self._since_us = max((self._since_us, *(each.at_us for each in shares)))
@@ -152,20 +152,20 @@ class GpuWatch:
             self._shares.append(_share(sum(each.share for each in shares if each.pid not in pids)))
 
     def take(self) -> BackgroundLoad | None:
-        """Mean over the looks; None where NVML tells nothing."""
+        """Return the mean over the samples; None if NVML reports nothing."""
         self.look()
         return BackgroundLoad(sum(self._shares) / len(self._shares)) if self._shares else None
 
 
 class BackgroundWatch:
-    """All devices of a cluster; the one that has most of it is told."""
+    """All devices of a cluster; reports the one that has most background load."""
 
     def __init__(self, cores: CoreWatch | None, gpus: Sequence[GpuWatch]) -> None:
         self._cores, self._gpus = cores, gpus
         self._next_ns = _LOOK_NS
 
     def start(self) -> None:
-        """Forget what was before; the run's clock stands at 0."""
+        """Forget earlier samples; the run's clock is 0."""
         self._next_ns = _LOOK_NS
         for gpu in self._gpus:
             gpu.start()
@@ -173,13 +173,13 @@ class BackgroundWatch:
             self._cores.start()
 
     def look(self, now_ns: int) -> None:
-        """At what keeps no count, where it is time to."""
+        """Sample sensors that keep no count, when it is time to."""
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + _LOOK_NS
             for gpu in self._gpus:
                 gpu.look()
 
     def take(self) -> BackgroundLoad | None:
-        """Since the start; None where nothing tells."""
+        """Return the load since the start; None if no sensor reports it."""
         loads = [gpu.take() for gpu in self._gpus] + ([self._cores.take()] if self._cores else [])
         return max((load for load in loads if load is not None), key=lambda load: load.share, default=None)

@@ -1,4 +1,4 @@
-"""A CPU device's sensor where no counter reports its power: CPU clocks are measured, power is modelled from them."""
+"""A CPU device's sensor without a power counter: CPU clocks are measured, and power is modelled from them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import psutil
 from hw.telemetry.port import Reading, Sensor, Support
 from policies.vocabulary import Provenance
 
-CPU_IDLE_W_PER_CORE = 2.0  # assumptions, not measurements: `modelled` says so wherever they are used
+CPU_IDLE_W_PER_CORE = 2.0  # assumptions, not measurements: wherever they are used, the provenance is `modelled`
 CPU_TDP_W_PER_CORE = 15.0
 
 
 def cpu_name() -> str:
-    """The processor's model name, where the system reports."""
+    """Return the processor's model name, if the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -29,7 +29,7 @@ def cpu_name() -> str:
 
 
 def process_cpu_s(pid: int) -> float:
-    """CPU time that a process has used so far, in seconds; 0 for one that is gone.
+    """Return the CPU time that a process has used so far, in seconds; 0 for one that is gone.
 
     Linux gives every process a clock of nanosecond resolution; psutil (10 ms) is the fall-back.
     """
@@ -48,10 +48,10 @@ Pids = Sequence[int] | Callable[[], Sequence[int]]
 
 
 class CpuShare:
-    """The share of some cores that some processes used since the last question.
+    """The share of some cores that some processes used since the last `take`.
 
     Args:
-        pids: the processes, or who knows them: one that comes later counts from its start.
+        pids: the processes, or a function that returns them: one that comes later counts from its start.
         cores: how many cores they are pinned to.
     """
 
@@ -62,7 +62,7 @@ class CpuShare:
         self._at_ns = time.monotonic_ns()
 
     def take(self) -> float:
-        """In [0, 1]."""
+        """Return the share, in [0, 1]."""
         used_s, cpu_s = 0.0, {pid: process_cpu_s(pid) for pid in self._pids()}
         for pid, total_s in cpu_s.items():
             used_s += max(
@@ -82,7 +82,7 @@ class ModelledCpuSensor(Sensor):
         share: of the servers' processes.
         idle_w, tdp_w: of the pinned cores together; assumptions (15 W and 2 W a core by default).
         vram_used_bytes: asked at each sample.
-        no_counter: why there is no energy counter, in words.
+        no_counter: why an energy counter is absent, in words.
     """
 
     share: CpuShare
@@ -92,7 +92,7 @@ class ModelledCpuSensor(Sensor):
     no_counter: str = ""
 
     def supports(self) -> Mapping[str, Support]:
-        """Power is modelled."""
+        """Return that power is modelled."""
         return {
             "power": Support(Provenance.MODELLED, f"{self.idle_w:g} W idle to {self.tdp_w:g} W busy"),
             "utilization": Support(Provenance.MEASURED, "CPU clocks of the server's processes"),
@@ -101,7 +101,7 @@ class ModelledCpuSensor(Sensor):
         }
 
     def sample(self) -> Reading:
-        """Since the sample before."""
+        """Return a reading since the previous sample."""
         utilization = self.share.take()
         provenance = {
             "power_w": Provenance.MODELLED,

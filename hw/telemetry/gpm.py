@@ -1,4 +1,4 @@
-"""NVML's GPU performance monitoring: how full the multiprocessors and the memory bus were between two looks."""
+"""NVML's GPU performance monitoring: utilization of multiprocessors and memory bus between two samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ METRICS = {
     "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
     "dram_bandwidth": "NVML_GPM_METRIC_DRAM_BW_UTIL",
 }
-_APART_NS = 100_000_000  # two samples must lie further apart, says NVML's reference
+_APART_NS = 100_000_000  # the least time between two samples, by NVML's reference
 
 
 class Gpm:
-    """Shares between the two latest samples that lie far enough apart (Hopper and later).
+    """Shares between the two latest samples that are far enough apart (Hopper and later).
 
     Raises:
         RefusedError: the device, the driver or the library has no GPM.
     """
 
     def __init__(self, board: Board, parent: Board, instance: int | None, monotonic_ns: Callable[[], int]) -> None:
-        """`parent` is the whole GPU, `instance` the MIG instance of it that is meant."""
+        """Take the whole GPU as `parent`; `instance` is the MIG instance of it that is meant."""
         self._board = parent
         self._instance = instance
         self._monotonic_ns = monotonic_ns
@@ -38,7 +38,7 @@ class Gpm:
         self._shares: dict[str, float] = {}
 
     def shares(self) -> Mapping[str, float]:
-        """In [0, 1] by name; those before, where the last look was a moment ago; empty until there are two looks."""
+        """Return shares in [0, 1] by name; the previous ones right after a sample; empty before two samples."""
         now_ns = self._monotonic_ns()
         if now_ns - self._at_ns > _APART_NS:
             self._older, self._newer = self._newer, self._older
@@ -48,7 +48,7 @@ class Gpm:
         return self._shares
 
     def _buffer(self) -> Any:
-        """Room for a sample, which goes with this object."""
+        """Allocate a sample, which is freed with this object."""
         buffer = self._board.call("nvmlGpmSampleAlloc")
         weakref.finalize(self, _free, self._board, buffer)
         return buffer

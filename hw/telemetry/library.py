@@ -1,6 +1,6 @@
 """NVML as a library that may lack anything: functions, constants, permissions, the device itself.
 
-Every question goes through `Board.ask`, which turns the ways in which NVML refuses into one exception with the reason
+Every query goes through `Board.ask`, which turns the ways in which NVML refuses into one exception with the reason
 and the remedy.
 """
 
@@ -18,7 +18,7 @@ _REMEDIES = {
 
 
 class RefusedError(Exception):
-    """A question that NVML does not answer: why, with the remedy.
+    """A query that NVML does not answer: the reason, with the remedy.
 
     Attributes:
         lost: because the device is gone.
@@ -42,11 +42,11 @@ class Board:
     handle: Any
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What an NVML function of the device (its first argument) says; raises `RefusedError` where it doesn't."""
+        """Call an NVML function of the device (its first argument); raises `RefusedError` if that fails."""
         return self.call(function, self.handle, *arguments)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What an NVML function says; raises `RefusedError` where it says nothing."""
+        """Call an NVML function; raises `RefusedError` if that fails."""
         question = self.constant(function)
         try:
             return question(*arguments)
@@ -54,13 +54,13 @@ class Board:
             raise refusal(error.value, str(error)) from None
         except UnicodeDecodeError:
             raise RefusedError(f"{function} answers with odd bytes") from None
-        except Exception as error:  # pynvml's NVMLLibraryMismatchError is no NVMLError
+        except Exception as error:  # pynvml's NVMLLibraryMismatchError is not an NVMLError
             if type(error).__name__ != "NVMLLibraryMismatchError":
                 raise
             raise refusal(_FUNCTION_NOT_FOUND, "Function Not Found") from None
 
     def constant(self, name: str) -> Any:
-        """A name of the library; an old one may lack it."""
+        """Return the library's constant of a name; an old library may lack it."""
         try:
             return getattr(self.nvml, name)
         except AttributeError:
@@ -69,7 +69,7 @@ class Board:
             ) from None
 
     def field(self, name: str) -> int:
-        """A field by its name, as an unsigned number."""
+        """Return a field by its name, as an unsigned number."""
         value = self.ask("nvmlDeviceGetFieldValues", [self.constant(name)])[0]
         if value.nvmlReturn != 0:
             raise refusal(value.nvmlReturn, str(self.nvml.NVMLError(value.nvmlReturn)))
@@ -77,6 +77,6 @@ class Board:
 
 
 def refusal(code: int, text: str) -> RefusedError:
-    """NVML's error, with the remedy where there is one."""
+    """Return NVML's error, with the remedy if there is one."""
     remedy = _REMEDIES.get(code)
     return RefusedError(f"{text}; {remedy}" if remedy else text, lost=code in _LOST)

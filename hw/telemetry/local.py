@@ -1,4 +1,4 @@
-"""What is here: the devices of this machine, each with its sensor and what that sensor supports."""
+"""The devices of this machine, each with its sensor and the fields that the sensor supports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeviceDescription:
     Attributes:
         telemetry: for each field whether and how it works, or why not.
         facts: driver, clocks, temperature, mode and the like, as far as they are known.
-        problem: why it can't be used, in words; empty where it can.
+        problem: why it can't be used, in words; empty if it can.
     """
 
     name: str
@@ -44,7 +44,7 @@ class DeviceDescription:
 
     @property
     def state(self) -> str:
-        """What it is, or why it can't be used."""
+        """Its description, or why it can't be used."""
         if self.problem:
             return f"can't be used: {self.problem}"
         memory = f"{self.vram_bytes / 1e9:.1f} GB" if self.vram_bytes else "memory not told"  # the host's
@@ -59,7 +59,7 @@ def cpu_sensor(
     vram_used_bytes: Callable[[], int],
     powercap: Path = POWERCAP,
 ) -> Sensor:
-    """RAPL where it can be read and the cores are the whole machine (it cannot report cores apart), else modelled."""
+    """Return RAPL if readable and the cores are the whole machine (it can't report cores apart), otherwise modelled."""
     share = CpuShare(pids, len(cores))
     every = os.cpu_count()
     if len(cores) == every:
@@ -73,7 +73,7 @@ def cpu_sensor(
 
 
 def available_devices(nvml: Any | None = None) -> list[DeviceDescription]:
-    """Every GPU that CUDA shows, then the CPU as one device; each sensor is asked once."""
+    """Return every GPU that CUDA shows, then the CPU as one device; each sensor is asked once."""
     library = load_nvml() if nvml is None else nvml
     devices = [] if library is None else _gpus(library)
     cores = usable_cores()
@@ -84,12 +84,12 @@ def available_devices(nvml: Any | None = None) -> list[DeviceDescription]:
 
 
 def unusable_devices(devices: Sequence[DeviceDescription]) -> list[str]:
-    """A warning for each of them that can't be used."""
+    """Return a warning for each device that can't be used."""
     return [f"warning: {device.kind}:{device.index} {device.state}" for device in devices if device.problem]
 
 
 def _gpus(nvml: Any) -> list[DeviceDescription]:
-    """One that is lost is there with its problem alone; so is the first where NVML can't even count them."""
+    """Return the GPUs; a lost one has its problem alone, and so has the first if NVML can't even count them."""
     try:
         return [_describe_gpu(nvml, index, name) for index, name in enumerate(visible_gpus(nvml))]
     except RefusedError as refused:

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs through NVML, NVIDIA's management library: a sensor, and what a board says of itself.
+"""NVIDIA GPUs through NVML, NVIDIA's management library: a sensor, and a board's description of itself.
 
-What differs between architectures (arXiv 2312.02741): how often a power reading is renewed, what it averages over, how
+Differences between architectures (arXiv 2312.02741): how often a power reading is renewed, what it averages over, how
 slowly it rises, whether there is an energy counter. It changes no clock, no limit and no mode.
 """
 
@@ -29,12 +29,12 @@ _THROTTLING = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdo
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How an architecture's power sensor lags.
+    """The lag of an architecture's power sensor.
 
     Attributes:
         period_s: between two new readings.
         window_s: that the default reading averages over.
-        instant_window_s: that the instant reading averages over, where there is one.
+        instant_window_s: that the instant reading averages over, if there is one.
         rise_s: until a reading has followed a step of the true power, beyond the window.
     """
 
@@ -44,7 +44,7 @@ class Timing:
     rise_s: float = 0.0
 
     def window_of(self, instant: bool) -> float:
-        """Of the reading that is used."""
+        """Return the averaging window of the reading that is used."""
         return self.instant_window_s if instant else self.window_s
 
 
@@ -55,16 +55,16 @@ TIMINGS = {
     "Turing": Timing(0.1, 0.1, 0.1),
     **dict.fromkeys(("Ampere", "Ada", "Hopper", "Blackwell"), _LATER),
 }
-SLOWEST = Timing(0.1, 1.0, 0.1, 0.345)  # for an architecture that nobody measured, so that enough is dropped
+SLOWEST = Timing(0.1, 1.0, 0.1, 0.345)  # for an architecture without measurements, so that enough is dropped
 
 
 def timing_of(architecture: str) -> Timing:
-    """As measured; the slowest of all where the architecture was not."""
+    """Return the measured timing; the slowest of all if the architecture was not measured."""
     return TIMINGS.get(architecture, SLOWEST)
 
 
 def open_library() -> Any:
-    """NVIDIA's management library, initialised.
+    """Return NVIDIA's management library, initialised.
 
     Raises:
         RefusedError: there is no library or no driver, or this user may not use it.
@@ -83,14 +83,14 @@ def open_library() -> Any:
 
 
 def load_nvml() -> Any | None:
-    """NVIDIA's management library, initialised; None where it or its driver is not there."""
+    """Return NVIDIA's management library, initialised; None if it or its driver is not installed."""
     return _answer(open_library)
 
 
 def visible_gpus(nvml: Any) -> list[str]:
-    """The GPUs that CUDA shows, each by NVML's number or its UUID; their places are CUDA's indices.
+    """Return the GPUs that CUDA shows, each by NVML's number or its UUID; their places are CUDA's indices.
 
-    CUDA_VISIBLE_DEVICES holds as far as it names devices: CUDA stops at a -1, say.
+    CUDA_VISIBLE_DEVICES applies as far as it names devices: CUDA stops at a -1, say.
 
     Raises:
         RefusedError: NVML can't count them.
@@ -107,7 +107,7 @@ def _count(nvml: Any) -> int:
 
 
 def handle_of(nvml: Any, name: str) -> Any:
-    """The device of a number or UUID; raises `RefusedError` where NVML does not give it."""
+    """Return the device of a number or UUID; raises `RefusedError` if NVML does not give it."""
     if name.isdigit():
         return Board(nvml, None).call("nvmlDeviceGetHandleByIndex", int(name))
     try:
@@ -125,13 +125,13 @@ def _uuid_of(nvml: Any, handle: Any) -> str:
 
 
 def nvml_handle(nvml: Any, index: int) -> Any:
-    """The NVML device behind a CUDA index.
+    """Return the NVML device behind a CUDA index.
 
     Args:
         index: as torch counts under CUDA_DEVICE_ORDER=PCI_BUS_ID, which the workers set.
 
     Raises:
-        InputError: there is no such device.
+        InputError: the device does not exist.
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = None if shown is None else visible_gpus(nvml)
@@ -145,7 +145,7 @@ def nvml_handle(nvml: Any, index: int) -> Any:
 
 
 def device_label(nvml: Any, handle: Any) -> str:
-    """The product's name; `GPU` where NVML does not say."""
+    """Return the product's name; `GPU` if NVML does not report it."""
     try:
         name = Board(nvml, handle).ask("nvmlDeviceGetName")
     except RefusedError:
@@ -154,7 +154,7 @@ def device_label(nvml: Any, handle: Any) -> str:
 
 
 def used_vram_bytes(nvml: Any, handle: Any) -> int:
-    """Memory in use on the device, by whomever; 0 where NVML does not say."""
+    """Return the memory in use on the device, by any process; 0 if NVML does not report it."""
     try:
         return int(Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo").used)
     except RefusedError:
@@ -162,7 +162,7 @@ def used_vram_bytes(nvml: Any, handle: Any) -> int:
 
 
 def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
-    """(free, all) memory of the device; zeros where NVML does not say."""
+    """Return (free, all) memory of the device; zeros if NVML does not report it."""
     try:
         memory = Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo")
     except RefusedError:
@@ -176,7 +176,7 @@ class NvmlSensor(Sensor):
     Args:
         nvml: the library (`load_nvml`), or anything that behaves like it.
         handle: of the device.
-        monotonic_ns: a clock, for shares between two looks.
+        monotonic_ns: a clock, for shares between two samples.
 
     Attributes:
         architecture: by NVIDIA's name (`Hopper`), or `unknown`.
@@ -193,21 +193,21 @@ class NvmlSensor(Sensor):
         self.timing = timing_of(self.architecture)
 
     def supports(self) -> Mapping[str, Support]:
-        """Asks each sensor once."""
+        """Ask each sensor once."""
         if self._supported is None:
             self._supported = {name: self._choose(name, ways) for name, ways in self._ways().items()}
             self._supported |= self._gpm_support()
         return self._supported
 
     def sample(self) -> Reading:
-        """Power is the instant reading where the board has one, else the default one."""
+        """Read now; power is the instant reading if the board has one, otherwise the default one."""
         power_w, utilization, vram = (self._read(name) for name in ("power", "utilization", "vram"))
         given = {"power_w": power_w, "utilization": utilization, "vram_used_bytes": vram}
         provenance = {name: Provenance.POLLED for name, value in given.items() if value is not None}
         return Reading(power_w, utilization, vram, provenance, self._lost)
 
     def details(self) -> Details:
-        """Averages, clocks, heat, and the multiprocessors' shares where there is GPM."""
+        """Read averages, clocks, temperature, and the multiprocessors' shares if the board supports GPM."""
         shares = self._read("gpm") or {}
         return Details(
             power_average_w=self._read("power_average"),
@@ -220,7 +220,7 @@ class NvmlSensor(Sensor):
         )
 
     def energy_j(self) -> float | None:
-        """The board's counter (Volta and later)."""
+        """Return the board's counter (Volta and later)."""
         return self._read("energy")  # type: ignore[no-any-return]
 
     @property
@@ -229,7 +229,7 @@ class NvmlSensor(Sensor):
         return "instant" in self.supports()["power"].how
 
     def _read(self, name: str) -> Any:
-        """The value, or None: never supported, or not this time."""
+        """Return the value, or None: never supported, or not this time."""
         self.supports()
         reader = self._readers.get(name)
         if reader is None:
@@ -241,7 +241,7 @@ class NvmlSensor(Sensor):
             return None
 
     def _choose(self, name: str, ways: Sequence[tuple[str, Callable[[], Any]]]) -> Support:
-        """The first way that answers, or why the last one does not."""
+        """Return the first way that answers, or why the last one does not."""
         reason = ""
         for how, reader in ways:
             try:
@@ -289,7 +289,7 @@ class NvmlSensor(Sensor):
 
 
 def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
-    """Architecture, driver, clocks, temperature, limits and mode, as far as NVML reports them."""
+    """Return architecture, driver, clocks, temperature, limits and mode, as far as NVML reports them."""
     board = Board(nvml, handle)
     questions: dict[str, Callable[[], Any]] = {
         "architecture": lambda: architecture_of(board),
@@ -308,20 +308,20 @@ def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
 
 
 def architecture_of(board: Board) -> str:
-    """By NVIDIA's name, or `unknown`."""
+    """Return NVIDIA's name of it, or `unknown`."""
     number = _answer(lambda: board.ask("nvmlDeviceGetArchitecture"))
     known = {_answer(partial(board.constant, f"NVML_DEVICE_ARCH_{name.upper()}")): name for name in _ARCHITECTURES}
     return "unknown" if number is None else known.get(number, "unknown")
 
 
 def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | None:
-    """Processes with a compute context on the device that are not among `own`; None where NVML does not say."""
+    """Return the processes with a compute context on the device, without `own`; None if NVML does not report them."""
     processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses"))
     return None if processes is None else [process.pid for process in processes if process.pid not in own]
 
 
 def process_vram_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
-    """What a process holds on the device; None where NVML does not know it, or not how much."""
+    """Return a process's memory on the device; None if NVML does not report the process, or its memory."""
     processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses")) or ()
     used_bytes = [process.usedGpuMemory for process in processes if process.pid == pid]
     return int(used_bytes[0]) if used_bytes and used_bytes[0] is not None else None
@@ -329,7 +329,7 @@ def process_vram_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
-    """The share of the multiprocessors' time that a process had over the last while, and when that was seen."""
+    """The share of the multiprocessors' time that a process had over the last interval, and the time of the sample."""
 
     pid: int
     share: float
@@ -337,7 +337,7 @@ class ProcessShare:
 
 
 def process_shares(nvml: Any, handle: Any, since_us: int) -> list[ProcessShare]:
-    """Of every process that used the device since then; nothing where NVML does not say."""
+    """Return the shares of every process that used the device since then; empty if NVML does not report them."""
     samples = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
     known = (each for each in samples or () if each.smUtil <= 100)  # of a process that has just ended it may be garbage
     shares = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in known]
@@ -352,7 +352,7 @@ def _answer(question: Callable[[], Any]) -> Any:
 
 
 def _whole(board: Board) -> tuple[Board, int | None]:
-    """The whole GPU, and which MIG instance of it the device is, if it is one."""
+    """Return the whole GPU, and which MIG instance of it the device is, if it is one."""
     flag = _answer(lambda: board.ask("nvmlDeviceIsMigDeviceHandle"))
     if not getattr(flag, "value", flag):  # pynvml gives this one as a ctypes number
         return board, None
@@ -371,7 +371,7 @@ def _instant_w(board: Board) -> float:
 def _field_w(board: Board, name: str) -> float:
     milliwatts = board.field(name)
     if not milliwatts:
-        raise RefusedError(f"{name} reads 0")  # as some drivers say that they don't know
+        raise RefusedError(f"{name} reads 0")  # some drivers' value for unknown
     return milliwatts / 1e3
 
 
@@ -384,7 +384,7 @@ def _utilization(board: Board) -> float:
 
 
 def _power_limit_mw(board: Board) -> int:
-    """What clips the board's power: of several limits the least."""
+    """Return the limit that clips the board's power: of several limits the least."""
     try:
         return int(board.ask("nvmlDeviceGetEnforcedPowerLimit"))
     except RefusedError:
@@ -404,7 +404,7 @@ def _temperature_c(board: Board) -> int:
 
 
 def _throttling(board: Board) -> tuple[str, ...]:
-    """The reasons that slow a busy device; newer drivers call them event reasons."""
+    """Return the reasons that slow a busy device; newer drivers call them event reasons."""
     try:
         bits = board.ask("nvmlDeviceGetCurrentClocksEventReasons")
     except RefusedError:

@@ -13,8 +13,8 @@ class Support:
     """Whether a sensor reports a field.
 
     Attributes:
-        provenance: of the field's values; None where the sensor does not report it.
-        how: by which means it is reported, or why it is not, with the remedy where there is one; may be empty.
+        provenance: of the field's values; None if the sensor does not report it.
+        how: by which means it is reported, or why it is not, with the remedy if there is one; may be empty.
     """
 
     provenance: Provenance | None
@@ -30,8 +30,8 @@ class Reading:
     """One sample.
 
     Attributes:
-        power_w: of the device; None where nothing reports.
-        utilization: share in [0, 1] of the time that the device was busy since the sample before; None likewise.
+        power_w: of the device; None if no sensor reports it.
+        utilization: share in [0, 1] of the time that the device was busy since the previous sample; None likewise.
         vram_used_bytes: device memory in use; None likewise.
         provenance: of each field that is not None, by its name.
         lost: the device is gone (fallen off the bus, driver dead): nothing will be reported any more.
@@ -46,14 +46,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What calibration looks at beside a `Reading`; too slow for a scheduler's period. None where nothing reports.
+    """Calibration's readings in addition to `Reading`; too slow for a scheduler's period. None if not reported.
 
     Attributes:
         power_average_w: the reading that the board itself averages, mostly over a second.
-        sm_utilization, sm_occupancy, dram_bandwidth: shares in [0, 1] since the details before: of the multiprocessors
+        sm_utilization, sm_occupancy, dram_bandwidth: shares in [0, 1] since the previous details: of the
+            multiprocessors
             with work, of their warps in use, of the memory's peak bandwidth.
         sm_clock_mhz, temperature_c: now.
-        throttling: why the clocks are lower than they could be; empty where they are not.
+        throttling: why the clocks are lower than they could be; empty if they are not.
     """
 
     power_average_w: float | None = None
@@ -69,7 +70,7 @@ class Sensor:
     """One device's telemetry; this one has none at all."""
 
     def supports(self) -> Mapping[str, Support]:
-        """For `power`, `utilization`, `vram`, `energy` and whatever else it may report: how, or why not."""
+        """Return how `power`, `utilization`, `vram`, `energy` and any other fields are reported, or why not."""
         return dict.fromkeys(("power", "utilization", "vram", "energy"), Support(None))
 
     def sample(self) -> Reading:
@@ -77,13 +78,13 @@ class Sensor:
         return Reading(None, None, None, {})
 
     def details(self) -> Details:
-        """Read the rest now."""
+        """Read the details now."""
         return Details()
 
     def energy_j(self) -> float | None:
-        """A counter of joules from any origin, or None where there is none."""
+        """Return a counter of joules from any origin, or None if there is none."""
         return None
 
     def describe(self) -> dict[str, str]:
-        """`supports` in words, for people and for stamps."""
+        """Return `supports` in words, for people and for stamps."""
         return {name: str(support) for name, support in self.supports().items()}

@@ -33,7 +33,7 @@ class RaplCounter:
         return int((zone / "energy_uj").read_text())
 
     def energy_j(self) -> float:
-        """Joules since this object was made; must be called more often than the counters wrap (minutes)."""
+        """Return the joules since this object was made; must be called more often than the counters wrap (minutes)."""
         now_uj = [self._read(zone) for zone in self._zones]
         for now, last, span in zip(now_uj, self._last_uj, self._range_uj, strict=True):
             self._total_uj += now - last if now >= last else now - last + span
@@ -42,7 +42,7 @@ class RaplCounter:
 
 
 def _is_package(zone: Path) -> bool:
-    """Parts of a package (`:0:0`) and the whole platform (`psys`) would count twice."""
+    """Return whether it is a package: its parts (`:0:0`) and the whole platform (`psys`) would count twice."""
     if zone.name.count(":") != 1:
         return False
     try:
@@ -52,7 +52,7 @@ def _is_package(zone: Path) -> bool:
 
 
 def why_no_counter(error: OSError) -> str:
-    """Why `RaplCounter` could not be made, with the remedy."""
+    """Return why `RaplCounter` could not be made, with the remedy."""
     if isinstance(error, PermissionError):
         return (
             "RAPL's counter may be read by administrators only; remedy: "
@@ -72,7 +72,7 @@ class RaplSensor(Sensor):
         self._at_ns = time.monotonic_ns()
 
     def supports(self) -> Mapping[str, Support]:
-        """Everything is measured."""
+        """Return that everything is measured."""
         return {
             "power": Support(Provenance.MEASURED, "RAPL, whole packages"),
             "utilization": Support(Provenance.MEASURED, "CPU clocks of the server's processes"),
@@ -81,7 +81,7 @@ class RaplSensor(Sensor):
         }
 
     def sample(self) -> Reading:
-        """Power is the counter's mean since the sample before."""
+        """Read now; power is the counter's mean since the previous sample."""
         energy_j, now_ns = self.energy_j(), time.monotonic_ns()
         provenance = dict.fromkeys(("power_w", "utilization", "vram_used_bytes"), Provenance.MEASURED)
         power_w = None
@@ -94,7 +94,7 @@ class RaplSensor(Sensor):
         return Reading(power_w, self._share.take(), self._vram_used_bytes(), provenance)
 
     def energy_j(self) -> float | None:
-        """The packages' counter; None while it cannot be read."""
+        """Return the packages' counter; None while it cannot be read."""
         try:
             return self._counter.energy_j()
         except (OSError, ValueError):
