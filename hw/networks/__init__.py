@@ -1,1 +1,1 @@
-"""Slimmable networks: what they must be, how they learn, what they get right, and their images."""
+"""Slimmable networks: their requirements, training, accuracy and images."""

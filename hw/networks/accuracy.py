@@ -2,8 +2,8 @@
 
 It reads, checks and writes. It runs no network, so that a simulation can have a table without torch.
 
-The file is JSON. `correct` is the matrix of bits image by image (most significant bit first; an image's tuples stand
-together because they mostly agree, which is what compresses), then zlib, then base64.
+The file is JSON. `correct` is the matrix of bits image by image (most significant bit first; an image's tuples are
+together because they mostly agree, which improves compression), then zlib, then base64.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Widths: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which test images a network gets right: a `measured` table.
+    """The test images that a network classifies correctly: a `measured` table.
 
     Attributes:
         tuples: (T,) width tuples of length S.
         correct: (images, T) bool.
         hash: of the network's weights.
-        dataset: the data set's name; its images are in its own order.
-        made_with: settings of the scenario that it was made for, in words; empty where nothing says so.
+        dataset: the data set's name; its images are in the set's order.
+        made_with: settings of the scenario that it was made for, in words; empty if unknown.
     """
 
     tuples: tuple[Widths, ...]
@@ -57,13 +57,13 @@ class Evaluation:
     made_with: Mapping[str, str] = field(default_factory=dict)
 
     def top1(self) -> dict[Widths, float]:
-        """Share of images that each tuple gets right."""
+        """Return the share of images that each tuple classifies correctly."""
         return dict(zip(self.tuples, self.correct.mean(axis=0).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Published accuracies of a network that nobody has here: no images, no weights.
+    """Published accuracies of a network that is not available here: no images, no weights.
 
     Attributes:
         tuples: (T,) width tuples of length S.
@@ -76,7 +76,7 @@ class PaperTable:
     dataset: str
 
     def top1(self) -> dict[Widths, float]:
-        """Published share of images that each tuple gets right."""
+        """Return the published share of images that each tuple classifies correctly."""
         return dict(zip(self.tuples, self.shares, strict=True))
 
 
@@ -87,7 +87,7 @@ AccuracyTable: TypeAlias = Evaluation | PaperTable
 
 
 def accuracy_text(table: AccuracyTable) -> str:
-    """The file's text: a tuple a line, and the bits in one."""
+    """Return the file's text: one line per tuple, and the bits in one."""
     measured = table if isinstance(table, Evaluation) else None
     fields = {
         "schema": json.dumps(SCHEMA),
@@ -122,7 +122,7 @@ def save_accuracy(path: Path, table: AccuracyTable) -> None:
 
 
 def load_accuracy(path: Path) -> AccuracyTable:
-    """What `save_accuracy` wrote, checked whole.
+    """Load a table that `save_accuracy` wrote, with all checks.
 
     Raises:
         InputError: the file is missing, foreign, incomplete or contradicts itself.
@@ -161,7 +161,7 @@ class _Document(StrictModel):
 
 
 def _table(document: _Document, source: str) -> AccuracyTable:
-    """Of a document whose parts agree; raises `InputError` with the key at fault."""
+    """Return the table of a document whose parts agree; raises `InputError` with the key at fault."""
     for key in ("model", "images", "correct"):
         if (getattr(document, key) is None) != (document.provenance == PAPER):
             wanted = "null in a table of the paper" if document.provenance == PAPER else "given in a measured table"
@@ -180,8 +180,8 @@ def _table(document: _Document, source: str) -> AccuracyTable:
 
 
 def _require_grid(tuples: Sequence[Widths], source: str) -> None:
-    """Every combination of the widths that occur together, once: a router may ask for any. Of several models each has
-    its own.
+    """Require each combination of the widths that occur together, once: a router may ask for any. Models have separate
+    grids.
     """
     seen: dict[Widths, int] = {}
     for number, row in enumerate(tuples):
@@ -204,7 +204,7 @@ def _require_grid(tuples: Sequence[Widths], source: str) -> None:
 
 
 def _bits(text: str, images: int, tuples: int, source: str) -> NDArray[np.bool_]:
-    """(images, tuples)."""
+    """Return the bits as (images, tuples)."""
     if images * tuples > MAX_BITS:
         raise InputError(source, "images", f"is {images}; images x tuples may be {MAX_BITS:.0e}")
     try:
@@ -217,7 +217,7 @@ def _bits(text: str, images: int, tuples: int, source: str) -> NDArray[np.bool_]
 
 
 def _inflated(data: bytes, size: int) -> bytes:
-    """Exactly `size` bytes from a zlib stream; never more than one byte beyond it is made."""
+    """Return exactly `size` bytes from a zlib stream; never more than one byte beyond it is made."""
     stream = zlib.decompressobj()
     content = stream.decompress(data, size + 1)
     if len(content) > size:

@@ -1,9 +1,9 @@
-"""Whether CUDA graphs can hold a network's passes, found on any machine: by tensors that claim to be on a GPU.
+"""Whether CUDA graphs can hold a network's passes, determined on any machine: by tensors that claim to be on a GPU.
 
 A captured pass (`hw.devices.graphs`) is a fixed list of kernels. While it is captured, nothing may wait for the device:
 no number may be read back, no shape may depend on numbers, nothing may be copied from or to the host's pageable memory.
-torch's fake tensors hold no numbers, so what would wait raises an error. A network that can't be captured is served all
-the same, with each kernel launched separately.
+torch's fake tensors hold no numbers, so an operation that would wait raises an error. A network that can't be captured
+is served all the same, with each kernel launched separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REMEDY: Final = (
 
 
 class Uncapturable(NamedTuple):
-    """A segment that no graph holds, and what prevents it; of several widths the first."""
+    """A segment that no graph holds, and the obstacle; of several widths the first."""
 
     segment: int
     problem: str
@@ -53,7 +53,7 @@ def uncapturable(model: Servable) -> list[Uncapturable]:
 
 
 def _problem(model: Servable, segment: int) -> str:
-    """What prevents the capture of a segment; empty if nothing does."""
+    """Return the obstacle to the capture of a segment; empty if there is none."""
     for width in model.spec.widths:
         previous = model.spec.widest_input(segment, width)
         shape = model.activation_shape(segment - 1, previous)
@@ -76,7 +76,7 @@ def _problem(model: Servable, segment: int) -> str:
 
 
 def _on_gpu(instance: Instance) -> Instance:
-    """The instance with fake weights on a GPU."""
+    """Return the instance with fake weights on a GPU."""
     if isinstance(instance, JoinedInstance):
         instance.instance = _on_gpu(instance.instance)
         return instance
@@ -91,7 +91,7 @@ def _on_gpu(instance: Instance) -> Instance:
 
 
 class _NoDevice(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """As without a GPU where there is one: torch.tensor(..., device="cuda") is a copy that shows on any machine."""
+    """Acts as without a GPU: torch.tensor(..., device="cuda") is then a copy that shows on any machine."""
 
     avoid_device_init = True
 

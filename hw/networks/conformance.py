@@ -1,7 +1,7 @@
-"""Whether a network keeps the rules of what can be served, and of `SlimmableModel` where it is one.
+"""Whether a network keeps the rules of what can be served, and those of `SlimmableModel` if it is one.
 
-`slimsched model check module:Class` does, training of a user's own network does before it begins, and the project's
-tests do for its own networks. Each rule is checked for every work key, on the CPU, with random weights.
+`slimsched model check module:Class` checks it, training of a user's own network does before it begins, and the
+project's tests do for its networks. Each rule is checked for every work key, on the CPU, with random weights.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from policies.vocabulary import IMAGE
 
 BATCH = 3
 AT_ONCE = 20  # passes of each of two instances: with one module for both, most of them go wrong
-RELATIVE = 1e-3  # of the largest number: other batch sizes and memory layouts take other kernels, which add otherwise
+RELATIVE = 1e-3  # of the largest number: other batch sizes and memory layouts use kernels with other summation orders
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network under examination, and activations to give it: for each key, what some input of it may look like."""
+    """A network under examination, and its test inputs: for each key, an example of an input."""
 
     network: Buildable
     model: Servable
@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def slimmable(self) -> SlimmableModel:
-        """The network, where a rule is of slimmable ones."""
+        """The network, if a rule is of slimmable ones."""
         assert isinstance(self.model, SlimmableModel), "no other is asked"
         return self.model
 
@@ -51,7 +51,7 @@ class Subject:
 
 
 class Finding(NamedTuple):
-    """What breaks a rule, where, and the remedy; `is_basic`: the other rules mean nothing then."""
+    """A broken rule, its place, and the remedy; `is_basic`: the other rules mean nothing then."""
 
     problem: str
     remedy: str
@@ -59,7 +59,7 @@ class Finding(NamedTuple):
 
 
 class _BrokenError(Exception):
-    """A rule is broken; the text says where. The remedy is the rule's where none is given."""
+    """A rule is broken; the text states the place. The remedy is the rule's if none is given."""
 
     def __init__(self, problem: str, remedy: str = "", *, is_basic: bool = False) -> None:
         super().__init__(problem)
@@ -74,7 +74,7 @@ _NOT_RUN = (
 
 @contextmanager
 def _running(key: Key) -> Iterator[None]:
-    """What the user's code raises within it is told with the key."""
+    """Report errors of the user's code within it with the key."""
     try:
         yield
     except FAILURES as error:
@@ -121,7 +121,7 @@ def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
 
 def _gives_its_shapes(subject: Subject) -> None:
     if _batch_norms(subject.model):
-        return  # shapes are found without numbers, and it has some: told already
+        return  # shapes are found without numbers, and it has some: already reported
     for key, x in subject.inputs.items():
         with _running(key):
             y = subject.model.forward_segment(x, *key)
@@ -154,12 +154,12 @@ def _knows_no_neighbours(subject: Subject) -> None:
 
 
 def _are_one(output: Tensor, wanted: Tensor) -> bool:
-    """But for rounding, which is of the size of what is added."""
+    """Return whether they are equal up to rounding, which is relative to the largest number."""
     return output.shape == wanted.shape and bool((output - wanted).abs().max() <= RELATIVE * wanted.abs().max())
 
 
 def _has_no_batch_norm(model: Servable) -> None:
-    """Told by its name, and first: by its buffers, and as no weight of ours, it breaks other rules as well."""
+    """Refuse BatchNorm by name, and first: by its buffers, which are not our weights, it breaks other rules as well."""
     if names := _batch_norms(model):
         several = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
         problem = "its statistics are of one width (`slimsched model slim` makes a trained network slimmable)"
@@ -167,7 +167,7 @@ def _has_no_batch_norm(model: Servable) -> None:
 
 
 def _batch_norms(model: Servable) -> list[str]:
-    """Those that a slimmable network can't have."""
+    """Return the BatchNorms that a slimmable network can't have."""
     if not isinstance(model, SlimmableModel):
         return []
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -175,7 +175,7 @@ def _batch_norms(model: Servable) -> list[str]:
 
 
 def _serves_from_instances(subject: Subject) -> None:
-    """With the network's own weights spoiled, so that whoever uses those is found out."""
+    """Spoil the network's own weights, so that an instance that uses them is detected."""
     model = subject.model
     for segment in range(1, model.spec.segments + 1):
         keys = [key for key in subject.work_keys if key[0] == segment]
@@ -193,7 +193,7 @@ def _serves_from_instances(subject: Subject) -> None:
 
 
 def _serves_in_channels_last(subject: Subject) -> None:
-    """As executors hold instances and training lays out images; `view` of a feature map fails there, `flatten` not."""
+    """Run with the layout of executors' instances and of training; `view` of a feature map fails there, `flatten` not."""
     order = torch.channels_last
     for (segment, width, previous), x in subject.inputs.items():
         instance = subject.model.instance(segment, width).to(x.device, x.dtype, order)
@@ -209,7 +209,7 @@ def _serves_in_channels_last(subject: Subject) -> None:
 
 @contextmanager
 def _spoiled(model: Servable) -> Iterator[None]:
-    """The model's weights are overwritten inside the block, and come back."""
+    """Overwrite the model's weights inside the block, and restore them."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.fill_(7)
@@ -233,7 +233,7 @@ def _holds_its_own_memory(subject: Subject) -> None:
 
 
 def _serves_beside_others(subject: Subject) -> None:
-    """Two lanes at once, each with an instance of its own, as in an executor."""
+    """Run two lanes at once, each with a separate instance, as in an executor."""
     model, spec = subject.model, subject.model.spec
     for segment in range(1, spec.segments + 1):
         keys = [(segment, width, spec.widest_input(segment)) for width in (spec.widths[0], spec.widths[-1])]
@@ -260,7 +260,7 @@ def _serves_beside_others(subject: Subject) -> None:
 
 @contextmanager
 def _switching_often() -> Iterator[None]:
-    """So that passes of microseconds meet, too."""
+    """Switch threads often, so that passes of microseconds overlap, too."""
     kept = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -325,7 +325,7 @@ def _can_learn(subject: Subject) -> None:
 
 
 Check = Callable[[Subject], None]
-RULES: dict[str, tuple[str, Check, str]] = {  # what it says, what looks whether it is kept, and how it is
+RULES: dict[str, tuple[str, Check, str]] = {  # the rule, its check, and the remedy
     "spec": (
         "built twice with the same options, it is the same network without its weights",
         _says_its_spec,
@@ -386,17 +386,17 @@ RULES: dict[str, tuple[str, Check, str]] = {  # what it says, what looks whether
         "name each parameter in weight_shapes and use it in run_segment, or leave it out of the class",
     ),
 }
-_BASIC = ("spec", "slices", "shapes")  # where one of these is broken, the others mean nothing
+_BASIC = ("spec", "slices", "shapes")  # if one of these is broken, the others mean nothing
 _OF_SLIMMABLE = ("slices", "cost", "order", "gradients")  # a family's members are what they are
 
 
 def rules_of(model: Servable) -> list[str]:
-    """The rules that such a network must keep."""
+    """Return the rules that such a network must keep."""
     return [name for name in RULES if isinstance(model, SlimmableModel) or name not in _OF_SLIMMABLE]
 
 
 def broken_rules(network: Buildable) -> dict[str, Finding]:
-    """The rules that a network breaks, by name; raises `InputError` where it can't even be built."""
+    """Return the rules that a network breaks, by name; raises `InputError` if it can't even be built."""
     torch.manual_seed(0)
     model = network.build()
     with torch.no_grad():
@@ -412,14 +412,14 @@ def broken_rules(network: Buildable) -> dict[str, Finding]:
 
 
 def _stir(model: Servable) -> None:
-    """As it is served, not trained; and a fresh network may have zeros that hide mistakes."""
+    """Prepare it for serving, not training; and randomize zeros, by which a fresh network may hide mistakes."""
     model.eval()
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
 def unchecked_rules(broken: Mapping[str, Finding]) -> list[str]:
-    """Rules that could not be looked at, because of what was found."""
+    """Return the rules that could not be checked because of these findings."""
     rest = [name for name in RULES if name not in (*_BASIC, *broken)]
     return rest if any(each.is_basic for each in broken.values()) else []
 
@@ -436,7 +436,7 @@ def _found(name: str, check: Callable[[], None]) -> dict[str, Finding]:
 
 
 def _inputs(model: Servable) -> Iterator[tuple[Key, Tensor]]:
-    """Real activations: images through the segments before, each at the key's previous width."""
+    """Yield real activations: images through the previous segments, each at the key's previous width."""
     before = {IMAGE: torch.randn(BATCH, *model.spec.input_shape)}
     for segment in range(1, model.spec.segments + 1):
         after: dict[float, Tensor] = {}

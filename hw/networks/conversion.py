@@ -1,7 +1,7 @@
-"""A trained network made slimmable by its own teaching: found out how it wants its images, tuned, and measured.
+"""Makes a trained network slimmable with itself as the teacher: finds its normalisation, tunes it, and measures it.
 
-Every width learns from the labels and from the network that was given (the sandwich rule of `hw.networks.training`).
-Then the statistics of every key are taken anew.
+Every width learns from the labels and from the given network (the sandwich rule of `hw.networks.training`).
+Then the statistics of every key are recalibrated.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ NORMALISATIONS: Final = {  # mean and deviation of pixels from 0 to 1, by channe
     "pixels from -1 to 1": ((0.5,), (0.5,)),
     "pixels from 0 to 1": ((0.0,), (1.0,)),
 }
-MOST_LOST: Final = 0.03  # of accuracy at full width: beyond, the narrower ones are no fair trade
+MOST_LOST: Final = 0.03  # of accuracy at full width: beyond, the narrower ones are not a fair trade
 _PROBED_STEPS: Final = 4
 _MAX_EPOCHS: Final = 30  # beyond, digit-pairs gain nothing
 
 
 def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500) -> tuple[GivenNetwork, str]:
-    """The network with the normalisation by which it knows most of some images, and that one's name.
+    """Return the network with the normalisation that classifies most of some images correctly, and that one's name.
 
-    They are the training images, where there are some: a choice of four that is made on test images flatters little.
-    `USUAL` stands unless another one gets more by a standard error.
+    The images are the training images, if there are some: a choice of four that is made on test images flatters little.
+    `USUAL` stays unless another one is better by a standard error.
 
     Args:
         module: in eval mode.
         source: the network's name, for messages.
-        tried_on: so many images at most.
+        tried_on: the number of images, at most.
 
     Raises:
-        InputError: it takes no such images, or knows no more of them than chance does.
+        InputError: it takes no such images, or is not more accurate on them than chance.
     """
     images, labels = dataset.train_images, dataset.train_labels
     if not len(labels):
@@ -82,7 +82,7 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
 
 
 def _rescale(dataset: Dataset, images: Images, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
-    """From the data set's normalisation to one with this mean and deviation."""
+    """Return the conversion from the data set's normalisation to one with this mean and deviation."""
     own_mean, own_deviation = (torch.tensor(each, dtype=torch.float32) for each in (dataset.mean, dataset.deviation))
     if isinstance(images, Pixels):
         largest = 255.0
@@ -116,7 +116,7 @@ def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source
 
 @dataclass(frozen=True)
 class Conversion:
-    """A network that was made slimmable, and what it knows; shares of the test images.
+    """A network that was made slimmable, and its accuracy; shares of the test images.
 
     Attributes:
         given: of the network that was given.
@@ -132,7 +132,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class _Sorted:
-    """What is to be tuned, as `train` takes it."""
+    """A network to be tuned, as `train` takes it."""
 
     label: str
     model: SlimmedNetwork
@@ -158,8 +158,8 @@ def converted(
         given: see `fitted`.
         widths: ascending, the last one 1.
         label: its name.
-        seconds: for tuning; one epoch of some images is the least. Tuning that goes on has what it was begun with.
-        checkpoint: where tuning is written down; it goes on from there, and the file is removed at the end.
+        seconds: for tuning; one epoch of some images is the least. Resumed tuning keeps its original settings.
+        checkpoint: of the tuning; it resumes from there, and the file is removed at the end.
 
     Raises:
         InputError: it has layers that can't be slimmed, or the checkpoint is of another network or data set.
@@ -199,7 +199,7 @@ def converted(
 def _within(
     seconds: float, source: _Sorted, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module
 ) -> tuple[Dataset, TrainingKnobs]:
-    """As many epochs as there is time for; where one is too long, one of fewer images, drawn at random."""
+    """Return the number of epochs that fit in the time; if one is too long, one of fewer images, drawn at random."""
     begin_ns = time.monotonic_ns()
     probe = _part(dataset, _PROBED_STEPS * knobs.batch, knobs)
     train(source, probe, replace(knobs, epochs=1), teacher=teacher)
@@ -212,7 +212,7 @@ def _within(
 
 
 def _begun(checkpoint: Path, dataset: Dataset, knobs: TrainingKnobs) -> tuple[Dataset, TrainingKnobs]:
-    """The images and the epochs that an interrupted tuning was to take."""
+    """Return the images and the number of epochs of an interrupted tuning."""
     _, metadata = require_checkpoint(checkpoint)
     images = int(metadata["images"])
     some = dataset if images == len(dataset.train_labels) else _part(dataset, images, knobs)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a computation did.
+    """The operations of a computation.
 
     Attributes:
         macs: multiply-accumulates of matrix products and convolutions: half of torch's counted operations.

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 DATASETS = ("digits", "digit-pairs", "large-digit-pairs", "cifar100")
 PARTS = ("train", "test")
 DATA_VARIABLE = "SLIMSCHED_DATA"
-DATA_FOLDER = "data"  # where the variable is not set
+DATA_FOLDER = "data"  # if the variable is not set
 TEST_SHARE_OF_DIGITS = 4  # one image in four
 PAIRS = {"train": 3300, "test": 800}  # images of digit-pairs
 PAIR_SIZE = 16  # pixels along each side of such an image
-PAIR_DEVIATION = 3.0  # of each pixel's noise, where the ink of a digit is 0 to 16
-_KEY = ("model", "dataset")  # under which it stands, for messages
+PAIR_DEVIATION = 3.0  # of each pixel's noise; the ink of a digit is 0 to 16
+_KEY = ("model", "dataset")  # its key, for messages
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -37,7 +37,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """Images kept as bytes, which take a quarter of what floats do: `np.asarray` makes normalised float32 of them.
+    """Images kept as bytes, a quarter of the memory of floats: `np.asarray` makes normalised float32 of them.
 
     Attributes:
         kept: (n, C, H, W), or (n, H, W, C).
@@ -50,7 +50,7 @@ class Pixels:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all."""
+        """The shape of all images."""
         return self.kept.shape
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Pixels:
         np.divide(target, self.deviation, out=target)
 
     def channels_last(self) -> Pixels:
-        """A copy as (n, H, W, C)."""
+        """Return a copy as (n, H, W, C)."""
         kept = np.ascontiguousarray(self.kept.transpose(0, 2, 3, 1))
         mean, deviation = (np.tile(each.ravel(), (*kept.shape[1:3], 1)) for each in (self.mean, self.deviation))
         return Pixels(kept, mean, deviation)
@@ -86,7 +86,7 @@ class Dataset:
     A folder may have no training images: then the test images' own are taken.
 
     Attributes:
-        mean, deviation: (C,) by which they were; empty where there are no real images.
+        mean, deviation: (C,) of the normalisation; empty if real images are absent.
         names: of the classes of a folder.
     """
 
@@ -102,7 +102,7 @@ class Dataset:
 
 
 class OwnDataset(Protocol):
-    """What a user's class, called without arguments, must give for each of `train` and `test`.
+    """The interface of a user's class, called without arguments, which gives the parts `train` and `test`.
 
     Images are (n, C, H, W) of numbers, labels (n,) whole numbers from 0; both parts have the same shape of image. Here
     they are normalised per channel by the training images' mean and deviation.
@@ -113,21 +113,21 @@ class OwnDataset(Protocol):
 
 
 def is_image_folder(name: str) -> bool:
-    """Whether a data set's name is the path of a folder, and neither a known set's nor a class's."""
+    """Return whether a data set's name is the path of a folder, and neither a known set's nor a class's."""
     return name not in DATASETS and not is_own(name)
 
 
 def load_dataset(name: str, root: Path | None = None) -> Dataset:
-    """A data set: by name, a user's class as `module:Class` (see `OwnDataset`), or a folder of images.
+    """Load a data set: by name, a user's class as `module:Class` (see `OwnDataset`), or a folder of images.
 
-    In a folder lie `train/CLASS/*.png` and `test/CLASS/*.png`, as torchvision's `ImageFolder` has them (other formats
-    that it knows are read, too). CIFAR-100 is downloaded where it is missing.
+    A folder has `train/CLASS/*.png` and `test/CLASS/*.png`, as torchvision's `ImageFolder` does (other formats
+    that it supports are read, too). CIFAR-100 is downloaded if it is missing.
 
     Args:
-        root: where CIFAR-100 lies; else the environment's SLIMSCHED_DATA, else `data`.
+        root: the folder of CIFAR-100; by default the environment's SLIMSCHED_DATA, or `data`.
 
     Raises:
-        InputError: there is no such set, its files are missing and can't be fetched, or it is damaged.
+        InputError: the set does not exist, its files are missing and can't be fetched, or it is damaged.
     """
     if name == "digits":
         return _normalised("digits", *_parts_of_digits(), 10)
@@ -141,10 +141,10 @@ def load_dataset(name: str, root: Path | None = None) -> Dataset:
 
 
 def dataset_label(name: str) -> str:
-    """What changes when the images do: of a folder its name and content's hash, of a user's class its code's.
+    """Return a text that changes with the images: a folder's name and content's hash, or the hash of a user's class.
 
     Raises:
-        InputError: there is no such folder or class.
+        InputError: the folder or class does not exist.
     """
     if name in DATASETS:
         return name
@@ -155,13 +155,13 @@ def dataset_label(name: str) -> str:
 
 
 def require_training_images(dataset: Dataset) -> None:
-    """Raise `InputError` where there are none."""
+    """Raise `InputError` if there are none."""
     if not len(dataset.train_labels):
         raise _wrong(f"{dataset.name} has no part to train on; images for that lie in train/CLASS/*.png")
 
 
 def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
-    """Raise `InputError` unless a network takes these images and knows these classes."""
+    """Raise `InputError` unless a network takes these images and has these classes."""
     shape, classes = dataset.test_images.shape[1:], dataset.classes
     if (shape, classes) != (spec.input_shape, spec.classes):
         problem = f"{dataset.name} has images of {shape} in {classes} classes, "
@@ -170,9 +170,10 @@ def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
 
 
 def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
-    """Two digits side by side with some noise; the class is the number that they spell, 0 to 99.
+    """Return the set of two digits side by side with some noise; the class is the number that they spell, 0 to 99.
 
-    One digit alone is too easy for a trade-off: the narrowest network knows about as many as the widest. Training pairs
+    One digit alone is too easy for a trade-off: the narrowest network is about as accurate as the widest. Training
+    pairs
     are of digits to train on, test pairs of digits to test on. All is drawn once, and is part of the set. The large
     ones show each pixel `scale` times along both sides, so that a GPU has work.
     """
@@ -184,7 +185,7 @@ def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
 
 
 def _pairs(part: str, digits: Floats, labels: Labels) -> tuple[Floats, Labels]:
-    """Images (n, 1, 16, 16), the digits halfway down, and the numbers (n,)."""
+    """Return images (n, 1, 16, 16), the digits halfway down, and the numbers (n,)."""
     rng = stream(0, f"digit-pairs:{part}")
     left, right = rng.integers(0, len(labels), (2, PAIRS[part]))
     above = (PAIR_SIZE - digits.shape[2]) // 2
@@ -195,7 +196,7 @@ def _pairs(part: str, digits: Floats, labels: Labels) -> tuple[Floats, Labels]:
 
 
 def _parts_of_digits() -> tuple[Floats, Labels, Floats, Labels]:
-    """Scikit-learn's 8x8 digits: to train on, their labels, to test on, their labels.
+    """Return scikit-learn's 8x8 digits: to train on, their labels, to test on, their labels.
 
     Within each class every fourth image is for the test: the parts are fixed and stratified.
     """
@@ -219,7 +220,7 @@ def _cifar100(root: Path) -> Dataset:
 
 
 def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
-    """Its files are pickles, which torchvision opens only when their checksums are the published ones."""
+    """Open a part; its files are pickles, which torchvision opens only if their checksums are the published ones."""
     from torchvision.datasets import CIFAR100
 
     folder = root / CIFAR100.base_folder
@@ -236,16 +237,16 @@ def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
 def _normalised(
     name: str, train: NDArray[Any], train_labels: Labels, test: NDArray[Any], labels: Labels, classes: int
 ) -> Dataset:
-    """Bytes stay bytes until they are used."""
+    """Return the set with its normalisation; bytes stay bytes until they are used."""
     if not train.dtype == test.dtype == np.uint8:
         train, test = (each.astype(np.float32, copy=False) for each in (train, test))
     known, pixels = train if len(train) else test, (0, 2, 3)
     if known.dtype == np.uint8:
         mean, deviation = _scale_of_bytes(known)
     else:
-        summed = np.float32 if name in DATASETS else np.float64  # networks of these ship, which were trained so
+        summed = np.float32 if name in DATASETS else np.float64  # the bundled networks were trained with float32 sums
         mean, deviation = (of(axis=pixels, dtype=summed).astype(np.float32) for of in (known.mean, known.std))
-    deviation = np.where(deviation > 0, deviation, 1.0).astype(np.float32)  # a channel that says nothing
+    deviation = np.where(deviation > 0, deviation, 1.0).astype(np.float32)  # a constant channel
     parts = [_scaled(each, mean[:, None, None], deviation[:, None, None]) for each in (train, test)]
     return Dataset(
         name, parts[0], train_labels, parts[1], labels, classes, tuple(mean.tolist()), tuple(deviation.tolist())
@@ -259,7 +260,7 @@ def _scaled(images: NDArray[Any], mean: Floats, deviation: Floats) -> Images:
 
 
 def _scale_of_bytes(images: NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """Mean and deviation (C,), from sums of whole numbers: sums of float32 stop growing after some million pixels."""
+    """Return mean and deviation (C,), from integer sums: sums of float32 stop growing after some million pixels."""
     sums = np.zeros((2, images.shape[1]), np.int64)
     for image in images:
         sums += [np.sum(power, axis=(1, 2), dtype=np.int64) for power in (image, np.square(image, dtype=np.int64))]
@@ -271,7 +272,7 @@ def _scale_of_bytes(images: NDArray[np.uint8]) -> tuple[Floats, Floats]:
 
 
 def require_image_folder(folder: Path) -> Path:
-    """The folder; raises `InputError` where there is none, or it has no part to test on.
+    """Return the folder; raises `InputError` if it does not exist, or it has no part to test on.
 
     One without a part to train on is for networks that are trained already.
     """
@@ -285,7 +286,7 @@ def require_image_folder(folder: Path) -> Path:
 
 
 def _folder(folder: Path) -> Dataset:
-    """Images of one size; they have one channel where all are grey, else three."""
+    """Load images of one size; they have one channel if all are grey, otherwise three."""
     from torchvision.datasets import ImageFolder
 
     require_image_folder(folder)
@@ -293,7 +294,7 @@ def _folder(folder: Path) -> Dataset:
     for part in [part for part in PARTS if part == "test" or (folder / part).is_dir()]:
         try:
             parts.append(ImageFolder(str(folder / part)))
-        except (FileNotFoundError, OSError) as error:  # no classes, or one without images: it says which
+        except (FileNotFoundError, OSError) as error:  # no classes, or one without images: the error names it
             raise _wrong(f"{folder / part}: {in_a_line(str(error))}") from None
     train, test = parts[0], parts[-1]
     if train.classes != test.classes:
@@ -321,7 +322,7 @@ def _opened(path: Path) -> Image:
 
 
 def _mode(paths: list[Path]) -> str:
-    """Pillow's mode that all are read in: that of 16 bits or floats where all have it, else `L` or `RGB`, of 8 bits."""
+    """Return Pillow's mode for all: that of 16 bits or floats if all have it, otherwise `L` or `RGB`, of 8 bits."""
     modes = []
     for path in paths:
         with _opened(path) as image:
@@ -335,7 +336,7 @@ def _mode(paths: list[Path]) -> str:
 
 
 def _read(paths: list[Path], mode: str, size: tuple[int, int]) -> NDArray[Any]:
-    """(n, C, H, W): bytes, or float32 of what has more than 8 bits."""
+    """Read images as (n, C, H, W): bytes, or float32 if they have more than 8 bits."""
     first = _pixels(paths[0], mode, size)
     images = np.empty((len(paths), *first.shape), np.uint8 if first.dtype == np.uint8 else np.float32)
     for place, path in enumerate(paths):
@@ -344,7 +345,7 @@ def _read(paths: list[Path], mode: str, size: tuple[int, int]) -> NDArray[Any]:
 
 
 def _pixels(path: Path, mode: str, size: tuple[int, int]) -> NDArray[Any]:
-    """(C, H, W)."""
+    """Return an image as (C, H, W)."""
     with _opened(path) as image:
         if image.size != size:
             size_text, wanted = (f"{width} x {height}" for width, height in (image.size, size))

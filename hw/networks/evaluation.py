@@ -1,6 +1,6 @@
-"""What a network gets right: every test image at every width tuple, one bit each.
+"""Evaluates a network: every test image at every width tuple, one bit each.
 
-Tuples that begin alike share the work of their common segments. It measures nothing but correctness.
+Tuples with a common prefix share the work of its segments. It measures nothing but correctness.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.errors import InputError
 from policies.vocabulary import IMAGE
 
 _MOST_IMAGES: Final = 500  # of a pass
-_MOST_VALUES: Final = 1 << 23  # of them: 55 pictures of 224 pixels; activations take some twenty times as much
+_MOST_VALUES: Final = 1 << 23  # of them: 55 images of 224 pixels; activations take some twenty times as much
 
 
 def evaluate(
@@ -32,7 +32,7 @@ def evaluate(
     batch: int | None = None,
     device: str = "cpu",
 ) -> Evaluation:
-    """Every test image at every width tuple; `on_progress(images done, images)` is called after each batch."""
+    """Evaluate every test image at every width tuple; `on_progress(images done, images)` is called after each batch."""
     spec = model.spec
     tuples = spec.tuples()
     images, batch = len(dataset.test_labels), batch or _batch(dataset)
@@ -53,7 +53,7 @@ def evaluate(
 
 
 def top1(answer: Callable[[Tensor], Tensor], dataset: Dataset, device: str = "cpu", batch: int | None = None) -> float:
-    """Share of test images for which the largest of (B, classes) logits is that of the label."""
+    """Return the share of test images for which the largest of (B, classes) logits is that of the label."""
     return float(right(answer, dataset, device, batch).mean())
 
 
@@ -64,7 +64,7 @@ def right(
     batch: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.bool_]:
-    """(images,) for which test images that is so; raises `ValueError` where there are not as many logits as classes."""
+    """Return (images,) which test images are right; raises `ValueError` if the numbers of logits and classes differ."""
     found: list[NDArray[np.bool_]] = []
     images = len(dataset.test_labels)
     batch = batch or _batch(dataset)
@@ -83,12 +83,12 @@ def right(
 
 
 def _batch(dataset: Dataset) -> int:
-    """As many images at once as fit in memory."""
+    """Return the number of images that fit in memory at once."""
     return max(1, min(_MOST_IMAGES, _MOST_VALUES // prod(dataset.test_images.shape[1:])))
 
 
 def _predictions(model: Servable, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
-    """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
+    """Return labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
     labels: list[NDArray[np.int64]] = []
     for width in model.spec.widths if previous_width == IMAGE else model.spec.nest(previous_width):
         y = model.forward_segment(x, segment, width, previous_width)

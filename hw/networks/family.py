@@ -1,11 +1,11 @@
-"""A family: ordinary networks that answer the same question, of which each request is served by one.
+"""A family: ordinary networks for the same task, of which each request is served by one.
 
-Each member is a width of a network with one segment: the cheapest the narrowest, so that a width is a rank. An instance
-holds a member of its own. (One module that serves two lanes with weights of each gives wrong answers, and no error.)
-Members are served, never trained here: BatchNorm and dropout stay as they are in use.
+Each member is a width of a network with one segment: the cheapest is the narrowest, so that a width is a rank. Each
+instance holds a separate member. (One module that serves two lanes with weights of each gives wrong answers, and no
+error.) Members are served, never trained here: BatchNorm and dropout stay in eval mode.
 
-A structure is plain data: it names networks of torchvision or timm, or a class that whoever opens the file must name as
-well.
+A structure is plain data: it names networks of torchvision or timm, or a class that the code that opens the file must
+name as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kit.strict import Plain, StrictModel
 from policies.vocabulary import IMAGE
 
 Form: TypeAlias = Literal["float32", "bfloat16", "int8"]
-MAX_MEMBERS: Final = 62  # kinds of instance that a router is told of
+MAX_MEMBERS: Final = 62  # kinds of instance that are reported to a router
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -38,9 +38,9 @@ class Member(StrictModel):
     """One network of a family.
 
     Attributes:
-        label: what people call it.
+        label: its name for people.
         network: `torchvision:NAME`, `timm:NAME`, or `module:Class`.
-        options: what it is called with.
+        options: the arguments of its constructor.
         form: of its weights and activations, whatever its device's; `int8` for CPUs alone.
     """
 
@@ -57,12 +57,12 @@ class Member(StrictModel):
 
 
 def own_classes(members: Iterable[Member]) -> set[str]:
-    """Those that are no library's, and run only where their user names them."""
+    """Return the users' classes, which are not a library's, and run only if their user names them."""
     return {each.network for each in members if each.network.partition(":")[0] not in LIBRARIES}
 
 
 class FamilyStructure(StrictModel):
-    """All of a family but its weights; members from the cheapest to the dearest."""
+    """A family without its weights; members from the cheapest to the most expensive."""
 
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
     input_shape: tuple[Count, Count, Count]
@@ -70,7 +70,7 @@ class FamilyStructure(StrictModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises `ValueError` for what is none."""
+        """Parse a structure; raises `ValueError` if it is not valid."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -85,7 +85,7 @@ class FamilyStructure(StrictModel):
 
     @property
     def spec(self) -> ModelSpec:
-        """What the rest of the system knows of it."""
+        """The family's description for the rest of the system."""
         count = len(self.members)
         return ModelSpec(
             segments=1,
@@ -98,7 +98,7 @@ class FamilyStructure(StrictModel):
 
     @property
     def label(self) -> str:
-        """In one line: two families are the same where these are."""
+        """A description in one line: two families are the same if these are."""
         return f"family of {', '.join(member.text for member in self.members)}"
 
 
@@ -106,8 +106,8 @@ class Family(Servable):
     """See the module's docstring.
 
     Args:
-        structure: what it is made of.
-        source, key: where it is named, for messages.
+        structure: of the family.
+        source, key: of its name, for messages.
 
     Raises:
         InputError: a network can't be made.
@@ -121,7 +121,7 @@ class Family(Servable):
         self._costs: dict[float, SegmentCost] = {}
 
     def _empty(self, member: Member, source: str, key: str) -> MemberNetwork:
-        """With weights that are to be filled."""
+        """Return a member whose weights are to be filled."""
         named, classes = Named(member.network, member.options, source, key), self.structure.classes
         rescale = Rescale.nothing(self.structure.input_shape[0])
         if member.form == "int8":
@@ -134,11 +134,11 @@ class Family(Servable):
         return self.structure.spec
 
     def train(self, mode: bool = True) -> Self:
-        """Members stay as they are in use, whatever is asked for."""
+        """Leave members in eval mode, whatever is asked for."""
         return super().train(mode=False)
 
     def member(self, width: float) -> MemberNetwork:
-        """The one of this rank; raises `ValueError` for a width that is none."""
+        """Return the member of this rank; raises `ValueError` if the width does not exist."""
         self.spec.require(1, width, IMAGE)
         found = self.members[self.spec.widths.index(width)]
         assert isinstance(found, MemberNetwork), "nothing else is among them"
@@ -185,7 +185,7 @@ class Family(Servable):
         return self._costs[width]
 
     def _countable(self, width: float) -> MemberNetwork:
-        """A member that can be run without numbers: operations in int8 are counted as their float ones."""
+        """Return a member that can be run without numbers: operations in int8 are counted as their float ones."""
         member = self.structure.members[self.spec.widths.index(width)]
         if member.form != "int8":
             return copy.deepcopy(self.member(width))
@@ -193,7 +193,7 @@ class Family(Servable):
 
 
 class MemberNetwork(GivenNetwork):
-    """A member, in its form; it takes the family's images, however it wants them normalised."""
+    """A member, in its form; it takes the family's images and converts their normalisation to its own."""
 
     def __init__(self, rescale: nn.Module, network: nn.Module, form: Form) -> None:
         super().__init__(rescale, network)
@@ -202,19 +202,19 @@ class MemberNetwork(GivenNetwork):
             self.network.to(torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) images to (B, classes) logits."""
+        """Compute (B, classes) logits of (B, C, H, W) images."""
         images = self.rescale(x)
         found = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
         return logits_of(found).to(x.dtype)
 
     def held_bytes(self, element_bytes: int = 4) -> int:
-        """Of all weights, where a number of float32 takes so many."""
+        """Return the bytes of all weights, if a number of float32 takes this number of bytes."""
         tensors = self.state_dict().values()
         return sum(each.numel() * (element_bytes if each.dtype == torch.float32 else each.itemsize) for each in tensors)
 
 
 class MemberInstance:
-    """A member in memory of its own; see `hw.networks.servable.Instance`."""
+    """A member in separate memory; see `hw.networks.servable.Instance`."""
 
     segment: Final = 1
 
@@ -235,7 +235,7 @@ class MemberInstance:
         return logits
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> MemberInstance:
-        """See `Instance`; a form of the member's own stays."""
+        """See `Instance`; a member's specific form stays."""
         if self.module.form == "int8" and device.type != "cpu":
             raise ValueError("int8 runs on CPUs alone")
         module = copy.deepcopy(self.module).to(device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -244,6 +244,6 @@ class MemberInstance:
 
 
 def ranked(members: Sequence[Member], input_shape: Shape, classes: int) -> FamilyStructure:
-    """Of members from the cheapest to the dearest."""
+    """Return the structure of members from the cheapest to the most expensive."""
     channels, height, width = input_shape
     return FamilyStructure(members=tuple(members), input_shape=(channels, height, width), classes=classes)

@@ -1,7 +1,7 @@
-"""The weights of a trained network of somebody else, read without running anything that is in them.
+"""The weights of a third party's trained network, read without running anything that is in them.
 
 Weights of `torch.save` are pickles, which can hold code. They are opened by torch's own reader of weights alone, in a
-process of its own with a limit to its memory, and go on as safetensors. What that reader refuses stays refused.
+separate process with a limit to its memory, and converted to safetensors. What that reader refuses stays refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SPARE_BYTES: Final = 1 << 30
 _LIKELY: Final = 0.9  # of the names and shapes of a network's weights
 _COPIES: Final = 3  # of the weights in memory: as read, whole, and written
 _NESTS: Final = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "module")
-_HOOKED: Final[Mapping[str, str]] = {  # in the names of weights that hooks make, and what ends that
+_HOOKED: Final[Mapping[str, str]] = {  # in the names of weights that hooks make, and the function that removes those
     r"_orig$": "torch.nn.utils.prune.remove",
     r"weight_[guv]$": "torch.nn.utils.remove_weight_norm or remove_spectral_norm",
     r"\.parametrizations\.": "torch.nn.utils.parametrize.remove_parametrizations",
@@ -50,10 +50,10 @@ _FOREIGN: Final[Mapping[bytes, str]] = {
 
 
 def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> str:
-    """Fill a network with what `read_weights` found in a file.
+    """Fill a network with the weights that `read_weights` found in a file.
 
     Returns:
-        What was chosen of them, in words; nothing where they were taken as they are.
+        The selection among them, in words; empty if they were taken unchanged.
 
     Raises:
         InputError: the weights are of another network, of other classes, or not finite.
@@ -90,7 +90,7 @@ def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, datase
 
 
 def _likely(found: Mapping[str, Tensor]) -> str:
-    """Which of torchvision's networks has weights of these names and shapes, all but the head."""
+    """Return which of torchvision's networks has weights of these names and shapes, all but the head."""
     from torchvision import models
 
     shapes, shares = {(name, tuple(tensor.shape)) for name, tensor in found.items()}, dict[str, float]()
@@ -106,7 +106,7 @@ def _likely(found: Mapping[str, Tensor]) -> str:
 def _of_its_classes(
     found: dict[str, Tensor], wanted: Mapping[str, Tensor], dataset: Dataset
 ) -> tuple[dict[str, Tensor], str]:
-    """Of weights that know ImageNet's classes those that a folder has, where all its names are of these."""
+    """Select from ImageNet's weights those of a folder's classes, if all its names are of these."""
     from torchvision.models import ResNet18_Weights
 
     known = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
@@ -127,7 +127,7 @@ def _of_its_classes(
 
 
 def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], str]:
-    """What wrappers put before the network's names goes, and what does not have it; with that in words.
+    """Remove the prefix of wrappers before the network's names, and tensors without it; return a description, too.
 
     It is the prefix by which most of the wanted names are there.
 
@@ -149,9 +149,9 @@ def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any], path: P
 
 
 def _out_of_a_sequence(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """A layer that the wanted ones lack by a number in its name alone is theirs: beside it stands what has no weights.
+    """Rename a layer that differs from a missing one only by a number in its name, next to parts without weights.
 
-    Such is the usual head of transfer learning, a dropout and a linear layer. With that in words.
+    This is the usual head of transfer learning, a dropout and a linear layer. Returns a description, too.
     """
     lacking = wanted.keys() - found.keys()
     names: dict[str, list[str]] = {}
@@ -171,7 +171,7 @@ def _out_of_a_sequence(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> t
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name: of safetensors, or of what `torch.save` wrote of a `state_dict`.
+    """Return tensors by name: of safetensors, or of a `state_dict` that `torch.save` wrote.
 
     Raises:
         InputError: the file is missing, damaged, of another kind, or holds more than weights.
@@ -207,7 +207,7 @@ def _of_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _convert(path: Path, target: Path, _: Tell) -> None:
-    """In a process of its own, whose memory has a limit from here on."""
+    """Convert the file, in a separate process, whose memory has a limit from here on."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -220,7 +220,7 @@ def _convert(path: Path, target: Path, _: Tell) -> None:
     limit = psutil.Process().memory_info().vms + _COPIES * path.stat().st_size + _SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        with torch.serialization.safe_globals([Namespace]):  # of older scripts: their arguments, beside the weights
+        with torch.serialization.safe_globals([Namespace]):  # of older scripts: their arguments, next to the weights
             loaded = torch.load(path, map_location="cpu", weights_only=True)
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _state_dict(loaded, path).items()}
         save_file(tensors, target)
@@ -231,7 +231,7 @@ def _convert(path: Path, target: Path, _: Tell) -> None:
 
 
 def _why(error: Exception) -> str:
-    """In one line, of what the reader says in many."""
+    """Return the reader's long error in one line."""
     text = str(error)
     if found := re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) ([\w.]+)", text):
         what = found[1] or found[2]
@@ -244,7 +244,7 @@ def _why(error: Exception) -> str:
 
 
 def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
-    """The weights, however deep they lie in what was saved."""
+    """Return the weights, at any depth in the saved object."""
     while isinstance(found, Mapping):
         nested = [name for name, value in found.items() if isinstance(value, Mapping)]
         averaged = [name for name in nested if "ema" in str(name).lower()]

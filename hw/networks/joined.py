@@ -1,8 +1,8 @@
 """Several models in one file, so that one cluster serves them all: memory, placement and batching are common.
 
 Each keeps its own widths. Together they are the ranks of one width set, the first model's before the second's, and no
-key mixes two models. A request's class decides its model. All answer in as many segments and classes. Of images that
-are a whole number of times as large as its own a model sees every so many-th pixel.
+key mixes two models. A request's class decides its model. All have the same numbers of segments and classes. If images
+are a whole number k of times as large as a model's own, it sees every k-th pixel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_WIDTHS: Final = 62
 
 
 class Part(NamedTuple):
-    """One of the models: what classes call it, and its network with that network's `label`."""
+    """One of the models: its name in requests' classes, and its network with that network's `label`."""
 
     name: str
     network: str
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """A width as its model has it, and the model's number."""
+    """A model's own width, and the model's number."""
 
     part: int
     width: float
@@ -58,7 +58,7 @@ class JoinedModels(Servable):
         return self._spec
 
     def _of(self, segment: int, width: float, previous_width: float | None = None) -> tuple[Servable, float, float]:
-        """A model, and the widths as it has them; raises `ValueError` where there is no such key."""
+        """Return a model, and its own widths; raises `ValueError` if the key does not exist."""
         previous_width = self._spec.widest_input(segment, width) if previous_width is None else previous_width
         self._spec.require(segment, width, previous_width)
         own = self._own[width]
@@ -103,8 +103,8 @@ class JoinedInstance:
     """An instance of one of several models; see `hw.networks.servable.Instance`.
 
     Args:
-        widths: those of its model, as that has them.
-        step: it sees every so many-th pixel.
+        widths: its model's own.
+        step: k; it sees every k-th pixel.
     """
 
     def __init__(self, instance: Instance, width: float, widths: Mapping[float, float], step: int) -> None:
@@ -139,7 +139,7 @@ def _every(x: Tensor, step: int) -> Tensor:
 
 
 def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
-    """What the rest of the system knows of them together."""
+    """Return their common description for the rest of the system."""
     count = sum(len(spec.widths) for spec in specs.values())
     if len(specs) < 2 or count > MAX_WIDTHS:
         problem = f"{len(specs)} models of {count} widths; join at least 2, of at most {MAX_WIDTHS} widths in all"

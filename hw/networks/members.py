@@ -1,8 +1,8 @@
-"""The members of a family, from what a user names: networks, their weights, and what each knows and takes.
+"""The members of a family, from a user's names: networks, their weights, and the accuracy and time of each.
 
 The order of a family is that of time on this machine, not of multiply-accumulates: across architectures sixty times as
 many may take five times as long. A member that another one matches in both is of no use to any router. Passes are timed
-in turns, so that whoever else is at work slows all alike.
+in turns, so that other load slows all of them equally.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from kit.errors import InputError, in_a_line
 ENDINGS: Final = (".safetensors", ".pt", ".pth", ".bin")
 BATCH: Final = 8  # images of a pass that a member is ordered by
 _PASSES: Final = 7
-NOISE: Final = 0.05  # of the least of so many passes
+NOISE: Final = 0.05  # of the fastest of this number of passes
 _SHOWN: Final = 200  # images by which the scales of int8 are found
-_TRIED: Final = 48  # images at least that a normalisation is told by, or a quarter: it is the loudest of differences
+_TRIED: Final = 48  # images at least to determine a normalisation, or a quarter: differences are largest there
 _FLOAT: Final = "float32"
 
 
 def members_of(text: str, source: str) -> list[Member]:
-    """Networks between commas: `torchvision:resnet18,resnet34`, `my_nets:Net {"depth": 3} bfloat16`.
+    """Parse networks between commas: `torchvision:resnet18,resnet34`, `my_nets:Net {"depth": 3} bfloat16`.
 
-    What stands before a colon holds for those after it that have none.
+    A prefix before a colon also applies to later names without one.
 
     Raises:
-        InputError: that is none, or a network is named twice, or two classes of one's own are.
+        InputError: the text is not valid, a network is named twice, or two user's classes are.
     """
     found: list[Member] = []
     kind, forms = "", get_args(Form)
@@ -82,7 +82,7 @@ def members_of(text: str, source: str) -> list[Member]:
 
 
 def _between_commas(text: str) -> Iterator[str]:
-    """Commas within braces do not count."""
+    """Split at commas; those within braces do not count."""
     depth, begin = 0, 0
     for place, letter in enumerate(f"{text},"):
         depth += {"{": 1, "}": -1}.get(letter, 0)
@@ -93,7 +93,7 @@ def _between_commas(text: str) -> Iterator[str]:
 
 
 def weights_of(member: Member, place: Path, source: str) -> Path:
-    """The file of a member's weights: `place` itself, or in that folder the one of its name.
+    """Return the file of a member's weights: `place` itself, or in that folder the one of its name.
 
     `resnet18.pt` is, and so is `resnet18-f37072fd.pth`; of a class with options `Net-3.pt`, with their values.
 
@@ -109,7 +109,7 @@ def weights_of(member: Member, place: Path, source: str) -> Path:
     found = [path for path in files if path.stem == name] or hashed
     if len(found) == 1:
         return found[0]
-    library_maker(Named(member.network, member.options, source, ""))  # there is such a network
+    library_maker(Named(member.network, member.options, source, ""))  # raises if the network does not exist
     named = f"several files may be {name}'s: {', '.join(path.name for path in found)}; keep one"
     missing = f"no weights of {member.label}: {name}.pt, .pth, .bin or .safetensors"
     raise InputError(source, "", f"{place}: {named if found else missing}")
@@ -117,12 +117,12 @@ def weights_of(member: Member, place: Path, source: str) -> Path:
 
 @dataclass(frozen=True)
 class Judged:
-    """A member with its weights, what it knows, and what it takes.
+    """A member with its weights, its accuracy, and its time.
 
     Attributes:
-        normalisation: how it wants its images, in words.
-        correct: (images,) which of the test images it gets right.
-        pass_s: seconds of a pass of `BATCH` images on this machine; 0 where that was not timed yet.
+        normalisation: of its images, in words.
+        correct: (images,) the test images that it classifies correctly.
+        pass_s: seconds of a pass of `BATCH` images on this machine; 0 if that was not timed yet.
     """
 
     member: Member
@@ -133,12 +133,12 @@ class Judged:
 
     @property
     def top1(self) -> float:
-        """Share of the test images."""
+        """The correct share of the test images."""
         return float(self.correct.mean())
 
 
 def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: Callable[[int, int], None]) -> Judged:
-    """A member filled with its weights; raises `InputError` where it does not fit them, or the images."""
+    """Return a member filled with its weights; raises `InputError` if it does not fit them, or the images."""
     named = Named(member.network, member.options, source, "")
     module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
     chosen = take_weights(module, read_weights(file), file, data)
@@ -152,14 +152,14 @@ def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: 
     network = MemberNetwork(rescale, module, member.form).requires_grad_(requires_grad=False)
     try:
         correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
-    except Exception as error:  # in float32 it could: something in it is of another form
+    except Exception as error:  # in float32 it could: something in it has another form
         problem = in_a_line(f"{type(error).__name__}: {error}")
         raise InputError(source, "", f"{member.label!r} can't run so ({problem}); leave out {member.form}") from None
     return Judged(member, network, ", and ".join(filter(None, (normalisation, chosen))), correct)
 
 
 def timed(members: Sequence[Judged], data: Dataset, place: str) -> list[Judged]:
-    """With the least that a pass takes at `place`, of some that are run in turns."""
+    """Return members with the fastest pass at `place`; they are run in turns."""
     images = torch.from_numpy(np.asarray(data.test_images[:BATCH])).to(place, memory_format=torch.channels_last)
     for each in members:
         each.network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -177,9 +177,9 @@ def _pass_s(network: MemberNetwork, images: Tensor) -> float:
 
 
 def dominated(members: Sequence[Judged]) -> dict[str, Judged]:
-    """By label: of each member that knows no more than another one, which takes no longer but for noise, that one.
+    """Return, by label, each member that another one dominates (as accurate, and as fast but for noise), and that one.
 
-    Of two alike the first named stays.
+    Of two equal ones the first named stays.
     """
     kept, found = list[Judged](), dict[str, Judged]()
     for each in sorted(members, key=lambda one: (-one.top1, one.pass_s)):
@@ -192,7 +192,7 @@ def dominated(members: Sequence[Judged]) -> dict[str, Judged]:
 
 
 def family_of(members: Sequence[Judged], data: Dataset) -> tuple[Family, Evaluation]:
-    """The family, from the quickest to the slowest, and its table."""
+    """Return the family, from the fastest to the slowest, and its table."""
     ordered = sorted(members, key=lambda each: each.pass_s)
     family = Family(ranked([each.member for each in ordered], data.test_images.shape[1:], data.classes))
     for width, each in zip(family.spec.widths, ordered, strict=True):

@@ -1,4 +1,4 @@
-"""An ordinary network of somebody else's, torchvision's or timm's: made by its name, its weights drawn anew."""
+"""An ordinary network of a third party, torchvision's or timm's: made by its name, with randomly drawn weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Named:
 
     Attributes:
         name: `torchvision:resnet18`, or `module:Class`.
-        options: what it is called with.
-        source, key: where the name stands, for messages.
+        options: the arguments of its constructor.
+        source, key: of the name, for messages.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Named:
 
 
 class Rescale(nn.Module):
-    """Images normalised in one way, as another has them: x * weight + bias, for each channel."""
+    """Conversion of images from one normalisation to another: x * weight + bias, for each channel."""
 
     weight: Tensor
     bias: Tensor
@@ -46,11 +46,11 @@ class Rescale(nn.Module):
 
     @classmethod
     def nothing(cls, channels: int) -> Rescale:
-        """One that changes nothing."""
+        """Return one that changes nothing."""
         return cls(torch.ones(channels), torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) in and out."""
+        """Convert images, (B, C, H, W) in and out."""
         return x * self.weight[:, None, None] + self.bias[:, None, None]
 
 
@@ -63,25 +63,25 @@ class GivenNetwork(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) images to (B, classes) logits."""
+        """Compute (B, classes) logits of (B, C, H, W) images."""
         return logits_of(self.network(self.rescale(x)))
 
 
 def logits_of(answer: Any) -> Tensor:
-    """Of a network's answer: what it is, or holds as networks of `transformers` do."""
+    """Return the logits of a network's answer: the answer itself, or its part as in networks of `transformers`."""
     logits: Tensor = answer["logits"] if isinstance(answer, Mapping) else answer
     return logits
 
 
 def build_given(network: Named, classes: int) -> nn.Module:
-    """An ordinary network, its weights drawn anew.
+    """Build an ordinary network with randomly drawn weights.
 
     Args:
         network: `torchvision:resnet18`, `timm:resnet18`, or `module:Class`.
-        classes: that a library's shall know, where its options say nothing.
+        classes: of a library's network, if its options do not specify them.
 
     Raises:
-        InputError: there is no such network, or it can't be made.
+        InputError: the network does not exist, or it can't be made.
     """
     if (make := library_maker(network)) is not None:
         name = network.name.partition(":")[2]
@@ -101,7 +101,7 @@ _Make: TypeAlias = Callable[[str, dict[str, Any]], nn.Module]
 
 
 def library_maker(network: Named) -> _Make | None:
-    """What makes a library's network of this name; None for a class. Raises `InputError` where the library has none."""
+    """Return the maker of a library's network; None for a class. Raises `InputError` if the library has no such name."""
     kind, _, name = network.name.partition(":")
     if kind not in LIBRARIES:
         return None
@@ -113,7 +113,7 @@ def library_maker(network: Named) -> _Make | None:
 
 
 def _torchvision() -> tuple[list[str], _Make]:
-    """Its networks' names, and what makes one."""
+    """Return its networks' names, and their maker."""
     from torchvision import models
 
     known = models.list_models(models)  # of images: others fetch parts of theirs as they are made

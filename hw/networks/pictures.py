@@ -1,4 +1,4 @@
-"""Pictures of any size, made equally large once: a folder of images that a network can be trained and tested on."""
+"""Resizes images of any size to one size, once: a folder of images that a network can be trained and tested on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final, TypeVar
 
 from kit.errors import InputError
 
-USUAL: Final = 224  # pixels along each side, of which nearly all trained networks take pictures
+USUAL: Final = 224  # pixels along each side of the images of nearly all trained networks
 TEST_NAMES: Final = ("test", "val", "valid", "validation")
-TEST_SHARE: Final = 5  # where nothing says what is for the test: one picture in five of each class
-PICTURES, SMALL_PICTURES = 240, 2000  # where nothing is said: of that size, and at most of smaller ones
-BORDER: Final = 256 / 224  # as torchvision's: resized to a little more, so that the middle can be cut out
+TEST_SHARE: Final = 5  # if the test part is not specified: one image in five of each class
+PICTURES, SMALL_PICTURES = 240, 2000  # by default: of that size, and at most of smaller ones
+BORDER: Final = 256 / 224  # torchvision's: resized to a little more, so that the middle can be cut out
 MOST_UNREADABLE: Final = 0.01
 
 _Picture = TypeVar("_Picture")
@@ -21,20 +21,20 @@ _Picture = TypeVar("_Picture")
 def equally_large(
     folder: Path, target: Path, size: int, channels: int, on_progress: Callable[[int, int], None]
 ) -> tuple[Path, int]:
-    """Write `train/CLASS/*.png` and `test/CLASS/*.png`, all size x size, and count what could not be read.
+    """Write `train/CLASS/*.png` and `test/CLASS/*.png`, all size x size, and count unreadable files.
 
-    A picture is resized along its shorter side, and its middle is cut out. One that has the size already stays as it
-    is. A folder without parts is split: every fifth picture of each class is for the test.
+    An image is resized along its shorter side, and its middle is cut out. One that has the size already is not changed.
+    A folder without parts is split: every fifth image of each class is for the test.
 
     Args:
         folder: with `train` and `test` (or `val`), each with a folder for each class; or with the classes themselves.
-        channels: 1 for grey pictures, 3 for coloured ones.
+        channels: 1 for grey images, 3 for coloured ones.
 
     Returns:
         The target, and how many were left out.
 
     Raises:
-        InputError: there are no pictures, the target is there already, or more than 1 % can't be read.
+        InputError: the folder has no images, the target is there already, or more than 1 % can't be read.
     """
     if target.exists():
         raise InputError(str(target), "", "is there already; name it as --images without --size, or remove it")
@@ -52,18 +52,18 @@ def test_sample(
     most: int | None,
     on_progress: Callable[[int, int], None],
 ) -> int:
-    """Write `test/CLASS/*.png` as `equally_large` does, of some test pictures, as many of each class as can be.
+    """Write `test/CLASS/*.png` as `equally_large` does, of some test images, balanced over classes as far as possible.
 
     Args:
-        folder: with `test` (or `val`), with `train` beside it or not; or with the classes themselves.
-        size: None keeps that of the pictures where all have one; else it is `USUAL`.
-        most: pictures in all, about; None for `PICTURES`, and more of small ones.
+        folder: with `test` (or `val`), with or without `train`; or with the classes themselves.
+        size: None keeps the images' size if all have the same; otherwise it is `USUAL`.
+        most: images in all, about; None for `PICTURES`, and more of small ones.
 
     Returns:
         How many can't be read.
 
     Raises:
-        InputError: there are no pictures, or more than 1 % of them can't be read.
+        InputError: the folder has no images, or more than 1 % of them can't be read.
     """
     if not folder.is_dir():
         raise InputError(str(folder), "", "no such folder")
@@ -86,7 +86,7 @@ def _of_each(classes: Mapping[Path, list[Path]], most: int) -> list[Path]:
 
 
 def spread(pictures: Sequence[_Picture], most: int) -> list[_Picture]:
-    """From the first to the last, evenly: neighbours are often of one scene, or class."""
+    """Return an even selection from the first to the last: neighbours are often of one scene, or class."""
     count = min(most, len(pictures))
     return [pictures[number * len(pictures) // count] for number in range(count)]
 
@@ -100,7 +100,7 @@ def _own_size(pictures: list[Path]) -> int:
             with Image.open(path) as opened:
                 sizes.add(opened.size)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-            continue  # counted where it is read
+            continue  # counted when it is read
     width, height = sizes.pop() if len(sizes) == 1 else (USUAL, USUAL)
     return width if width == height else USUAL
 
@@ -113,7 +113,7 @@ def _write(
     channels: int,
     on_progress: Callable[[int, int], None],
 ) -> int:
-    """All of (part, picture), and count what can't be read."""
+    """Write all (part, image), and count unreadable ones."""
     from PIL import Image
     from torchvision.transforms.functional import center_crop, resize
 
@@ -143,7 +143,7 @@ def _write(
 
 
 def _found(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(part, picture) in their order."""
+    """Yield (part, image) in their order."""
     if not folder.is_dir():
         raise InputError(str(folder), "", "no such folder")
     tests = [name for name in TEST_NAMES if (folder / name).is_dir()]

@@ -1,6 +1,6 @@
-"""int8 on a CPU, by torchvision's quantizable networks: kernels by output channel, activations by what images showed.
+"""int8 on a CPU, by torchvision's quantizable networks: kernels by output channel, activations by sample images.
 
-What such a network holds are quantized tensors, which safetensors does not know: in a `state_dict` each is its numbers
+Such a network holds quantized tensors, which safetensors does not support: in a `state_dict` each is its numbers
 in int8, its scales and its zero points.
 """
 
@@ -22,7 +22,7 @@ _OF_LINEAR = "_packed_params._packed_params"
 
 
 def build_quantizable(network: Named, classes: int) -> nn.Module:
-    """One in float32 that can be quantized, with the names of weights that the ordinary one has.
+    """Build a float32 network that can be quantized, with the ordinary one's names of weights.
 
     Raises:
         InputError: torchvision has none such.
@@ -41,7 +41,7 @@ def build_quantizable(network: Named, classes: int) -> nn.Module:
 
 
 class Int8Network(nn.Module):
-    """A network in int8; numbers that come and go are float32.
+    """A network in int8; its inputs and outputs are float32.
 
     Args:
         network: see `build_quantizable`; it is used up.
@@ -51,10 +51,10 @@ class Int8Network(nn.Module):
 
     def __init__(self, network: nn.Module, images: Tensor | None = None) -> None:
         super().__init__()
-        self._held = [_quantized(network, images)]  # not as a part: it is moved, cast and stored in no usual way
+        self._held = [_quantized(network, images)]  # not as a part: it needs special code to be moved, cast and stored
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) images to (B, classes) logits."""
+        """Compute (B, classes) logits of (B, C, H, W) images."""
         logits: Tensor = self._held[0](x)
         return logits
 
@@ -91,7 +91,7 @@ def _quantized(network: nn.Module, images: Tensor | None) -> nn.Module:
 
 
 def _plain(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that any file can hold."""
+    """Yield tensors that any file can hold."""
     for name, value in state.items():
         if name.endswith(_OF_LINEAR):
             yield from _parts(name, value[0])
@@ -110,7 +110,7 @@ def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _as_stored(name: str, value: Any, state: Mapping[str, Tensor], prefix: str) -> Any:
-    """What stands in a `state_dict` in place of a quantized network's value."""
+    """Return the stored form of a quantized network's value in a `state_dict`."""
     if isinstance(value, tuple):
         return _as_stored(name, value[0], state, prefix), state[f"{prefix}{name}_bias"]
     if not isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""Networks by name, and their files: which one is meant, how it is built, and what of it lies on disk.
+"""Networks by name, and their files: how a name is resolved, how a network is built, and its form on disk.
 
 A network is one of `PRESETS`, or a user's own class, named `module:Class`. A file holds weights and the name, never
-code: what runs is chosen by whoever names the network, and a file of a user's class is opened only under that name.
+code: the caller that names the network chooses the code, and a file of a user's class is opened only under that name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME_IT: Final = "name it as well (model.network in a scenario, --network): a f
 
 
 class Buildable(Protocol):
-    """A network that can be made, with some weights."""
+    """A network that can be built, with some weights."""
 
     @property
     def label(self) -> str:
@@ -48,12 +48,12 @@ class Buildable(Protocol):
         ...
 
     def build(self) -> Servable:
-        """It; chance comes from torch's generator."""
+        """Build it; random numbers come from torch's generator."""
         ...
 
 
 class Trainable(Buildable, Protocol):
-    """One whose widths can be trained."""
+    """A network whose widths can be trained."""
 
     def build(self) -> SlimmableModel:
         """See `Buildable`."""
@@ -62,7 +62,7 @@ class Trainable(Buildable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Network(Named):
-    """Which slimmable network is meant: one of `PRESETS`, or `module:Class`, a subclass of `SlimmableModel`."""
+    """A slimmable network by name: one of `PRESETS`, or `module:Class`, a subclass of `SlimmableModel`."""
 
     def __post_init__(self) -> None:
         library, _, rest = self.name.partition(":")
@@ -83,11 +83,11 @@ class Network(Named):
 
     @property
     def label(self) -> str:
-        """Its name and options in one line: two networks are the same where these are."""
+        """Its name and options in one line: two networks are the same if these are."""
         return label_of(self.name, self.options)
 
     def build(self) -> SlimmableModel:
-        """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
+        """Build a fresh one, its weights drawn from torch's generator; raises `InputError` if it can't be made."""
         if not self.is_own:
             return SlimVit(VITS[self.name]) if self.name in VITS else SlimResNet(RESNETS[self.name])
         own_model = self._own_class()
@@ -100,7 +100,7 @@ class Network(Named):
         return network_settings(self.name, self.options, self.source, self.key)
 
     def _own_class(self) -> type[SlimmableModel]:
-        """What the name stands for; nothing but a network's class is ever called."""
+        """Return the class of a name; nothing but a network's class is ever called."""
         is_ordinary = self.name.partition(":")[0] in LIBRARIES
         model_class = None if is_ordinary else own_class(self.name, self.source, self.key)
         if not (isinstance(model_class, type) and issubclass(model_class, SlimmableModel)):
@@ -116,22 +116,22 @@ class Network(Named):
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A network's weights on disk; `network` must be named where it is a user's own class, and is checked if it is."""
+    """A network's weights on disk; `network` must be named if it is a user's own class, and is checked if given."""
 
     path: Path
     network: Network | None = None
 
     @property
     def label(self) -> str:
-        """The network's name, as the header has it."""
+        """The network's name from the header."""
         return load_tensors(self.path, SCHEMA)[1].get("network", "")
 
     def build(self) -> Servable:
-        """The network without the file's weights; raises `InputError` as `load` does."""
+        """Build the network without the file's weights; raises `InputError` as `load` does."""
         return self._structure(load_tensors(self.path, SCHEMA)[1])
 
     def load(self) -> tuple[Servable, dict[str, str]]:
-        """The model, on the CPU, and the file's metadata (`hash` among it).
+        """Load the model, on the CPU, and the file's metadata (`hash` among it).
 
         Raises:
             InputError: the file is foreign or corrupt, of another network, or does not fit its configuration or hash.
@@ -150,7 +150,7 @@ class ModelFile:
         return model.eval(), metadata
 
     def _structure(self, metadata: Mapping[str, str]) -> Servable:
-        """The network without its weights."""
+        """Build the network without its weights."""
         label = metadata.get("network", "")
         key = next((each for each in ("config", "structure", "family", "joined") if each in metadata), None)
         if key is None:
@@ -177,13 +177,13 @@ class ModelFile:
         return Network(label).build()
 
     def _slimmed(self, structure: Structure, label: str) -> SlimmableModel:
-        """Of a network that was made slimmable; it has no name to be built by."""
+        """Build a network that was made slimmable; it has no name to be built by."""
         if self.network is not None:
             raise self._other(label)
         return SlimmedNetwork(structure)
 
     def _family(self, structure: FamilyStructure, label: str) -> Family:
-        """Of torchvision's networks, and of the one class that the caller names."""
+        """Build a family of libraries' networks, and of the one class that the caller names."""
         own = own_classes(structure.members)
         given = None if self.network is None else self.network.name
         if given is not None and own != {given}:
@@ -194,14 +194,14 @@ class ModelFile:
         return Family(structure, str(self.path))
 
     def _joined(self, parts: Mapping[str, Mapping[str, str]], label: str) -> JoinedModels:
-        """Of several models, none of which is a user's class."""
+        """Build several models, none of which is a user's class."""
         if self.network is not None:
             raise self._other(label)
         made = tuple(Part(name, part["network"], self._structure(part)) for name, part in parts.items())
         return JoinedModels(made, str(self.path))
 
     def _own(self, label: str) -> SlimmableModel:
-        """A user's class: under the name that the caller gives, never the file's alone."""
+        """Build a user's class: under the name that the caller gives, never the file's alone."""
         if not label:
             raise InputError(str(self.path), "network", "the header does not say which network this is; train it again")
         if self.network is None:
@@ -218,18 +218,18 @@ class ModelFile:
 
 
 def save_model(path: Path, model: Servable, network: str, metadata: Mapping[str, str]) -> None:
-    """Write weights and what they are of: a network's `label`, or what a ResNet of no preset is to be called.
+    """Write weights and their description: a network's `label`, or the name of a ResNet that is not a preset.
 
-    `metadata` is kept beside them as text.
+    `metadata` is stored with them as text.
     """
     state = model.state_dict()
     save_tensors(path, state, {**metadata, "schema": SCHEMA, "hash": model_hash(state), **_header(model, network)})
 
 
 def _header(model: Servable, network: str) -> dict[str, str]:
-    """What a network is built by."""
+    """Return a network's building instructions."""
     header = {"network": network}
-    if type(model) is SlimResNet:  # a subclass is a user's own, and may compute something else
+    if type(model) is SlimResNet:  # a subclass is a user's own, and may compute something different
         header["config"] = model.config.to_json()
     if type(model) is SlimmedNetwork:
         header["structure"] = model.structure.model_dump_json(exclude_defaults=True)
@@ -242,7 +242,7 @@ def _header(model: Servable, network: str) -> dict[str, str]:
 
 
 def joined(files: Mapping[str, ModelFile], source: str) -> tuple[JoinedModels, str]:
-    """Several models with their weights, by the names that classes call them, and the label of all.
+    """Join several models with their weights, by their names in classes; return them and the label of all.
 
     Raises:
         InputError: they do not belong together, or a file can't be read.
@@ -252,7 +252,7 @@ def joined(files: Mapping[str, ModelFile], source: str) -> tuple[JoinedModels, s
 
 
 def model_hash(state: Mapping[str, Tensor]) -> str:
-    """16 hex digits that name these weights: names, shapes, types and values; floats count as float32."""
+    """Return 16 hex digits that identify these weights: names, shapes, types and values; floats count as float32."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu()
@@ -263,17 +263,17 @@ def model_hash(state: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, whole or not at all."""
+    """Write a safetensors file, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # none share memory
     with atomic_path(path) as temporary:
         temporary.write_bytes(same_header(save(plain, dict(metadata))))
 
 
 def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file.
+    """Return tensors and metadata of a safetensors file.
 
     Raises:
-        InputError: there is no such file, it is no safetensors file, or not of this schema.
+        InputError: the file does not exist, is not a safetensors file, or not of this schema.
         WorkError: the system does not let it be read now.
     """
     require_file(path, MAX_BYTES, hint="; `slimsched model train SCENARIO` makes one")
@@ -300,7 +300,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def _remedy(path: Path) -> str:
-    """For a file that is no safetensors."""
+    """Return the remedy for a file that is not a safetensors file."""
     with path.open("rb") as file:
         is_of_torch = file.read(1) in (b"P", b"\x80")  # of a zip, of a pickle
     if not is_of_torch:

@@ -1,8 +1,8 @@
 """Single activations as rows of the blocks that they came in, and how rows become a batch.
 
-A batch whose rows follow one another in one block is a view of it: nothing is copied. Any other is gathered, in the
-order of memory that its blocks have: feature maps with their channels last stay so. A captured pass has its own room
-for inputs, into which a batch is gathered wherever its rows lie: on the device, or in pinned memory of the host.
+A batch whose rows follow one another in one block is a view of it, without a copy. Any other is gathered, in the
+order of memory that its blocks have: feature maps with their channels last stay so. A captured pass has a fixed input
+buffer, into which a batch is gathered from any place: the device, or pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rows_of(block: Tensor) -> list[Row]:
 
 
 def gather(rows: Sequence[Row]) -> Tensor:
-    """(n, ...) of rows of one shape; a view where they follow one another in one block."""
+    """Return (n, ...) of rows of one shape; a view if they follow one another in one block."""
     parts = _parts_of(rows)
     return parts[0] if len(parts) == 1 else _join(rows, parts)
 
@@ -29,7 +29,7 @@ def gather(rows: Sequence[Row]) -> Tensor:
 def gather_into(rows: Sequence[Row], room: Tensor) -> None:
     """Write n rows of one shape to the first places of `room` (m, ...), and zeros to the others.
 
-    Nobody waits for a GPU: what lies in pinned memory is copied on the current stream, and must stay there until that
+    It does not wait for a GPU: rows in pinned memory are copied on the current stream, and must stay there until that
     has happened.
 
     Raises:
@@ -49,7 +49,7 @@ def gather_into(rows: Sequence[Row], room: Tensor) -> None:
 
 
 def _parts_of(rows: Sequence[Row]) -> list[Tensor]:
-    """Views of as many rows as follow one another in one block, in order."""
+    """Return views of consecutive rows of one block, each as long as possible, in order."""
     parts: list[Tensor] = []
     block, first = rows[0]
     count = 0
@@ -64,8 +64,8 @@ def _parts_of(rows: Sequence[Row]) -> list[Tensor]:
 
 
 def _join(rows: Sequence[Row], parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """Parts of several places, one after another, in the order of memory that they have."""
-    is_last = all(has_channels_last(part) for part in parts)  # else torch lays a copy out again, ten times as slowly
+    """Join parts of several places, one after another, in the order of memory that they have."""
+    is_last = all(has_channels_last(part) for part in parts)  # otherwise torch copies again, ten times as slowly
 
     def turned(x: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1) if is_last else x
@@ -73,7 +73,7 @@ def _join(rows: Sequence[Row], parts: Sequence[Tensor], out: Tensor | None = Non
     block, target = rows[0][0], None if out is None else turned(out)
     if any(other is not block for other, _ in rows):
         joined = torch.cat([turned(part) for part in parts], out=target)
-    else:  # from pinned memory: a pageable copy would wait for all that the stream was asked for
+    else:  # from pinned memory: a pageable copy would wait for all work on the stream
         indexes = torch.tensor([index for _, index in rows], pin_memory=block.is_cuda)
         joined = torch.index_select(turned(block), 0, indexes.to(block.device, non_blocking=True), out=target)
     return joined.permute(0, 3, 1, 2) if is_last else joined
@@ -84,5 +84,5 @@ def _lies_alike(x: Tensor, room: Tensor) -> bool:
 
 
 def has_channels_last(block: Tensor) -> bool:
-    """Whether these are feature maps (n, C, H, W) whose channels are last in memory, and not in order as well."""
+    """Return whether these are feature maps (n, C, H, W) with channels last in memory, and not in order as well."""
     return block.dim() == 4 and not block.is_contiguous() and block.is_contiguous(memory_format=torch.channels_last)

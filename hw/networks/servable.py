@@ -1,9 +1,9 @@
-"""What can be served: a network cut into segments, each of which runs at one of several widths.
+"""The interface of networks that can be served: cut into segments, each of which runs at one of several widths.
 
 A *slimmable network* (`hw.networks.slimmable`) nests its widths in one set of weights. A *family*
-(`hw.networks.family`) is of ordinary networks that answer the same question, of which each is a width; there is one
-segment then, and a width is a rank. *Joined models* (`hw.networks.joined`) are several of these in one file. All that
-evaluates, calibrates and serves asks for no more than what stands here.
+(`hw.networks.family`) is of ordinary networks for the same task, of which each is a width; there is one segment then,
+and a width is a rank. *Joined models* (`hw.networks.joined`) are several of these in one file. All code that
+evaluates, calibrates and serves uses only this interface.
 
 Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
 """
@@ -27,16 +27,16 @@ Key = tuple[int, float, float]  # (segment, width, previous width)
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the rest of the system must know of a network.
+    """The part of a network's description that the rest of the system needs.
 
     Attributes:
         segments: S, run in their order 1..S.
         widths: the width set W, ascending within (0, 1], the last one 1.
         input_shape: (C, H, W) of one image.
         classes: logits of one image after the last segment.
-        labels: what people call each width: of a family, its networks. Empty where a width is called by its number.
-        nests: how many widths each nest has (`policies.nests`); empty where all are one.
-        models: of several models each one's name, and how many of the widths are its; empty where there is one.
+        labels: people's names of the widths: of a family, its networks. Empty if a width's name is its number.
+        nests: how many widths each nest has (`policies.nests`); empty if all are one.
+        models: of several models each one's name, and how many of the widths are its; empty if there is one.
     """
 
     segments: int
@@ -57,41 +57,41 @@ class ModelSpec:
             raise ValueError(f"widths must ascend from above 0 and end with 1.0: {list(self.widths)}")
 
     def previous_widths(self, segment: int, width: float) -> tuple[float, ...]:
-        """What a request for a width of `segment` can come from: `IMAGE` at segment 1, any of its nest after."""
+        """Return the possible previous widths of a width of `segment`: `IMAGE` at segment 1, any of its nest after."""
         return (IMAGE,) if segment == 1 else self.nest(width)
 
     def served_keys(self, segment: int, width: float) -> list[tuple[float, float]]:
-        """Every (width, previous width) that an instance of a width serves, ascending."""
+        """Return every (width, previous width) that an instance of a width serves, ascending."""
         narrower = [each for each in self.widths if self.serves(width, each)]
         return [(each, previous) for each in narrower for previous in self.previous_widths(segment, each)]
 
     def widest_input(self, segment: int, width: float = 1.0) -> float:
-        """The previous width with the most channels: what an instance must hold to serve any."""
+        """Return the previous width with the most channels, which an instance must hold to serve any."""
         return self.previous_widths(segment, width)[-1]
 
     def nest(self, width: float) -> tuple[float, ...]:
-        """The widths that nest with one."""
+        """Return the widths that nest with one."""
         return nest_by_width(self.widths, self.nests)[width]
 
     def name_of(self, width: float) -> str:
-        """What people call a width."""
+        """Return people's name of a width."""
         return self.labels[self.widths.index(width)] if self.labels else f"{width:g}"
 
     def width_of(self, name: str) -> float:
-        """The width that people call so."""
+        """Return the width of that name."""
         return self.widths[self.labels.index(name)]
 
     def serves(self, instance_width: float, width: float) -> bool:
-        """Whether an instance of one width serves a request for another."""
+        """Return whether an instance of one width serves a request for another."""
         return width <= instance_width <= self.nest(width)[-1]
 
     def work_keys(self) -> list[Key]:
-        """Every legal (segment, width, previous width), ascending."""
+        """Return every legal (segment, width, previous width), ascending."""
         segments = range(1, self.segments + 1)
         return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s, w)]
 
     def tuples(self) -> list[tuple[float, ...]]:
-        """Every complete width tuple, ascending: W ** S of each nest."""
+        """Return every complete width tuple, ascending: W ** S of each nest."""
         return tuples_within(nests_of(self.widths, self.nests), self.segments)
 
     def require(self, segment: int, width: float, previous_width: float) -> None:
@@ -107,12 +107,12 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCost:
-    """What a segment costs at a (width, previous width).
+    """The cost of a segment at a (width, previous width).
 
     Attributes:
         macs: multiply-accumulates of one image.
         params: weights that take part, in numbers of 4 bytes.
-        activation_bytes: what one image leaves for the next segment (logits after the last), in float32.
+        activation_bytes: of one image's output to the next segment (logits after the last), in float32.
         moved_bytes: feature maps of one image that are read and written on the way, in float32.
         kernels: operations that a forward pass launches.
     """
@@ -125,14 +125,14 @@ class SegmentCost:
 
 
 class Instance(Protocol):
-    """A segment at one width, with weights in memory of its own; what is in it is its network's business.
+    """A segment at one width, with weights in separate memory, whose content is its network's business.
 
-    Safe to run from one thread at a time, beside other instances.
+    Safe to run from one thread at a time, concurrently with other instances.
     """
 
     @property
     def segment(self) -> int:
-        """Which segment it is of."""
+        """The number of its segment."""
         ...
 
     @property
@@ -146,11 +146,11 @@ class Instance(Protocol):
         ...
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
-        """The same numbers as `Servable.forward_segment`; raises `ValueError` for a width that it does not serve."""
+        """Compute the same numbers as `Servable.forward_segment`; raises `ValueError` for a width not served."""
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> Instance:
-        """The same instance elsewhere, in another form; kernels follow `memory_format`."""
+        """Return the same instance elsewhere, in another form; kernels follow `memory_format`."""
         ...
 
 
@@ -164,7 +164,7 @@ class Servable(nn.Module, ABC):
 
     @abstractmethod
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
-        """One segment at a width, on what the segment before left at its width.
+        """Run one segment at a width, on the previous segment's output at its width.
 
         Raises:
             ValueError: the network has no such key.
@@ -172,7 +172,7 @@ class Servable(nn.Module, ABC):
 
     @abstractmethod
     def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> Instance:
-        """A copy of what one segment needs up to a width.
+        """Copy the weights that one segment needs up to a width.
 
         Args:
             path: the network's file, to read the weights from; None takes this network's own.
@@ -181,18 +181,18 @@ class Servable(nn.Module, ABC):
 
     @abstractmethod
     def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
-        """Bytes of the weights of an instance, where a number of theirs has so many bytes."""
+        """Return the bytes of the weights of an instance, if each number has this number of bytes."""
 
     @abstractmethod
     def activation_shape(self, segment: int, width: float) -> Shape:
-        """What one image is after a segment at a width, without the batch; segment 0 is the image itself."""
+        """Return the shape of one image after a segment at a width, without the batch; segment 0 is the image."""
 
     @abstractmethod
     def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
-        """What a key costs."""
+        """Return the cost of a key."""
 
     def forward(self, x: Tensor, widths: tuple[float, ...]) -> Tensor:
-        """All segments at a width tuple: (B, C, H, W) images to (B, classes) logits."""
+        """Run all segments at a width tuple: (B, C, H, W) images to (B, classes) logits."""
         if len(widths) != self.spec.segments:
             raise ValueError(f"{len(widths)} widths for {self.spec.segments} segments")
         previous = IMAGE

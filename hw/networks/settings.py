@@ -1,4 +1,4 @@
-"""What tells one network from another, in words; it opens no torch."""
+"""Identifies networks by their settings in words; without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.plugins import is_own, source_hash
 
 
 def options_of(words: str) -> dict[str, Any]:
-    """What a class is called with, from the JSON behind its name; raises `ValueError` where that is no JSON object."""
+    """Return a class's arguments, from the JSON behind its name; raises `ValueError` if that is not a JSON object."""
     try:
         options = json.loads(words or "{}", parse_constant=no_number)
     except (ValueError, RecursionError) as error:
@@ -22,18 +22,18 @@ def options_of(words: str) -> dict[str, Any]:
 
 
 def label_of(name: str, options: Mapping[str, Any]) -> str:
-    """Its name and options in one line: two networks are the same where these are."""
+    """Return its name and options in one line: two networks are the same if these are."""
     return f"{name} {json.dumps(dict(options), sort_keys=True)}" if options else name
 
 
 def network_settings(name: str, options: Mapping[str, Any], source: str, key: str) -> dict[str, str]:
-    """Name and options, and a user's code: what was made with another one of these is stale.
+    """Return name and options, and the hash of a user's code: results for other values of these are stale.
 
     Args:
-        source, key: where the name stands, for messages.
+        source, key: of the name, for messages.
 
     Raises:
-        InputError: there is no such code.
+        InputError: the code does not exist.
     """
     code = {f"the code of {name}": source_hash(name, source, key)} if is_own(name) else {}
     return {"model.network": label_of(name, options)} | code

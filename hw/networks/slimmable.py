@@ -1,11 +1,11 @@
-"""What a segmented slimmable network must be, so that it can be trained, evaluated, calibrated and served here.
+"""The interface of segmented slimmable networks, so that they can be trained, evaluated, calibrated and served here.
 
-A network is cut into segments that run one after another; each runs at a width of its own. Its weights lie in one
+A network is cut into segments that run one after another; each runs at a separate width. Its weights are in one
 `state_dict`; at a narrower width a leading slice of each takes part, so that one set of weights serves every width and
-an instance (a segment's weights at one width, in memory of their own) serves every width up to its own.
+an instance (a segment's weights at one width, in separate memory) serves every width up to its own.
 
-A user's network subclasses `SlimmableModel` and says three things: its `spec`, which slices of which weights a segment
-takes (`weight_shapes`), and what the segment computes with them (`run_segment`). All else follows.
+A user's network subclasses `SlimmableModel` and specifies three things: its `spec`, which slices of which weights a
+segment takes (`weight_shapes`), and what the segment computes with them (`run_segment`). The rest follows.
 `hw.networks.conformance` checks that it keeps the rules.
 
 Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
@@ -36,7 +36,7 @@ class SlimmableModel(Servable):
     """A segmented slimmable network; see the module's docstring.
 
     A constructor's arguments are JSON values (a scenario's `model.options`), and building it twice with the same ones
-    gives the same structure: agents' processes build it anew and fill it from a file.
+    gives the same structure: agents' processes build it again and fill it from a file.
     """
 
     def __init__(self) -> None:
@@ -45,18 +45,19 @@ class SlimmableModel(Servable):
 
     @abstractmethod
     def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
-        """The weights that take part: name in `state_dict` -> shape of the leading slice.
+        """Return the weights that take part: name in `state_dict` -> shape of the leading slice.
 
         At a smaller width or previous width no shape may be larger in any dimension.
         """
 
     @abstractmethod
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
-        """One segment on weights already sliced; it must use these and none of its own, and keep no state.
+        """Run one segment on weights already sliced; it must use only these, and keep no state.
 
         Args:
-            weights: by the names of `weight_shapes`; their shapes tell the width.
-            x: (B, C, H, W) images before segment 1, else what the segment before left. It must not be changed. Each
+            weights: by the names of `weight_shapes`; their shapes determine the width.
+            x: (B, C, H, W) images before segment 1, otherwise the previous segment's output. It must not be changed.
+                Each
                 image's result must not depend on the others of the batch.
 
         Returns:
@@ -73,7 +74,7 @@ class SlimmableModel(Servable):
         return self.run_segment(segment, slice_weights(self._state(), shapes), x)
 
     def instance_shapes(self, segment: int, width: float) -> dict[str, Shape]:
-        """The weights of an instance: enough for any previous width; raises `ValueError` for an illegal width."""
+        """Return an instance's weights: enough for any previous width; raises `ValueError` for an illegal width."""
         previous = self.spec.widest_input(segment)
         self.spec.require(segment, width, previous)
         return self.weight_shapes(segment, width, previous)
@@ -83,7 +84,7 @@ class SlimmableModel(Servable):
         return element_bytes * sum(prod(shape) for shape in self.instance_shapes(segment, width).values())
 
     def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> SegmentInstance:
-        """Contiguous copies of what one segment needs up to a width: see `SegmentInstance`."""
+        """Make contiguous copies of the weights that one segment needs up to a width: see `SegmentInstance`."""
         shapes = self.instance_shapes(segment, width)
         if path is None:
             views = slice_weights(self._state(), shapes)
@@ -105,13 +106,13 @@ class SlimmableModel(Servable):
         return self._output_shapes[segment, width]
 
     def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
-        """What a key costs, counted in a dry run; a network that knows a closed form may give that instead."""
+        """Return the cost of a key, counted in a dry run; a network with a closed form may override it."""
         counts, shape = self._dry_run(segment, width, previous_width)
         params = sum(prod(s) for s in self.weight_shapes(segment, width, previous_width).values())
         return SegmentCost(counts.macs, params, 4 * prod(shape), counts.moved_bytes, counts.kernels)
 
     def _dry_run(self, segment: int, width: float, previous_width: float) -> tuple[Counts, Shape]:
-        """One image through a segment, with shapes and no numbers."""
+        """Run one image through a segment, with shapes and no numbers."""
         self.spec.require(segment, width, previous_width)
         shapes = self.weight_shapes(segment, width, previous_width)
         weights = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -124,7 +125,7 @@ class SlimmableModel(Servable):
 
 
 def slice_weights(weights: Weights, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Leading slices (views) of these shapes."""
+    """Return leading slices (views) of these shapes."""
     return {name: weights[name][_leading(shape)] for name, shape in shapes.items()}
 
 
@@ -137,7 +138,7 @@ def _copy(weight: Tensor) -> Tensor:
 
 
 class SegmentInstance:
-    """A segment's weights at one width, in memory of their own: serves any width up to its own, any previous width.
+    """A segment's weights at one width, in separate memory: serves any width up to its own, any previous width.
 
     A narrower batch runs on views of these weights: nothing is copied or cached for it. Safe to run from one thread at
     a time; it holds no state but a cache of views.
@@ -160,7 +161,7 @@ class SegmentInstance:
         return sum(tensor.nbytes for tensor in self.weights.values())
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
-        """The same numbers as `forward_segment`; raises `ValueError` for a width above its own."""
+        """Compute the same numbers as `forward_segment`; raises `ValueError` for a width above its own."""
         views = self._views.get((width, previous_width))
         if views is None:
             self.model.spec.require(self.segment, width, previous_width)
@@ -171,7 +172,7 @@ class SegmentInstance:
         return self.model.run_segment(self.segment, views, x)
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> SegmentInstance:
-        """The same instance elsewhere, in another form; kernels follow `memory_format`."""
+        """Return the same instance elsewhere, in another form; kernels follow `memory_format`."""
         moved = {
             name: tensor.to(
                 device, dtype, memory_format=memory_format if tensor.dim() == 4 else torch.contiguous_format

@@ -1,10 +1,10 @@
 """An ordinary network made slimmable: its layers as a list that a file can hold, and how a segment runs through them.
 
 Channels come in groups: all that one residual stream, or one depthwise convolution, ties together. Every group belongs
-to one segment, and a width keeps its leading channels. BatchNorm has statistics of its own for each (segment, width,
-previous width): tables (previous widths, widths, channels), of which a leading slice ends with the row of its own key.
+to one segment, and a width keeps its leading channels. BatchNorm has separate statistics for each (segment, width,
+previous width): tables (previous widths, widths, channels), of which a leading slice ends with the key's own row.
 
-A list is plain data of known kinds: whoever writes a file chooses numbers, and never what code runs.
+A list is plain data of known kinds: the author of a file chooses numbers, and never what code runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Group(StrictModel):
     Attributes:
         segment: whose width they follow; 0: all are there at every width, as those of images and of classes.
         count: at full width.
-        unit: they are dropped so many at a time: the channels of one group of GroupNorm.
+        unit: they are dropped in multiples of this: the channels of one group of GroupNorm.
     """
 
     segment: Annotated[int, Field(ge=0)]
@@ -55,7 +55,7 @@ class Group(StrictModel):
     unit: Count = 1
 
     def kept(self, width: float) -> int:
-        """How many are left at a width."""
+        """Return the number of channels kept at a width."""
         return max(1, round(self.count * width / self.unit)) * self.unit
 
 
@@ -63,7 +63,7 @@ class Layer(StrictModel):
     """One step of the computation.
 
     Attributes:
-        name: of its weights, as the given network calls them.
+        name: of its weights in the given network.
         inputs: layers before it, by their place in the whole list; -1 is the image.
         source, group: the channels of its first input and of its output, by place among the groups.
         features: of a linear layer: inputs for each channel of its source; of GroupNorm: channels of one group.
@@ -106,7 +106,7 @@ TABLES: Final = ("mean", "var")
 
 
 class Structure(StrictModel):
-    """All of a network but its weights; see the module's docstring."""
+    """A network without its weights; see the module's docstring."""
 
     input_shape: tuple[Count, Count, Count]
     classes: Count
@@ -118,7 +118,7 @@ class Structure(StrictModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `model_dump_json` wrote; raises `ValueError` on anything else."""
+        """Parse the output of `model_dump_json`; raises `ValueError` on anything else."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -147,16 +147,16 @@ class Structure(StrictModel):
 
     @property
     def spec(self) -> ModelSpec:
-        """What the rest of the system knows of it."""
+        """The description for the rest of the system."""
         return ModelSpec(len(self.segments), self.widths, self.input_shape, self.classes)
 
     @property
     def layers(self) -> list[Layer]:
-        """Of all segments."""
+        """The layers of all segments."""
         return [layer for segment in self.segments for layer in segment]
 
     def weights(self, width: float, previous_width: float, segment: int = 0) -> Iterator[tuple[Layer, str, Shape]]:
-        """(layer, weight, shape) of a segment at a key; 0: of all."""
+        """Yield (layer, weight, shape) of a segment at a key; 0: of all."""
         for number in (segment,) if segment else range(1, len(self.segments) + 1):
             row = 1 if number == 1 else self.widths.index(previous_width) + 1
             for layer in self.segments[number - 1]:
@@ -178,10 +178,10 @@ Normalize = Callable[[Layer, Tensor, Weights], Tensor]
 
 
 class SlimmedNetwork(SlimmableModel):
-    """A network that was given, made slimmable.
+    """A given network, made slimmable.
 
     Attributes:
-        normalize: what BatchNorm does in place of its own, while statistics are collected.
+        normalize: replaces BatchNorm's own function, while statistics are collected.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -196,7 +196,7 @@ class SlimmedNetwork(SlimmableModel):
                 kernel = nn.init.kaiming_normal_(tensor) if len(shape) > 1 else tensor
                 self.register_parameter(weight_name(layer, name), nn.Parameter(kernel))
         self._dropped = [_last_uses(structure, segment) for segment in range(1, structure.spec.segments + 1)]
-        self.eval()  # BatchNorm serves by its tables unless the network is told to learn
+        self.eval()  # BatchNorm serves by its tables unless the network is set to training
 
     @property
     def spec(self) -> ModelSpec:
@@ -254,7 +254,7 @@ class SlimmedNetwork(SlimmableModel):
         return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
 
     def _normalize(self, layer: Layer, x: Tensor, weights: Weights) -> Tensor:
-        """While it learns by its batch, as BatchNorm does; served by the statistics of its key."""
+        """Normalize by the batch during training, as BatchNorm does; in serving by the statistics of its key."""
         scale, shift = (weights[weight_name(layer, name)] for name in ("weight", "bias"))
         if self.training:
             return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
@@ -263,12 +263,12 @@ class SlimmedNetwork(SlimmableModel):
 
 
 def weight_name(layer: Layer, name: str) -> str:
-    """In the `state_dict`; a weight's name may have no dot."""
+    """Return its name in the `state_dict`; a weight's name may have no dot."""
     return f"{layer.name.replace('.', '/')}/{name}"
 
 
 def _last_uses(structure: Structure, segment: int) -> list[list[int]]:
-    """Of each layer of a segment: what nobody needs after it."""
+    """Return, for each layer of a segment, the values that no later layer needs."""
     layers = structure.segments[segment - 1]
     last = {read: place for place, layer in enumerate(layers) for read in layer.inputs}
     return [[read for read, at in last.items() if at == place] for place in range(len(layers))]

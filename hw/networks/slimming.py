@@ -1,7 +1,7 @@
-"""A trained network made slimmable: its channels sorted, its statistics taken anew for every key.
+"""Makes a trained network slimmable: its channels are sorted, and its statistics recalibrated for every key.
 
-Channels that are tied are sorted together, by how much of them comes out and how much of that is heard. At full width
-the network still computes what the given one does; at a narrower one the least of it is cut off.
+Tied channels are sorted together, by the size of their output and of its later use. At full width the network still
+computes what the given one does; at a narrower one the least important channels are cut off.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ IMAGES, ROUNDS = 100, 8  # that statistics are taken of
 
 
 def made_slimmable(given: nn.Module, images: Tensor, widths: Sequence[float]) -> SlimmedNetwork:
-    """The same network, with channels sorted; statistics of narrower widths are the given ones still.
+    """Return the same network, with channels sorted; statistics of narrower widths are still the given ones.
 
     Args:
         given: in eval mode.
-        images: (B, C, H, W) some, that both are asked about.
+        images: (B, C, H, W) some, on which both are compared.
 
     Raises:
-        UnknownLayerError: it has layers that can't be slimmed, or does more than its layers say.
+        UnknownLayerError: it has layers that can't be slimmed, or does more than its layers specify.
     """
     model = SlimmedNetwork(structure_of(given, tuple(images.shape[1:]), widths)).eval()
     with torch.no_grad():
@@ -64,7 +64,7 @@ def _take_over(model: SlimmedNetwork, given: nn.Module) -> None:
 
 
 def _given_weights(layer: Layer, module: nn.Module, channels: int) -> dict[str, Tensor]:
-    """By the layer's own names."""
+    """Return the weights by the layer's own names."""
     found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if layer.kind == "batch_norm":
         found |= {name: found[f"running_{name}"] for name in TABLES}
@@ -78,7 +78,7 @@ def _given_weights(layer: Layer, module: nn.Module, channels: int) -> dict[str, 
 def _scores(
     layers: Sequence[Layer], weights: Mapping[str, Mapping[str, Tensor]], counts: Sequence[int]
 ) -> list[Tensor]:
-    """Of each group's channels: what norms (or else kernels) let out of it, times what later kernels take of it."""
+    """Return each group's channels' scores: their output by norms (or kernels), times later kernels' use of it."""
     sent = [torch.zeros(count) for count in counts]
     normed = [torch.zeros(count) for count in counts]
     heard = [torch.zeros(count) for count in counts]
@@ -96,7 +96,7 @@ def _scores(
 
 
 def _order(score: Tensor, unit: int) -> Tensor:
-    """Channels, the most heard first; whole units of them."""
+    """Return channels, the most important first; whole units of them."""
     units = score.view(-1, unit).sum(1).argsort(descending=True, stable=True)
     return (units[:, None] * unit + torch.arange(unit)).flatten()
 
@@ -115,7 +115,7 @@ def _arranged(weight: Tensor, dimensions: Sequence[Dimension], orders: Sequence[
 
 @dataclass
 class _Sums:
-    """Of one BatchNorm at one key, over batches: of means, and of means of squares; (C,) each."""
+    """Sums of one BatchNorm at one key, over batches: of means, and of means of squares; (C,) each."""
 
     batches: int
     mean: Tensor
@@ -123,7 +123,7 @@ class _Sums:
 
 
 def recalibrate(model: SlimmedNetwork, images: Images, seed: int) -> None:
-    """Take the statistics of every key: of images that came by all widths in turn, a share by each.
+    """Take the statistics of every key, from images through all previous widths in turn, an equal share by each.
 
     Args:
         images: (n, C, H, W) to draw from.
@@ -157,7 +157,7 @@ def recalibrate(model: SlimmedNetwork, images: Images, seed: int) -> None:
 
 
 def _through_all_keys(model: SlimmedNetwork, images: Tensor) -> None:
-    """One batch through every key; before a segment it is as the widths before left it, image by image in turn."""
+    """Run one batch through every key; a segment's inputs come from the previous widths, image by image in turn."""
     before, widths = {IMAGE: images}, model.spec.widths
     for segment in range(1, model.spec.segments + 1):
         after = {}

@@ -1,4 +1,4 @@
-"""The slimmable ResNet: how each segment computes at any width, and what that costs. It knows no device and no queue.
+"""The slimmable ResNet: how each segment computes at any width, and its cost. It has no device and no queue.
 
 Width is an argument of `forward`, never state: the weights of a narrower network are leading slices of the wider one's,
 and two requests at different widths may run at once. GroupNorm has a constant number of channels per group, so that
@@ -59,7 +59,7 @@ class SlimResNetConfig:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the rest of the system knows of it."""
+        """The description for the rest of the system."""
         image = (self.in_channels, self.image_size, self.image_size)
         return ModelSpec(self.segments, self.widths, image, self.classes)
 
@@ -69,27 +69,27 @@ class SlimResNetConfig:
         return len(self.strides)
 
     def channels(self, segment: int, width: float) -> int:
-        """Output channels of a segment at a width."""
+        """Return the output channels of a segment at a width."""
         return round((self.base_channels << (segment - 1)) * width)
 
     def input_channels(self, segment: int, previous_width: float) -> int:
-        """Channels that the first block of a segment sees: the stem's, fixed at full width, in segment 1."""
+        """Return the input channels of a segment's first block: the stem's, fixed at full width, in segment 1."""
         return self.base_channels if segment == 1 else self.channels(segment - 1, previous_width)
 
     def size(self, segment: int) -> int:
-        """Height (and width) in pixels of a segment's output; 0 stands for the image."""
+        """Return the height (and width) in pixels of a segment's output; 0 is the image."""
         pixels = self.image_size
         for stride in self.strides[:segment]:
             pixels = -(-pixels // stride)
         return pixels
 
     def to_json(self) -> str:
-        """As text, for a file's header."""
+        """Return it as text, for a file's header."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> SlimResNetConfig:
-        """What `to_json` wrote; raises `ValueError` on anything else."""
+        """Parse the output of `to_json`; raises `ValueError` on anything else."""
         fields: dict[str, Any] = json.loads(text)
         try:
             widths, strides = tuple(fields.pop("widths")), tuple(fields.pop("strides"))
@@ -105,11 +105,11 @@ LARGEST, LARGEST_SEGMENTS = 4096, 16  # of what a file may ask for: it is built 
 PRESETS: dict[str, SlimResNetConfig] = {
     # 8x8 pixels: a stride in the last segment would leave GroupNorm two numbers a group, of which only the sign stays
     "digits": SlimResNetConfig(1, 8, 10, 32, 1, 4, strides=(1, 2, 2, 1)),
-    # one eighth is a width, so that the narrowest is several times as quick, and the next is far enough above it to
-    # know more
+    # one eighth is a width, so that the narrowest is several times as fast, and the next is far enough above it to be
+    # more accurate
     "digit-pairs": SlimResNetConfig(1, 16, 100, 40, 1, 5, widths=(0.125, 0.375, 0.625, 1.0)),
-    # of the quickstart, trained beforehand: a batch of 16 takes a CPU core some 80 ms, so that what executors cost
-    # beside it is little; large images and few channels, as that is time without weights
+    # of the quickstart, trained beforehand: a batch of 16 takes a CPU core some 80 ms, so that executors' overhead
+    # is small in comparison; large images and few channels, as that is time without weights
     "slimresnet-pairs": SlimResNetConfig(1, 32, 100, 24, 1, 3, widths=(0.125, 0.375, 0.625, 1.0), strides=(1, 1, 1, 8)),
     # of a GPU's main job: at full width a batch of 32 keeps an H100 busy for longer than its launches take
     "large-digit-pairs": SlimResNetConfig(1, 32, 100, 192, 2, 8, widths=(0.125, 0.25, 0.5, 1.0)),
@@ -216,7 +216,7 @@ def _prefix(segment: int) -> str:
 
 
 def _segment_shapes(config: SlimResNetConfig, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
-    """The weights of a segment at (width, previous width), by their names inside the segment."""
+    """Return the weights of a segment at (width, previous width), by their names inside the segment."""
     out = config.channels(segment, width)
     channels = config.input_channels(segment, previous_width)
     shapes: dict[str, Shape] = {}

@@ -1,8 +1,8 @@
-"""The slimmable vision Transformer: compact, with convolutions where tokens are made; attention between them.
+"""The slimmable vision Transformer: compact, with convolutions that make tokens; attention between them.
 
-A segment makes tokens of what it is given, by a convolution of 3 x 3 (as CvT does, Wu et al. 2021), so that images may
+A segment makes tokens of its input, by a convolution of 3 x 3 (as CvT does, Wu et al. 2021), so that images may
 have any size and no table of positions is needed. Pre-norm blocks of attention and an MLP follow. Heads, MLP and
-embedding are slimmed: a width keeps the leading heads whole. Query, key and value of one head lie side by side in one
+embedding are slimmed: a width keeps the leading heads whole. Query, key and value of one head are side by side in one
 matrix, so that the leading heads are a leading slice.
 """
 
@@ -93,7 +93,7 @@ class SlimVit(SlimmableModel):
         return {f"segment{segment}_{name}": shape for name, shape in shapes.items()}
 
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
-        """See `SlimmableModel`; between segments, tokens lie as (B, C, H, W)."""
+        """See `SlimmableModel`; between segments, tokens have the shape (B, C, H, W)."""
         prefix = f"segment{segment}_"
         if segment == 1:
             x = torch.relu_(_convolve(weights, f"{prefix}stem0", x, 1))

@@ -1,8 +1,8 @@
-"""An ordinary network read into the list of layers that a slimmed one is made of.
+"""Reads an ordinary network into the list of layers that a slimmed one is made of.
 
-`torch.fx` follows the network once. Channels that are added, multiplied or filtered one by one are tied into a group.
-A cut between two segments is where one activation alone is handed on, and no group has a part on either side: between
-the stages of a residual network, for it ties all channels of a stage. Of these cuts those are taken that share the
+`torch.fx` traces the network once. Channels that are added, multiplied or filtered one by one are tied into a group.
+A cut between two segments needs a point at which one activation alone is handed on, and no group has a part on either
+side: between the stages of a residual network, for it ties all channels of a stage. The chosen cuts balance the
 multiply-accumulates best.
 """
 
@@ -34,7 +34,7 @@ _MODULES: Final[dict[type[nn.Module], Kind | None]] = {
     nn.Hardswish: "hardswish", nn.Hardsigmoid: "hardsigmoid", nn.SiLU: "silu", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh",
     nn.GELU: "gelu", nn.Identity: None, nn.Dropout: None, nn.Dropout2d: None, StochasticDepth: None,
 }  # fmt: skip
-"""None: once a network is trained, it passes on what it gets."""
+"""None: in a trained network, it is the identity."""
 _CALLS: Final[dict[Any, Kind | type[nn.Module] | None]] = {
     operator.add: "add", operator.iadd: "add", torch.add: "add", "add": "add", "add_": "add",
     operator.mul: "mul", operator.imul: "mul", torch.mul: "mul", "mul": "mul", "mul_": "mul",
@@ -49,7 +49,7 @@ _CALLS: Final[dict[Any, Kind | type[nn.Module] | None]] = {
 
 
 class UnknownLayerError(ValueError):
-    """The network has something that can't be made slimmable; the text says what."""
+    """The network has something that can't be made slimmable; the text names it."""
 
 
 class _Tracer(fx.Tracer):
@@ -58,7 +58,7 @@ class _Tracer(fx.Tracer):
 
 
 def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float]) -> Structure:
-    """The layers of a network, cut into segments.
+    """Return the layers of a network, cut into segments.
 
     Args:
         module: (B, C, H, W) images to (B, classes) logits; in eval mode.
@@ -79,7 +79,7 @@ def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float])
     reading = _Reading(dict(traced.named_modules()))
     for node in traced.graph.nodes:
         found = node.meta.get("tensor_meta")
-        if isinstance(found, TensorMetadata) and node.op != "output":  # else it gives no tensor
+        if isinstance(found, TensorMetadata) and node.op != "output":  # otherwise it gives no tensor
             reading.add(node, tuple(found.shape[1:]))
     result = next(iter(reversed(traced.graph.nodes))).args[0]
     return _cut(reading, result, input_shape, tuple(widths))
@@ -87,12 +87,12 @@ def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float])
 
 @dataclass(slots=True)
 class _Value:
-    """What a node gives.
+    """The output of a node.
 
     Attributes:
         place: of its layer; -1 is the image.
         group: before tied ones are one.
-        features: of one channel, where it is flat.
+        features: of one channel, if it is flat.
     """
 
     place: int
@@ -103,7 +103,7 @@ class _Value:
 
 @dataclass
 class _Reading:
-    """What was read of a network so far."""
+    """The results of reading a network so far."""
 
     modules: dict[str, nn.Module]
     layers: list[Layer] = field(default_factory=list)  # before channels are tied
@@ -115,7 +115,7 @@ class _Reading:
     _parents: list[int] = field(default_factory=list)
 
     def add(self, node: fx.Node, shape: Shape) -> None:
-        """One node that gives a tensor of this shape (without the batch)."""
+        """Add one node that gives a tensor of this shape (without the batch)."""
         if node.op == "placeholder":
             self._values[node] = _Value(-1, self._new_group(shape[0]), 1, shape)
             return
@@ -170,7 +170,7 @@ class _Reading:
             self._values[node] = self._append(exact, name, inputs, group, shape, **settings)
 
     def _flat(self, kind: Kind, x: _Value, shape: Shape) -> _Value:
-        """Of `flatten`, or of a mean over all pixels."""
+        """Return the value of `flatten`, or of a mean over all pixels."""
         pixels = prod(x.shape[1:])
         if kind == "adaptive_pool":
             if prod(shape) != x.shape[0] or len(x.shape) != 3:
@@ -221,7 +221,7 @@ class _Reading:
         self._units[one] = lcm(self._units[one], self._units[other])
 
     def whole(self, result: Any) -> tuple[list[Layer], list[Group], set[int]]:
-        """Layers and groups once all is tied, and which groups no width touches: of images and of classes."""
+        """Return layers and groups once all is tied, and the groups that no width changes: of images and of classes."""
         end = self._values.get(result)
         if end is None or end.place != len(self.layers) - 1 or len(end.shape) != 1 or end.features != 1:
             raise UnknownLayerError("it must end with (images, classes) logits")
@@ -236,7 +236,7 @@ class _Reading:
 
 
 def _settings(kind: Kind, module: Any, x: _Value) -> tuple[Kind, dict[str, Any]]:
-    """What a layer needs of a module, and the kind that it is then."""
+    """Return a layer's settings from a module, and its resulting kind."""
     if kind in ("conv", "batch_norm", "group_norm", "linear") and kind != "linear" and x.features != 1:
         raise UnknownLayerError("it is of features that were pixels")
     match kind:
@@ -310,7 +310,7 @@ def _cut(reading: _Reading, result: Any, input_shape: Shape, widths: tuple[float
 
 
 def _cuts(layers: Sequence[Layer], whole: set[int]) -> list[int]:
-    """Places where one activation is handed on, and no group that gets narrower has a part on either side."""
+    """Return places at which one activation is handed on, and no group that gets narrower has a part on either side."""
     last_use = {read: place for place, layer in enumerate(layers) for read in layer.inputs}
     spans: dict[int, list[int]] = {}
     for place, layer in enumerate(layers):
@@ -325,8 +325,8 @@ def _cuts(layers: Sequence[Layer], whole: set[int]) -> list[int]:
 
 
 def _best(cuts: Sequence[int], macs: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Those that leave the costliest segment least to do; where there are enough, of those that hand on little: no more
-    than the cuts beside them."""
+    """Return the cuts that minimize the costliest segment; if there are enough, of those with activations no larger than
+    the neighbouring cuts' ones."""
     handed = [sizes[cut - 1] for cut in cuts]
     least = [min(handed[max(0, place - 1) : place + 2]) for place in range(len(cuts))]
     small = [cut for cut, size, most in zip(cuts, handed, least, strict=True) if size == most]

@@ -1,9 +1,9 @@
-"""How a slimmable network learns: the sandwich rule with in-place distillation, and exact resume.
+"""Training of a slimmable network: the sandwich rule with in-place distillation, and exact resume.
 
 It decides nothing about serving. Each step trains the widest network, the narrowest, and two whose widths are drawn
-for each segment on its own (else mixed width tuples stay untrained); all but the widest learn from the widest's
-detached soft labels (Yu and Huang 2019). Chance comes from named streams by epoch, so that a run resumed at an epoch's
-start goes on exactly as it would have.
+for each segment separately (otherwise mixed width tuples stay untrained); all but the widest learn from the widest's
+detached soft labels (Yu and Huang 2019). Random numbers come from named streams by epoch, so that a run resumed at an
+epoch's start gives exactly the same result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Optimizer = Literal["sgd", "adamw"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingKnobs:
-    """How to train.
+    """Settings of training.
 
     Attributes:
         optimizer: `sgd` has Nesterov momentum, and decays all; `adamw` (for Transformers) decays no biases and norms.
@@ -47,17 +47,18 @@ class TrainingKnobs:
         clip_norm: longer gradients are shortened to this length; 0: never.
         warmup_epochs: linear rise of the rate; a cosine to zero follows.
         label_smoothing: of the widest network's labels.
-        random_tuples: width tuples drawn for each step beside the widest and the narrowest.
-        label_share: how much of what narrower networks learn from is the image's label (smoothed alike); the rest is
-            what the widest says. With none of it they pull towards what the widest knows so far, which early is little.
-        shift: random crops after padding by so many pixels; flip: mirror half of the images.
-        growth: (share of the epochs, pixels), ascending: until then images are shrunk to so many pixels, which costs
-            less and teaches the coarse; after the last they have their own size. For networks that take any size.
+        random_tuples: width tuples drawn for each step in addition to the widest and the narrowest.
+        label_share: weight of the image's label (with the same smoothing) in the target of narrower networks; the rest
+            is
+            the widest's output. At 0 they learn only what the widest has learned so far, which early is little.
+        shift: random crops after padding by this number of pixels; flip: mirror half of the images.
+        growth: (share of the epochs, pixels), ascending: until then images are shrunk to this size, which costs less
+            and teaches the coarse; after the last they have their own size. For networks that take any size.
         seed: of everything random.
-        checkpoint_epochs: write a checkpoint each so many epochs (and at the end).
-        probe_epochs: measure the uniform widths on the test images each so many epochs (and at the end); 0 never.
-        device: where to train, as torch names it.
-        precision: of the forward passes; `auto` is bfloat16 or float16 on a GPU that has it, else float32.
+        checkpoint_epochs: epochs between checkpoints (and one at the end).
+        probe_epochs: epochs between measurements of the uniform widths on the test images (and at the end); 0 never.
+        device: of the training, in torch's notation.
+        precision: of the forward passes; `auto` is bfloat16 or float16 on a GPU that has it, otherwise float32.
     """
 
     epochs: int = 25
@@ -81,13 +82,13 @@ class TrainingKnobs:
     precision: Precision = "auto"
 
     def of_the_result(self) -> dict[str, Any]:
-        """Those that the trained weights depend on: not how often it is written down or looked at."""
+        """Return the settings that the trained weights depend on: not the intervals of checkpoints and measurements."""
         return {
             name: value for name, value in asdict(self).items() if name not in ("checkpoint_epochs", "probe_epochs")
         }
 
 
-# half a minute, with one drawn tuple a step; no crops: where a digit stands is its place
+# half a minute, with one drawn tuple a step; no crops: a digit's position is its place value
 _DIGIT_PAIRS: Final = TrainingKnobs(
     epochs=3,
     batch=32,
@@ -113,7 +114,7 @@ RECIPES: dict[str, TrainingKnobs] = {
     "digit-pairs": _DIGIT_PAIRS,
     # two and a half minutes of an H200, by the time a step took there; four epochs taught it 8 % of the answers
     "large-digit-pairs": replace(_DIGIT_PAIRS, epochs=12, batch=64, warmup_epochs=1.0),
-    # two cores train it in ten minutes; the network ships
+    # two cores train it in ten minutes; the network is bundled
     "large-digit-pairs slimresnet-pairs": replace(_DIGIT_PAIRS, epochs=16),
     "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
     # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first
@@ -135,18 +136,18 @@ RECIPES: dict[str, TrainingKnobs] = {
 
 
 def recipe(dataset: str, network: str) -> TrainingKnobs:
-    """How a network is trained on a data set where nobody says otherwise; on a user's own, with the defaults."""
+    """Return the default settings for a network on a data set; on a user's own, the defaults of `TrainingKnobs`."""
     return RECIPES.get(f"{dataset} {network}") or RECIPES.get(dataset, TrainingKnobs())
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """One epoch behind us.
+    """A finished epoch.
 
     Attributes:
         loss_widest, loss_narrowest: means over the epoch.
         learning_rate: of the last step.
-        top1: by uniform width, on the test images; empty where this epoch was not looked at.
+        top1: by uniform width, on the test images; empty if this epoch was not measured.
     """
 
     epoch: int
@@ -158,7 +159,7 @@ class EpochReport:
 
 
 def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
-    """Linear warm-up, then a cosine to zero; `epoch` counts fractions."""
+    """Return the rate of a linear warm-up, then a cosine to zero; `epoch` counts fractions."""
     if epoch < knobs.warmup_epochs:
         return knobs.learning_rate * epoch / knobs.warmup_epochs
     share = (epoch - knobs.warmup_epochs) / max(knobs.epochs - knobs.warmup_epochs, 1e-9)
@@ -181,7 +182,7 @@ def train(
         on_epoch: called after each epoch, when its checkpoint is written.
         tensorboard: a folder for losses, learning rate and accuracy by epoch.
         on_step: called with (steps done, steps in all) at the start and after each step; an earlier start's count.
-        teacher: whose logits every width learns from, in place of the widest's; in eval mode.
+        teacher: whose logits every width learns from, instead of the widest's; in eval mode.
 
     Returns:
         The trained network, on the CPU.
@@ -190,13 +191,13 @@ def train(
         InputError: the data does not fit the network, or the checkpoint is of another configuration or other knobs.
         WorkError: training diverged.
     """
-    with _deterministic():  # else what is resumed is not what would have been
+    with _deterministic():  # otherwise a resumed run differs from an uninterrupted one
         return _trained(_Training(network, dataset, knobs, teacher), knobs, on_epoch, checkpoint, tensorboard, on_step)
 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """A GPU's convolutions give the same bits each time, and no quota is overdrawn; afterwards whatever was before."""
+    """Make a GPU's convolutions deterministic, and limit threads to the CPU quota; restore both afterwards."""
     before, threads = torch.backends.cudnn.deterministic, torch.get_num_threads()
     torch.backends.cudnn.deterministic = True
     torch.set_num_threads(min(threads, core_count()))
@@ -239,7 +240,7 @@ def _require_batch(dataset: Dataset, knobs: TrainingKnobs) -> None:
 
 
 def _require_growth(model: SlimmableModel, knobs: TrainingKnobs) -> None:
-    """Sizes must grow up to the images' own, and the network must take each of them."""
+    """Require that sizes grow up to the images' own, and that the network takes each of them."""
     channels, *extent = model.spec.input_shape
     shares, sizes = [share for share, _ in knobs.growth], [pixels for _, pixels in knobs.growth]
     if (
@@ -259,7 +260,7 @@ def _require_growth(model: SlimmableModel, knobs: TrainingKnobs) -> None:
 
 
 def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
-    """What forward passes are computed in; None for plain float32."""
+    """Return the type of forward passes; None for plain float32."""
     if precision == "auto":
         if torch.device(device).type != "cuda":
             return None  # measured on CPUs: GroupNorm in bfloat16 costs more than convolutions gain
@@ -268,7 +269,7 @@ def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
 
 
 class _Training:
-    """A network that learns, and all of its state: what a checkpoint keeps."""
+    """A network in training, with all state that a checkpoint keeps."""
 
     def __init__(
         self, network: Trainable, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module | None = None
@@ -281,8 +282,8 @@ class _Training:
         _require_batch(dataset, knobs)
         self.model.to(knobs.device)
         kind = torch.device(knobs.device).type
-        # Channels last is what GPUs like. On a CPU torch 2.15's oneDNN breaks memory in the backward pass of a
-        # convolution with slimmed weights in that order, where the CPU has AVX2 and no AVX-512.
+        # GPUs are faster with channels last. On a CPU torch 2.15's oneDNN breaks memory in the backward pass of a
+        # convolution with slimmed weights in that order, if the CPU has AVX2 and no AVX-512.
         self._format = torch.channels_last if kind == "cuda" else torch.contiguous_format
         for parameter in self.model.parameters():
             if parameter.dim() == 4:
@@ -299,11 +300,11 @@ class _Training:
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """The steps of an epoch."""
         return -(-len(self._labels) // self._knobs.batch)
 
     def epoch(self, epoch: int, on_step: Callable[[int, int], None]) -> EpochReport:
-        """One pass over the training images."""
+        """Make one pass over the training images."""
         knobs = self._knobs
         self.model.train()
         rng = stream(knobs.seed, f"training:{epoch}")
@@ -326,7 +327,7 @@ class _Training:
         return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
 
     def _batches(self, rng: np.random.Generator, pixels: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` where that is given, and (B,) labels."""
+        """Yield shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` if given, and (B,) labels."""
         order = rng.permutation(len(self._labels))
         for start in range(0, len(order), self._knobs.batch):
             chosen = order[start : start + self._knobs.batch]
@@ -337,7 +338,7 @@ class _Training:
             yield images.contiguous(memory_format=self._format), self._labels[torch.from_numpy(chosen)]
 
     def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
-        """One step over {widest, narrowest, random ...}; returns the losses of the first two, (2,)."""
+        """Take one step over {widest, narrowest, random ...}; return the losses of the first two, (2,)."""
         spec, knobs = self.model.spec, self._knobs
         self._optimizer.zero_grad(set_to_none=True)
         logits = self._logits(images, (spec.widths[-1],) * spec.segments)
@@ -364,7 +365,7 @@ class _Training:
         return torch.stack(losses[:2]).double()
 
     def _target(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(B, classes) what narrower networks learn from, given the widest's logits."""
+        """Return (B, classes) the target of narrower networks, given the widest's logits."""
         knobs, classes = self._knobs, logits.shape[1]
         hard = F.one_hot(labels, classes) * (1 - knobs.label_smoothing) + knobs.label_smoothing / classes
         return knobs.label_share * hard + (1 - knobs.label_share) * logits.softmax(dim=1)
@@ -375,7 +376,7 @@ class _Training:
         return logits.float()
 
     def _uniform_top1(self) -> dict[float, float]:
-        """Share of test images that each uniform width gets right."""
+        """Return the share of test images that each uniform width classifies correctly."""
         spec, knobs = self.model.spec, self._knobs
         self.model.eval()
         return {
@@ -386,7 +387,7 @@ class _Training:
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def _hash(self) -> str:
-        """What a checkpoint must have been made with to be resumed."""
+        """Return the hash of the settings that a checkpoint must share to be resumed."""
         settings = self._knobs.of_the_result()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in sorted(self.model.state_dict().items())]
         data = (self._dataset.name, len(self._dataset.train_labels))
@@ -405,7 +406,7 @@ class _Training:
         save_tensors(path, tensors, metadata | plan | {"hash": model_hash(tensors)})
 
     def resume(self, path: Path) -> int:
-        """Put a checkpoint's state in place; returns the epochs that are done."""
+        """Restore a checkpoint's state; return the number of finished epochs."""
         tensors, metadata = require_checkpoint(path)
         if metadata.get("run") != self._hash():
             remedy = "remove the file, or train with the settings it was begun with"
@@ -417,7 +418,7 @@ class _Training:
             if full_name.startswith("optimizer."):
                 _, kind, name = full_name.split(".", 2)
                 parameter = parameters[name]
-                is_count = value.dim() == 0  # of steps; else it is laid out as its parameter
+                is_count = value.dim() == 0  # of steps; otherwise it has its parameter's layout
                 state = value if is_count else torch.empty_like(parameter).copy_(value)
                 self._optimizer.state[parameter][kind] = state
         self._scaler.load_state_dict(json.loads(metadata["scaler"]))
@@ -436,7 +437,7 @@ def _optimizer(model: nn.Module, knobs: TrainingKnobs) -> torch.optim.Optimizer:
 
 
 def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A checkpoint's tensors and metadata; raises `InputError` where it is damaged or something else."""
+    """Return a checkpoint's tensors and metadata; raises `InputError` if it is damaged or something else."""
     tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
     if metadata.get("hash") != model_hash(tensors):
         raise InputError(str(path), "hash", "damaged: its tensors are not those that were written; remove the file")
@@ -444,9 +445,10 @@ def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> Tensor:
-    """Random crop and flip, for each image on its own; (B, C, H, W) in and out.
+    """Crop and flip at random, for each image separately; (B, C, H, W) in and out.
 
-    Chance is drawn on the host. A GPU takes it when it has come so far: this thread goes on asking meanwhile.
+    Random numbers are drawn on the host. A GPU takes them when it gets there: this thread continues launching
+    meanwhile.
     """
     count, channels, height, width = images.shape
     if knobs.flip:
@@ -463,7 +465,7 @@ def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> 
 
 
 class _Board:
-    """A TensorBoard log, or nothing where no folder was given."""
+    """A TensorBoard log, or nothing if no folder was given."""
 
     def __init__(self, folder: Path | None, done: int) -> None:
         self._writer = None
@@ -486,4 +488,4 @@ class _Board:
             self._writer.add_scalar(f"training/{name}", getattr(report, name), report.epoch)
         for width, share in report.top1.items():
             self._writer.add_scalar(f"top1/width {width:g}", share, report.epoch)
-        self._writer.flush()  # an interrupted training has shown what it knows
+        self._writer.flush()  # an interrupted training has logged all of its results
