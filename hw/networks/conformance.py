@@ -193,7 +193,7 @@ def _serves_from_instances(subject: Subject) -> None:
 
 
 def _serves_in_channels_last(subject: Subject) -> None:
-    """Run with the layout of executors' instances and of training; `view` of a feature map fails there, `flatten` not."""
+    """Run in the layout of executors' instances and of training; `view` of a feature map fails, not `flatten`."""
     order = torch.channels_last
     for (segment, width, previous), x in subject.inputs.items():
         instance = subject.model.instance(segment, width).to(x.device, x.dtype, order)

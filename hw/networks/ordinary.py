@@ -101,7 +101,7 @@ _Make: TypeAlias = Callable[[str, dict[str, Any]], nn.Module]
 
 
 def library_maker(network: Named) -> _Make | None:
-    """Return the maker of a library's network; None for a class. Raises `InputError` if the library has no such name."""
+    """Return the maker of a library's network; None for a class. Raises `InputError` if the library lacks it."""
     kind, _, name = network.name.partition(":")
     if kind not in LIBRARIES:
         return None

@@ -325,8 +325,8 @@ def _cuts(layers: Sequence[Layer], whole: set[int]) -> list[int]:
 
 
 def _best(cuts: Sequence[int], macs: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the cuts that minimize the costliest segment; if there are enough, of those with activations no larger than
-    the neighbouring cuts' ones."""
+    """Return the cuts that minimize the costliest segment; if there are enough, of those with activations no larger
+    than those of the neighbouring cuts."""
     handed = [sizes[cut - 1] for cut in cuts]
     least = [min(handed[max(0, place - 1) : place + 2]) for place in range(len(cuts))]
     small = [cut for cut, size, most in zip(cuts, handed, least, strict=True) if size == most]
