@@ -33,8 +33,8 @@ class DeviceSpec:
         index: of the GPU, in PCI bus order.
         dtype, channels_last: of weights and activations.
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
-        vram_bytes: memory for instances, and on a GPU also for its context and for activations between segments; a
-            load or a batch beyond it fails as `out_of_memory`.
+        vram_bytes: memory for instances, and on a GPU also for its context and for activations between segments; a load
+            or a batch beyond it fails as `out_of_memory`.
         graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`).
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
             for each thread and shape separately.

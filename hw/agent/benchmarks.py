@@ -308,8 +308,7 @@ class _Launches:
     """The cost of GPU passes on the host: the lane's CPU time until everything is launched, and its waits.
 
     The wait for the device spins, which does not count as work. Passes are short: the agent's waits in the pauses
-    between
-    them would count as much as those within.
+    between them would count as much as those within.
     """
 
     def __init__(self) -> None:

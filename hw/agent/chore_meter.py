@@ -27,10 +27,8 @@ class ChoreMeter:
     """Takes samples in an agent's threads; each reads its own CPU time only.
 
     A thread's CPU time in a turn that took blocks in is charged to these, except for copying; in a turn that only
-    copied,
-    to the copies. A turn of the main thread in which lanes' threads had taken everything is a wake-up in vain. Its
-    other
-    CPU time (its sensor, signs of life) is not charged.
+    copied, to the copies. A turn of the main thread in which lanes' threads had taken everything is a wake-up in vain.
+    Its other CPU time (its sensor, signs of life) is not charged.
 
     Args:
         now_ns: of the run.

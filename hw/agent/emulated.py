@@ -365,8 +365,7 @@ class EmulatedLanes:
         """Advance the device to now; `ring` reports the events.
 
         The model gets its own times: a device does not wait for a poll, so the passes in progress are not slowed down
-        by one
-        that has ended. The scheduler gets the real times: the next pass begins when it is notified.
+        by one that has ended. The scheduler gets the real times: the next pass begins when it is notified.
         """
         for batch, began_ns, ended_ns, fitted in self.model.advance(now_ns):
             self._end(batch, began_ns, ended_ns, fitted)

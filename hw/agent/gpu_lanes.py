@@ -68,7 +68,7 @@ class _Flight:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended, successfully or not."""
         try:
             return bool(self.due_ns) or self.is_done()
         except Exception:  # it is reported in its turn
@@ -302,8 +302,7 @@ class FlightWaker(Waker):
 
     def wait(self, sleep: Sleep, deadline_ns: int | None) -> bool:
         """Wait until a message has come, a pass has ended, or the deadline; not for longer than `_LOOK_NS` if a pass
-        may
-        end at any time."""
+        may end at any time."""
         if not any(lanes.is_flying for lanes in self.lanes):
             left_ns = 0 if deadline_ns is None else deadline_ns - self._clock_ns()
             return sleep(max(0, left_ns) / NS_PER_S)

@@ -26,8 +26,8 @@ class Fitting:
         explain: returns a failure in the protocol's terms.
         computes_here: whether lanes take the cores that the agent runs on.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
-        has_own_memory: whether instances are in separate device memory, so that a load takes just its `vram_bytes`:
-            the scheduler books them, and its cap applies to them.
+        has_own_memory: whether instances are in separate device memory, so that a load takes just its `vram_bytes`: the
+            scheduler books them, and its cap applies to them.
         reads_apart: whether the sensor takes so long that blocks must not wait for it.
         waker: waits until the lanes' next end if they need it to the microsecond; None if any time will do.
     """

@@ -184,7 +184,7 @@ class Agent:
         waker, exact_ns = self._fitting.waker, [agent._serving.exact_ns for agent in agents if agent._serving]
         if waker is not None and exact_ns and min(exact_ns) < until_ns + waker.overrun_ns:
             waker.wait(select, until_ns)
-        else:  # no sensor or watch is waiting
+        else:  # sensors and watches need no exact times
             select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
 
     def _select(self, wait_s: float | None, agents: Sequence[Agent]) -> bool:

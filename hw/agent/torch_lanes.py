@@ -173,8 +173,7 @@ class StoreLanes:
 
     def _attempt(self, instance: Instance, command: RunBatch, requests: Sequence[int], outcome: Outcome) -> None:
         """Run these together; if that fails, each half separately: memory may suffice for less, and a request that
-        breaks a
-        batch is found at the cost of only some passes for the others."""
+        breaks a batch is found at the cost of only some passes for the others."""
         try:
             y = self._forward(instance, command, requests)
         except Exception as error:

@@ -164,8 +164,7 @@ class Activations:
 
     def hand_over(self, message: Move, other: Activations) -> Moved | None:
         """Give these to a store of the same process, without a copy; return None if some are in an arena, whose place
-        will be
-        reused."""
+        will be reused."""
         rows = [self.row(request) for request in message.requests]
         if any(self._may_lie_in_arena(row) for row in rows):
             return None

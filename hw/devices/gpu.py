@@ -85,8 +85,7 @@ def pin(memory: mmap) -> str:
 
 def give_back(place: torch.device, vram_bytes: int) -> None:
     """Return freed memory to the device if this process has almost all of `vram_bytes`: that waits for the whole
-    device.
-    By torch's own count: a query of the driver costs a call at each unload."""
+    device. By torch's own count: a query of the driver costs a call at each unload."""
     if torch.cuda.memory_reserved(place) > (1 - LITTLE_FREE) * vram_bytes:
         empty_cache()
 

@@ -55,7 +55,7 @@ def open_device(device: DeviceSpec) -> torch.device:
         return torch.device("cuda", device.index)
     _give_large_blocks_back()
     torch.backends.mkldnn.enabled = device.onednn  # type: ignore[assignment]
-    # Its pool has a thread for each core of the machine, whatever the device was given: passes of 17 ms took 300 ms.
+    # Its pool has a thread for each core of the machine, not only of the device: passes of 17 ms took 300 ms.
     torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
     return torch.device("cpu")
 
@@ -264,8 +264,7 @@ class Instances:
 
     def _warm_up(self, instance: Instance) -> None:
         """Run each of the device's sizes at every key that the instance serves, a narrower width's, too; the largest
-        first:
-        later captures fit into its memory. Twice, if the second pass is captured."""
+        first: later captures fit into its memory. Twice, if the second pass is captured."""
         device, sights = self.device, 2 if self.device.graphs else 1
         sizes = sorted(device.warm_sizes, reverse=True)
         keys = self.model.spec.served_keys(instance.segment, instance.width)

@@ -17,7 +17,7 @@ _PAUSE_S: Final = 0.1  # after the process has run out of descriptors
 
 
 def address_of(peer: str) -> bytes:
-    """Return what an address is counted by: IPv4 whole, of IPv6 the first half (one site)."""
+    """Return the key by which an address is counted: IPv4 whole, of IPv6 the first half (one site)."""
     address = ip_address(peer.partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).packed[:8]
 
@@ -74,7 +74,7 @@ class Crowd:
 
 
 class Acceptor:
-    """Accepts at a listening socket, in the running event loop; like an `asyncio.Server` to its closer.
+    """Accepts at a listening socket, in the running event loop; it is closed like an `asyncio.Server`.
 
     Args:
         protocol: makes one for a connection; calls its argument when the connection is lost.
@@ -142,7 +142,7 @@ class Acceptor:
                 lambda: self._protocol(leave), connection, ssl=self._context, ssl_handshake_timeout=limit_s,
                 ssl_shutdown_timeout=limit_s,
             )  # fmt: skip
-        except (OSError, asyncio.CancelledError):  # it was cut off, or speaks no TLS
+        except (OSError, asyncio.CancelledError):  # it was cut off, or is not TLS
             leave()
 
     def _greeted(self, task: asyncio.Task[None]) -> None:

@@ -161,7 +161,7 @@ class App:
             body = await self._body(headers, receive, token or peer)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:
-            is_read = error.status == HTTPStatus.BAD_REQUEST  # else what is left of its body is not
+            is_read = error.status == HTTPStatus.BAD_REQUEST  # otherwise the rest of its body is not
             return _error(error.status, str(error), *(() if is_read else (_CLOSE,)))
         answers = asyncio.ensure_future(self._admission.answers(request, token, trace_of(headers), version))
         leaving = asyncio.ensure_future(_left(receive))

@@ -134,8 +134,7 @@ class Calls:
     """The answers to each call.
 
     gRPC reports a message's size only after reading it. So each call holds room for the largest while it is read.
-    Others
-    wait, and may send 64 KiB meanwhile.
+    Others wait, and may send 64 KiB meanwhile.
 
     Attributes:
         largest_bytes: of a message.

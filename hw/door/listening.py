@@ -123,7 +123,7 @@ def _bound(flag: str, host: str, port: int, is_safe: bool, option: int = socket.
         bound.bind(address[:2])
     except OSError as error:
         bound.close()
-        problem = os.strerror(error.errno or 0)  # the error's own words have the address twice
+        problem = os.strerror(error.errno or 0)  # the error's own text has the address twice
         raise InputError(flag, "", f"{port}: {problem}; name another one, or 0 for a free one") from None
     return bound
 

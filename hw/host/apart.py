@@ -20,7 +20,7 @@ class Runner(Protocol):
     """Runs work."""
 
     def __call__(self, work: Work[Result], tell: Tell) -> Result:
-        """Run it in whatever process."""
+        """Run it in any process."""
         ...
 
 

@@ -32,7 +32,7 @@ class FailureDetector:
         return self._rules.hang_ns // PINGS_IN_A_HANG
 
     def was_away(self, due_ns: int, now_ns: int) -> bool:
-        """Return if the poller itself was away (a stopped process, a machine asleep): the agent is not to blame."""
+        """Return whether the poller was away (a stopped process, a machine asleep): the agent is not to blame."""
         return now_ns - due_ns > _AWAY_PERIODS * self.period_ns
 
     def asked(self, what: Hashable, now_ns: int) -> None:

@@ -387,7 +387,7 @@ RULES: dict[str, tuple[str, Check, str]] = {  # the rule, its check, and the rem
     ),
 }
 _BASIC = ("spec", "slices", "shapes")  # if one of these is broken, the others mean nothing
-_OF_SLIMMABLE = ("slices", "cost", "order", "gradients")  # a family's members are what they are
+_OF_SLIMMABLE = ("slices", "cost", "order", "gradients")  # a family's members are not slimmable
 
 
 def rules_of(model: Servable) -> list[str]:
@@ -412,7 +412,7 @@ def broken_rules(network: Buildable) -> dict[str, Finding]:
 
 
 def _stir(model: Servable) -> None:
-    """Prepare it for serving, not training; and randomize zeros, by which a fresh network may hide mistakes."""
+    """Set it to eval mode, and perturb its weights: zeros of a fresh network may hide mistakes."""
     model.eval()
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.05)

@@ -1,7 +1,7 @@
 """Makes a trained network slimmable with itself as the teacher: finds its normalisation, tunes it, and measures it.
 
-Every width learns from the labels and from the given network (the sandwich rule of `hw.networks.training`).
-Then the statistics of every key are recalibrated.
+Every width learns from the labels and from the given network (the sandwich rule of `hw.networks.training`). Then the
+statistics of every key are recalibrated.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def converted(
 def _within(
     seconds: float, source: _Sorted, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module
 ) -> tuple[Dataset, TrainingKnobs]:
-    """Return the number of epochs that fit in the time; if one is too long, one of fewer images, drawn at random."""
+    """Return images and knobs that fit in the time: at least one epoch, of fewer, randomly drawn images if needed."""
     begin_ns = time.monotonic_ns()
     probe = _part(dataset, _PROBED_STEPS * knobs.batch, knobs)
     train(source, probe, replace(knobs, epochs=1), teacher=teacher)
@@ -212,7 +212,7 @@ def _within(
 
 
 def _begun(checkpoint: Path, dataset: Dataset, knobs: TrainingKnobs) -> tuple[Dataset, TrainingKnobs]:
-    """Return the images and the number of epochs of an interrupted tuning."""
+    """Return the images and the knobs (with the planned epochs) of an interrupted tuning."""
     _, metadata = require_checkpoint(checkpoint)
     images = int(metadata["images"])
     some = dataset if images == len(dataset.train_labels) else _part(dataset, images, knobs)

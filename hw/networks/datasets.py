@@ -120,8 +120,8 @@ def is_image_folder(name: str) -> bool:
 def load_dataset(name: str, root: Path | None = None) -> Dataset:
     """Load a data set: by name, a user's class as `module:Class` (see `OwnDataset`), or a folder of images.
 
-    A folder has `train/CLASS/*.png` and `test/CLASS/*.png`, as torchvision's `ImageFolder` does (other formats
-    that it supports are read, too). CIFAR-100 is downloaded if it is missing.
+    A folder has `train/CLASS/*.png` and `test/CLASS/*.png`, as torchvision's `ImageFolder` does (other formats that it
+    supports are read, too). CIFAR-100 is downloaded if it is missing.
 
     Args:
         root: the folder of CIFAR-100; by default the environment's SLIMSCHED_DATA, or `data`.
@@ -173,9 +173,8 @@ def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
     """Return the set of two digits side by side with some noise; the class is the number that they spell, 0 to 99.
 
     One digit alone is too easy for a trade-off: the narrowest network is about as accurate as the widest. Training
-    pairs
-    are of digits to train on, test pairs of digits to test on. All is drawn once, and is part of the set. The large
-    ones show each pixel `scale` times along both sides, so that a GPU has work.
+    pairs are of digits to train on, test pairs of digits to test on. All is drawn once, and is part of the set. The
+    large ones show each pixel `scale` times along both sides, so that a GPU has work.
     """
     train, train_labels, test, test_labels = _parts_of_digits()
     pairs, numbers = _pairs("train", train, train_labels)

@@ -37,7 +37,7 @@ BATCH: Final = 8  # images of a pass that a member is ordered by
 _PASSES: Final = 7
 NOISE: Final = 0.05  # of the fastest of this number of passes
 _SHOWN: Final = 200  # images by which the scales of int8 are found
-_TRIED: Final = 48  # images at least to determine a normalisation, or a quarter: differences are largest there
+_TRIED: Final = 48  # images at least to determine a normalisation, or a quarter: its effect is the largest of all
 _FLOAT: Final = "float32"
 
 

@@ -1,7 +1,7 @@
 """int8 on a CPU, by torchvision's quantizable networks: kernels by output channel, activations by sample images.
 
-Such a network holds quantized tensors, which safetensors does not support: in a `state_dict` each is its numbers
-in int8, its scales and its zero points.
+Such a network holds quantized tensors, which safetensors does not support: in a `state_dict` each is its numbers in
+int8, its scales and its zero points.
 """
 
 from __future__ import annotations

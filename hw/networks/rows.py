@@ -1,8 +1,8 @@
 """Single activations as rows of the blocks that they came in, and how rows become a batch.
 
-A batch whose rows follow one another in one block is a view of it, without a copy. Any other is gathered, in the
-order of memory that its blocks have: feature maps with their channels last stay so. A captured pass has a fixed input
-buffer, into which a batch is gathered from any place: the device, or pinned memory of the host.
+A batch whose rows follow one another in one block is a view of it, without a copy. Any other is gathered, in the order
+of memory that its blocks have: feature maps with their channels last stay so. A captured pass has a fixed input buffer,
+into which a batch is gathered from any place: the device, or pinned memory of the host.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A *slimmable network* (`hw.networks.slimmable`) nests its widths in one set of weights. A *family*
 (`hw.networks.family`) is of ordinary networks for the same task, of which each is a width; there is one segment then,
-and a width is a rank. *Joined models* (`hw.networks.joined`) are several of these in one file. All code that
-evaluates, calibrates and serves uses only this interface.
+and a width is a rank. *Joined models* (`hw.networks.joined`) are several of these in one file. All code that evaluates,
+calibrates and serves uses only this interface.
 
 Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
 """

@@ -57,8 +57,7 @@ class SlimmableModel(Servable):
         Args:
             weights: by the names of `weight_shapes`; their shapes determine the width.
             x: (B, C, H, W) images before segment 1, otherwise the previous segment's output. It must not be changed.
-                Each
-                image's result must not depend on the others of the batch.
+                Each image's result must not depend on the others of the batch.
 
         Returns:
             (B, ...) activations, whose shape depends on the segment and the width alone; (B, classes) logits after the

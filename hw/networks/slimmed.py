@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from kit.strict import StrictModel
 
-MAX_PARAMETERS: Final = 5 * 10**8  # of what a file may ask for: it is built before its weights are looked at
+MAX_PARAMETERS: Final = 5 * 10**8  # limit on files: a network is built before its weights are checked
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "relu": F.relu,
     "relu6": F.relu6,

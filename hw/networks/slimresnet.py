@@ -101,7 +101,7 @@ class SlimResNetConfig:
             raise ValueError(f"not a model configuration: {error}") from None
 
 
-LARGEST, LARGEST_SEGMENTS = 4096, 16  # of what a file may ask for: it is built before its weights are looked at
+LARGEST, LARGEST_SEGMENTS = 4096, 16  # limits on files: a network is built before its weights are checked
 PRESETS: dict[str, SlimResNetConfig] = {
     # 8x8 pixels: a stride in the last segment would leave GroupNorm two numbers a group, of which only the sign stays
     "digits": SlimResNetConfig(1, 8, 10, 32, 1, 4, strides=(1, 2, 2, 1)),

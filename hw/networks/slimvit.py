@@ -1,9 +1,9 @@
 """The slimmable vision Transformer: compact, with convolutions that make tokens; attention between them.
 
-A segment makes tokens of its input, by a convolution of 3 x 3 (as CvT does, Wu et al. 2021), so that images may
-have any size and no table of positions is needed. Pre-norm blocks of attention and an MLP follow. Heads, MLP and
-embedding are slimmed: a width keeps the leading heads whole. Query, key and value of one head are side by side in one
-matrix, so that the leading heads are a leading slice.
+A segment makes tokens of its input, by a convolution of 3 x 3 (as CvT does, Wu et al. 2021), so that images may have
+any size and no table of positions is needed. Pre-norm blocks of attention and an MLP follow. Heads, MLP and embedding
+are slimmed: a width keeps the leading heads whole. Query, key and value of one head are side by side in one matrix, so
+that the leading heads are a leading slice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads an ordinary network into the list of layers that a slimmed one is made of.
 
-`torch.fx` traces the network once. Channels that are added, multiplied or filtered one by one are tied into a group.
-A cut between two segments needs a point at which one activation alone is handed on, and no group has a part on either
+`torch.fx` traces the network once. Channels that are added, multiplied or filtered one by one are tied into a group. A
+cut between two segments needs a point at which one activation alone is handed on, and no group has a part on either
 side: between the stages of a residual network, for it ties all channels of a stage. The chosen cuts balance the
 multiply-accumulates best.
 """

@@ -1,7 +1,7 @@
 """Training of a slimmable network: the sandwich rule with in-place distillation, and exact resume.
 
-It decides nothing about serving. Each step trains the widest network, the narrowest, and two whose widths are drawn
-for each segment separately (otherwise mixed width tuples stay untrained); all but the widest learn from the widest's
+It decides nothing about serving. Each step trains the widest network, the narrowest, and two whose widths are drawn for
+each segment separately (otherwise mixed width tuples stay untrained); all but the widest learn from the widest's
 detached soft labels (Yu and Huang 2019). Random numbers come from named streams by epoch, so that a run resumed at an
 epoch's start gives exactly the same result.
 """
@@ -49,8 +49,7 @@ class TrainingKnobs:
         label_smoothing: of the widest network's labels.
         random_tuples: width tuples drawn for each step in addition to the widest and the narrowest.
         label_share: weight of the image's label (with the same smoothing) in the target of narrower networks; the rest
-            is
-            the widest's output. At 0 they learn only what the widest has learned so far, which early is little.
+            is the widest's output. At 0 they learn only what the widest has learned so far, which early is little.
         shift: random crops after padding by this number of pixels; flip: mirror half of the images.
         growth: (share of the epochs, pixels), ascending: until then images are shrunk to this size, which costs less
             and teaches the coarse; after the last they have their own size. For networks that take any size.

@@ -192,8 +192,8 @@ class RayHosts:
         handle.over(reason)
 
     def _keeper_for(self, agent: int, handle: RayAgent) -> _Keeper | None:
-        """Return the actor that is to keep it: the previous agent's, if that lives. None if there is none now:
-        its host is not there, or turns out to be a dead one whose name another has.
+        """Return the actor that is to keep it: the previous agent's, if that lives. None if there is none now: its host
+        is not there, or turns out to be a dead one whose name another has.
 
         Raises:
             WorkError: the host has another version, or other code.

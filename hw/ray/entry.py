@@ -1,8 +1,8 @@
 """Admission at the head of a Ray cluster, checked before Ray tries, which takes 20 s and gives no reason for refusals.
 
 Ray requires a token if its nodes were started with `RAY_AUTH_MODE=token`; otherwise, any client that reaches one of its
-ports can run anything there. On Linux these ports are open on every address of a machine, whatever
-`--node-ip-address` is (docs/cluster.md).
+ports can run anything there. On Linux these ports are open on every address of a machine, whatever `--node-ip-address`
+is (docs/cluster.md).
 """
 
 from __future__ import annotations

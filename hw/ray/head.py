@@ -22,7 +22,7 @@ _CALL: Final = signal.SIGUSR1
 
 @contextlib.contextmanager
 def while_head_lives(address: str) -> Iterator[threading.Event]:
-    """Interrupt the main thread within it some seconds after the head's end; yields an event that is set then.
+    """Interrupt the main thread's work some seconds after the head's end; yield an event that is set then.
 
     Other threads are not watched.
 

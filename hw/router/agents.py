@@ -105,7 +105,7 @@ class AgentHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it by force, whatever it is doing, even nothing at all; see `incarnation`."""
+        """End it by force, even if it hangs; see `incarnation`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -284,6 +284,7 @@ def transfer_round(
     receiver: AgentHandle | None = None,
 ) -> tuple[float, ...]:
     """Return the seconds until `payload_bytes` from this agent are in another's arena, for each of `count` moves.
+
     Args:
         address: see `hw.transport.messages.Move`.
         receiver: that agent, if it copies what arrives onto a device: the time then includes the copy.
@@ -356,7 +357,7 @@ class AgentSlot:
         self._begin, self.agent = begin, agent
 
     def begin_warming(self) -> None:
-        """Make a new agent run what it must before it serves: others do so meanwhile."""
+        """Begin the warm-up of a new agent, in parallel to others'."""
         if self.warm_batches and not self.agent.is_warm and not self.agent.is_warming:
             self.agent.wait_until_ready()
             self.agent.begin_warming(self.warm_batches)
@@ -399,7 +400,7 @@ class AgentSlot:
 def make_all_ready(
     slots: Sequence[AgentSlot], *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
 ) -> frozenset[int]:
-    """Wait until all can serve, empty; return those that may be gone but are there. See `AgentSlot.make_ready`.
+    """Wait until all can serve, empty; return those of `drained` without an agent. See `AgentSlot.make_ready`.
 
     New agents warm up in parallel. Clocks drift apart during the wait for a slow one (15 ms in five minutes): all are
     queried once more at the end.

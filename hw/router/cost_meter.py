@@ -18,8 +18,7 @@ class CostMeter:
 
     CPU time that belongs to no decision and no message (arrivals, the ledger, the loop itself) goes to the decisions of
     the same turn; in a turn without any, to the messages that began it. A turn with neither (a look at the clock, a
-    ping)
-    is charged to neither.
+    ping) is charged to neither.
     """
 
     def __init__(self) -> None:

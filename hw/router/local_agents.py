@@ -2,8 +2,8 @@
 
 A process has one agent, or those of one GPU: contexts of several processes would take turns there.
 
-Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and exits when the router's end of its port is
-gone, so that nothing is left behind however the router's process ends.
+Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and exits when the router's end of its port is gone,
+so that nothing is left behind however the router's process ends.
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ class Worker:
 
     Args:
         hands: starts it concurrently with the caller (a spawn takes milliseconds, plus the time in which the child
-            reads
-            its arguments); its thread must outlive the process, which dies with it. None: the caller starts it.
+            reads its arguments); its thread must outlive the process, which dies with it. None: the caller starts it.
         gather_s: how long others of its worker may still join; it begins as soon as all have.
     """
 

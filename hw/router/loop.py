@@ -393,8 +393,7 @@ class RouterLoop:
 
     def _arrival_due_ns(self) -> int:
         """Return when to process the next arrival: somewhat later than it is due if others wait and no server can take
-        a
-        block. It would have no effect, and under overload a turn for each would cost more than all decisions."""
+        a block. It would have no effect, and under overload a turn for each would cost more than all decisions."""
         if self._rolling.holds:
             return NEVER_NS
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0

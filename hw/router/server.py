@@ -1,7 +1,7 @@
 """One server in the router's process: translates its agent's messages to events for the router's core, and back.
 
-It decides nothing and schedules nothing (the agent does). It supervises its agent and starts the next one when that
-has died, under a new epoch.
+It decides nothing and schedules nothing (the agent does). It supervises its agent and starts the next one when that has
+died, under a new epoch.
 """
 
 from __future__ import annotations
@@ -594,7 +594,7 @@ class RemoteServer:
         self.send(Sampled(sample))
 
     def hear_late(self, message: FromAgent) -> None:
-        """Process a message after the run's end: only the last reading counts."""
+        """Process a message after the run's end: later events do not count, except for the last reading."""
         if isinstance(message, Finished):
             self._finish(message)
         elif isinstance(message, Report) and message.is_read:

@@ -42,8 +42,7 @@ class LinkModel(Protocol):
     """An emulated network in one run: the times at which transfers would end on links that are not here.
 
     The simulator's own model computes them (`sim.network.Interconnect`), so that simulations and executors have the
-    same
-    links. It stores when each medium is free again, and has no clock.
+    same links. It stores when each medium is free again, and has no clock.
     """
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
@@ -210,7 +209,7 @@ class Transfers:
         self._find_places(block.server)
 
     def moved(self, message: Moved) -> None:
-        """Process an agent's notice that it has written what it was asked to."""
+        """Process an agent's notice that a write is done."""
         place = self._writing.pop(message.transfer, None)
         if place is None:
             return  # of an earlier run

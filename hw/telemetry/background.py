@@ -18,7 +18,7 @@ from hw.telemetry.nvml import other_processes, process_shares
 from policies.records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
 
-NOTABLE = 0.05  # a share of a device that a reader should know of
+NOTABLE = 0.05  # a share of a device that is worth reporting
 STRONG = 0.30  # a share that makes a measurement worthless
 _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})  # a guest's time is part of its user's
 _TOLD = 0.5  # of the elapsed time, at least: cores that account for less of their time report nothing usable

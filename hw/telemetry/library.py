@@ -1,7 +1,7 @@
 """NVML as a library that may lack anything: functions, constants, permissions, the device itself.
 
-Every query goes through `Board.ask`, which turns the ways in which NVML refuses into one exception with the reason
-and the remedy.
+Every query goes through `Board.ask`, which turns the ways in which NVML refuses into one exception with the reason and
+the remedy.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class Details:
     Attributes:
         power_average_w: the reading that the board itself averages, mostly over a second.
         sm_utilization, sm_occupancy, dram_bandwidth: shares in [0, 1] since the previous details: of the
-            multiprocessors
-            with work, of their warps in use, of the memory's peak bandwidth.
+            multiprocessors with work, of their warps in use, of the memory's peak bandwidth.
         sm_clock_mhz, temperature_c: now.
         throttling: why the clocks are lower than they could be; empty if they are not.
     """

@@ -1,7 +1,7 @@
 """Direct transfers of activations between agents on different hosts, without the router.
 
-Each agent has its own listener. The writer waits until the receiver confirms that the bytes are in its arena; only
-then does the writer notify the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
+Each agent has its own listener. The writer waits until the receiver confirms that the bytes are in its arena; only then
+does the writer notify the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
 """
 
 from __future__ import annotations

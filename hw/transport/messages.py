@@ -2,8 +2,8 @@
 
 Blocks travel, not batches: an agent's scheduler batches, loads and unloads on its own. Tensors never travel in a
 message: they are in arenas, and the router decides which process may write where (`hw.transport.arena`). Times are
-nanoseconds of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message
-is an array with its name first, so that it can be decoded without an expected type, and nothing in it can execute code.
+nanoseconds of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message is
+an array with its name first, so that it can be decoded without an expected type, and nothing in it can execute code.
 
 Messages of one direction arrive in order. A message that is answered has a `number`, which the answer repeats.
 """
@@ -436,7 +436,7 @@ class Done(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A message without a failure type failed."""
+    """A request failed that has no failure message of its type."""
 
     reason: Reason
     detail: str
@@ -464,8 +464,7 @@ class BenchmarkResult(Message, frozen=True):
         wall_s, cpu_s: of the whole loop, and the CPU time the process used meanwhile; on a GPU that of launching the
             passes, for a wait for the device spins.
         waited_s: time for which the process's threads were ready to run but had no core, on a GPU while passes ran; 0
-            if
-            the system does not report it.
+            if the system does not report it.
         references_s: for each pass the CPU time of a fixed piece of work before and after it (the longer of the two),
             which measures the core's speed; empty on a GPU.
     """

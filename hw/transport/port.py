@@ -1,10 +1,10 @@
 """The port between the router's process and a server's agent: one stream of frames over any connection.
 
-An end posts messages and sends them together; it never waits for the other end. Messages arrive in order.
-Nothing here assumes one clock, one memory or one host: the connection is a pair of sockets on one host, and TLS
-between two. A frame is its kind and length (4 bytes), and messages, activations for the agent's arena, or a piece of
-its log. They travel in one stream, so nothing overtakes: an activation arrives before a message that refers to it, and
-an agent's steps are in its log before the router is notified of them.
+An end posts messages and sends them together; it never waits for the other end. Messages arrive in order. Nothing here
+assumes one clock, one memory or one host: the connection is a pair of sockets on one host, and TLS between two. A frame
+is its kind and length (4 bytes), and messages, activations for the agent's arena, or a piece of its log. They travel in
+one stream, so nothing overtakes: an activation arrives before a message that refers to it, and an agent's steps are in
+its log before the router is notified of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PortClosedError(WorkError):
 
 
 class PortBrokenError(WorkError):
-    """Data that arrived are not a message: the other end is not what it should be."""
+    """Data that arrived are not a message: the other end is not an agent or router of ours."""
 
 
 class Codec(Generic[Word]):
@@ -156,7 +156,7 @@ class Port(Generic[Sent, Heard]):
         self._outbox.append(message)
 
     def flush(self) -> bool:
-        """Send what was posted, without ever waiting; return whether all of it is sent.
+        """Send posted messages, without ever waiting; return whether all of them are sent.
 
         Raises:
             PortClosedError: the other end is gone.
@@ -185,7 +185,7 @@ class Port(Generic[Sent, Heard]):
         self._unsent += header(LOGGED, len(steps)) + steps
 
     def _write(self, data: bytes | memoryview) -> None:
-        """Write after what is unsent, up to the room there is; the rest later."""
+        """Write after unsent bytes, as far as there is room; the rest later."""
         sent = 0 if self._unsent else self._send(data)
         if sent < len(data):
             self._unsent += data[sent:]

@@ -19,7 +19,7 @@ import msgspec
 
 from kit.errors import WorkError, in_a_line
 
-PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of what is written
+PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of a write
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: the clock of another host may be behind
 _AT_ONCE: Final = 64  # silent or slow strangers keep others out for no longer than `PATIENCE_S`
 _MAX_HELLO: Final = 4096
@@ -198,7 +198,7 @@ class Encrypted:
 
 @contextlib.contextmanager
 def _as_plain() -> Iterator[None]:
-    """Report what has to be waited for as plain sockets report it."""
+    """Report waits in the way of plain sockets."""
     try:
         yield
     except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
