@@ -63,8 +63,8 @@ class HardwareCluster:
         network: of all servers: its file, or (if no agent needs one) its description.
         servers: several may share a device.
         warm_batches: batch sizes that every agent runs once for every work key before it serves; useless on a GPU:
-                warm_batches: batch sizes that every agent runs once for every work key before it serves; useless on a
-                    GPU: libraries choose kernels for each thread, so each instance warms up in its thread.
+            libraries choose kernels for each thread, so each instance warms up in its thread.
+        supervision: how agents are watched and restarted.
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
         carrier: starts the agents and transports data between them and the router; processes of this host, unless
             another one is given.
