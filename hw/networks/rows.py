@@ -16,7 +16,7 @@ Row = tuple[Tensor, int]  # a block (n, ...) and the index of one activation in 
 
 
 def rows_of(block: Tensor) -> list[Row]:
-    """Every activation of a block."""
+    """Return every activation of a block."""
     return [(block, index) for index in range(len(block))]
 
 
