@@ -1,1 +1,1 @@
-"""Simulated runs, beside each other, and their folders; capacity and the bound that no router beats."""
+"""Simulated runs, alone and side by side, and their folders; capacity and the bound that no router beats."""

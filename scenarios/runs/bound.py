@@ -1,20 +1,20 @@
-"""The fluid bound: what no router can beat on a cluster, at a mean accuracy and a rate. A linear programme.
+"""The fluid bound: what no router can beat on a cluster, at a mean accuracy and a rate. A linear program.
 
 Long-run averages of any run are a flow of images over width tuples, servers, batch sizes and links, and such a flow
-must satisfy what is linear in it. The programme knows these limits, and no others:
+must satisfy its linear constraints. The program contains these constraints, and no others:
 
-- every image runs one width tuple, each segment once; what ran on a server is there, or moves over a link;
+- every image runs one width tuple, each segment once; its output is on the server that ran it, or moves over a link;
 - each class of requests has its share of the images, and is as accurate as it is promised;
 - images that run together take no more than the device: each running batch asks for d and h of it (`sim.device`), and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
-- a medium carries its bandwidth, and the router at most its largest group a decision; its host does one thing at a
-  time, decisions and batches that come back alike;
+- a medium transfers at most its bandwidth, and the router decides on at most its largest group at a time; its host does
+one thing at a time, decisions as well as batches that come back;
 - an image takes, in each segment, a decision until its block is sent, a handover, a dispatch, its batch's solo time and
-  the way back, and for each move its latency and its bytes; the router hears of it when it has kept its books.
+the way back, and for each move its latency and its bytes; the router processes a result after its bookkeeping.
 
-Left out, because a run could be lucky: queues, images that wait for their batch to fill, loads, memory, blocks that
-split. So every real run is worse. With chance in it (labels, arrivals) the bound holds for what a run really had: its
-own rate and its tuples' accuracy.
+Left out, because a run could be lucky: queues, batching delay, loads, memory, blocks that split. So every real run is
+worse. If chance plays a part (labels, arrivals), the bound holds for the run's realised values: its own rate and its
+tuples' accuracy.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
 MAX_UNKNOWNS = 2e6
-WINDOW_S = 1.0  # in which the oracle carries what arrives
+WINDOW_S = 1.0  # within which the oracle serves all arrivals
 HARDLY = 0.9  # of the router's core: chance alone then makes long queues
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
-OF_A_BOUND: Final = 3  # programmes: the rate, the energy, the latency
-ORACLE_POINTS: Final = 24  # rates at which an oracle's programme is solved, after that of the capacity
+OF_A_BOUND: Final = 3  # programs: the rate, the energy, the latency
+ORACLE_POINTS: Final = 24  # rates at which an oracle's program is solved, after that of the capacity
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Servers that the programme need not tell apart: a flow over them may be spread evenly, which costs no more.
+    """Servers that the program need not distinguish: a flow over them may be spread evenly at no extra cost.
 
     Attributes:
-        servers: where they are several, each has a device and a medium of its own.
+        servers: if there are several, each has a separate device and medium.
     """
 
     servers: tuple[int, ...]
@@ -85,7 +85,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Move:
-    """One way to get what a segment at a width left, from a kind of server to that where the next one runs.
+    """One way to move a segment's output at a width from one kind of server to the kind where the next segment runs.
 
     `stays`: to the very same server.
     """
@@ -101,16 +101,16 @@ class _Move:
 
 
 class FluidModel:
-    """The linear programme of one cluster, to be asked at any accuracy and rate.
+    """The linear program of one cluster, solvable at any accuracy and rate.
 
-    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`. Where requests have
-    classes, each class has width tuples of its own, and is as accurate as it is promised; batches and moves are of all.
-    Of several models each class has its model's tuples, also where no class is promised anything.
+    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`. If requests have classes,
+    each class has separate width tuples, and is as accurate as it is promised; batches and moves are of all. With
+    several models each class has its model's tuples, also if no class is promised anything.
 
     Args:
         widths: those that may run; all of the network's by default.
         classes: of the requests; all are of one by default.
-        on_solved: told of each programme that is solved, for of many servers one takes many seconds.
+        on_solved: called after each solved program, because with many servers one takes many seconds.
     """
 
     def __init__(
@@ -153,26 +153,26 @@ class FluidModel:
                 self._floors[number, of_one] = floor - NEARLY - self.top1[of_one]
 
     def capacity_img_s(self, accuracy: float = 0.0) -> float:
-        """The largest rate at which a mean accuracy can be had."""
+        """Return the largest rate at which a mean accuracy can be had."""
         return -self._solve(-self._all_tuples(), accuracy, None)
 
     def energy_j(self, accuracy: float, rate_img_s: float) -> float:
-        """The least dynamic energy an image."""
+        """Return the least dynamic energy per image."""
         return self._solve(self._joules, accuracy, rate_img_s) / rate_img_s
 
     def latency_s(self, accuracy: float, rate_img_s: float | None) -> float:
-        """The least mean latency; without a rate that of an image that meets nobody."""
+        """Return the least mean latency; without a rate, that of an image in an empty system."""
         if rate_img_s is None:
             return self._solve(self._latency_s, accuracy, 1.0, limited=False)
         return self._solve(self._latency_s, accuracy, rate_img_s) / rate_img_s
 
     def best_accuracy(self, rate_img_s: float) -> float:
-        """The highest mean accuracy at which a rate can be carried; raises `WorkError` beyond the capacity."""
+        """Return the highest mean accuracy at which a rate can be sustained; raises `WorkError` beyond the capacity."""
         gain = np.concatenate([self.top1, np.zeros(self._count - self._tuples)])
         return -self._solve(-gain, 0.0, rate_img_s) / rate_img_s
 
     def bound(self, accuracy: float, rate_img_s: float | None) -> Bound:
-        """All of it at once.
+        """Return all bounds at once.
 
         Raises:
             InputError: no width tuple is so accurate.
@@ -233,7 +233,7 @@ class FluidModel:
 
 
 def _beside(work: Callable[[], Any]) -> Any:
-    """What the work gives, in a thread of its own: the solver is deaf to interruptions, who waits for it is not."""
+    """Return the work's result from a separate thread: the solver ignores interrupts, the waiting thread does not."""
     future: Future[Any] = Future()
 
     def do() -> None:
@@ -247,7 +247,7 @@ def _beside(work: Callable[[], Any]) -> Any:
 
 
 def require_solvable(world: World, widths: int | None = None, classes: int = 1) -> None:
-    """Raises `InputError` for a programme that would take hours and many gigabytes; `widths`: how many may run."""
+    """Raise `InputError` for a program that would take hours and many gigabytes; `widths`: how many may run."""
     config = world.cluster.router
     if (unknowns := unknowns_of(world, widths or len(config.widths), classes)) > MAX_UNKNOWNS:
         problem = f"the bound on {config.servers:,} servers is a programme of {unknowns:.1e} unknowns"
@@ -255,7 +255,7 @@ def require_solvable(world: World, widths: int | None = None, classes: int = 1) 
 
 
 def unknowns_of(world: World, widths: int, classes: int = 1) -> float:
-    """How large the programme becomes: tuples of each class, runs and moves; each takes a kilobyte and some 10 us."""
+    """Return the size of the program: tuples of each class, runs and moves; each takes a kilobyte and some 10 us."""
     config, kinds = world.cluster.router, kinds_of(world)
     batches = sum(world.cluster.servers[kind.first].knobs.batch_limit for kind in kinds)
     moves = (1 + (config.segments - 1) * widths) * 2.0 * len(kinds) ** 2
@@ -264,8 +264,10 @@ def unknowns_of(world: World, widths: int, classes: int = 1) -> float:
 
 
 def overload_of(world: World) -> str | None:
-    """What is wrong where more images arrive on average than any router can carry; None where all is well, or where
-    the question is too large to be asked in passing."""
+    """Describe an overload, if more images arrive on average than any router can serve.
+
+    Returns None if all is well, or if the question is too large to be answered in passing.
+    """
     rate_img_s = world.mean_rate_img_s
     config = world.cluster.router
     if unknowns_of(world, len(config.widths)) > MAX_UNKNOWNS / 10:
@@ -273,7 +275,7 @@ def overload_of(world: World) -> str | None:
     narrowest = tuple(widths[0] for widths in config.model_widths)
     if rate_img_s is None or (not config.models and rate_img_s <= whole_img_s(world, narrowest)):
         return None
-    if rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
+    if rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small program
         return None
     capacity_img_s = FluidModel(world).capacity_img_s()  # where narrower is not faster
     if rate_img_s <= capacity_img_s:
@@ -286,10 +288,10 @@ def overload_of(world: World) -> str | None:
 
 
 def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
-    """A rate that the fluid model carries for certain, found without solving it: one of its flows.
+    """Return a rate that the fluid model certainly sustains, found without solving it: one of its flows.
 
     Each server runs whole images at the narrowest width, in its largest batches, in the proportions in which it could
-    alone. 0 where no server holds all segments at that width.
+    alone. The rate is 0 if no server holds all segments at that width.
     """
     tuples = [narrowest * world.cluster.router.segments]
     kinds = kinds_of(world)
@@ -313,11 +315,11 @@ def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class RouterLoad:
-    """What the router's process has to do at the mean rate, where all blocks are as large as they may be.
+    """The load of the router's process at the mean rate, if all blocks are as large as they may be.
 
     Attributes:
         largest: images of such a block.
-        messages: in which it comes back, at least: a server's batches are no larger than its limit.
+        messages: number of messages in which it comes back, at least: a server's batches are no larger than its limit.
         decided_s: a decision, the policy's own time, and the sending of the block.
         returned_s: taking it back.
     """
@@ -341,7 +343,7 @@ class RouterLoad:
 
 
 def router_load_of(world: World) -> RouterLoad | None:
-    """At the scenario's mean rate; None where it has none."""
+    """Return the load at the scenario's mean rate; None if it has none."""
     cluster, rate_img_s = world.cluster, world.mean_rate_img_s
     if rate_img_s is None:
         return None
@@ -355,7 +357,7 @@ def router_load_of(world: World) -> RouterLoad | None:
 
 
 def busy_router_of(world: World) -> str | None:
-    """What is wrong where the router's process can't keep up, or hardly, even with its largest blocks; else None."""
+    """Describe the problem if the router's process can't, or hardly, keep up, even with its largest blocks; or None."""
     load = router_load_of(world)
     if load is None or load.share < HARDLY:
         return None
@@ -376,15 +378,15 @@ def busy_router_of(world: World) -> str | None:
 def oracle_accuracy(
     model: FluidModel, rates_img_s: Sequence[float], window_s: float = 1.0, points: int = ORACLE_POINTS
 ) -> Oracle:
-    """The highest mean accuracy if each window's images had to be carried within it, at the fluid model's best.
+    """Return the highest mean accuracy if each window's images had to be served within it, at the fluid model's best.
 
-    An **estimate** of what foresight is worth, no bound: a queue may carry images over to a quieter window, for the
+    It is an **estimate** of what foresight is worth, not a bound: a queue may move images to a quieter window, for the
     price of their latency, and then accuracy can be higher (the whole run as one window bounds it). On the other hand
-    no run reaches the fluid model's capacity. What is beyond the capacity of a window is carried over to the next.
+    no run reaches the fluid model's capacity. The excess over the capacity of a window moves to the next.
 
     Args:
         rates_img_s: arrivals a second in each window.
-        points: rates at which the programme is solved; between them images are mixed.
+        points: rates at which the program is solved; between them images are mixed.
     """
     capacity_img_s = model.capacity_img_s()
     grid_img_s = np.linspace(0.0, capacity_img_s, points + 1)[1:] * (1 - 1e-9)
@@ -405,12 +407,12 @@ def oracle_accuracy(
 
 
 def programmes_of_an_oracle(scenario: Scenario) -> int:
-    """How many are solved for it: the capacity's, and one a rate; none where the load does not move."""
+    """Return the number of programs solved for it: the capacity's, and one a rate; 0 if the load is constant."""
     return 0 if isinstance(scenario.workload, PoissonWorkload | GammaWorkload) else 1 + ORACLE_POINTS
 
 
 def oracle_of(model: FluidModel) -> Oracle | None:
-    """The oracle for the scenario's own arrivals (with its seed); None where the load does not move."""
+    """Return the oracle for the scenario's own arrivals (with its seed); None if the load is constant."""
     scenario = model.world.scenario
     if not programmes_of_an_oracle(scenario):
         return None
@@ -419,7 +421,7 @@ def oracle_of(model: FluidModel) -> Oracle | None:
 
 
 def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector:
-    """Arrivals a second in each window of one run of the scenario."""
+    """Return the arrivals a second in each window of one run of the scenario."""
     horizon_s = world.scenario.duration_s
     edges_s = np.append(np.arange(0.0, horizon_s - window_s / 2, window_s), horizon_s)  # the last one may be longer
     counts, _ = np.histogram(world.arrivals_ns(seed, horizon_s) / NS_PER_S, edges_s)
@@ -441,9 +443,9 @@ def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
 
 
 def kinds_of(world: World) -> list[_Kind]:
-    """Servers are of one kind where all that the programme knows of them is alike, and no other shares what they use.
+    """Group servers into kinds: identical in all that the program contains, and sharing nothing with another kind.
 
-    A rack counts with what stands in it.
+    A rack counts together with its contents.
     """
     cluster, alike = world.cluster, world.costs.alike
     on_device = Counter(server.device for server in cluster.servers)
@@ -498,7 +500,7 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
 
 
 def _least_ways_ns(tables: DeviceTables) -> float:
-    """To a server, its dispatch and back; each on an idle device or a busy one, whichever is quicker."""
+    """Return the shortest dispatch to a server and way back; each on an idle or a busy device, whichever is faster."""
     dispatch_ns = _mean_ns(tables.busy_dispatches_ns) if tables.busy_dispatches_ns else tables.dispatch_ns
     return (
         min(_mean_ns(tables.there_ns), _mean_ns(tables.busy_there_ns or tables.there_ns))
@@ -508,7 +510,7 @@ def _least_ways_ns(tables: DeviceTables) -> float:
 
 
 def _host_s(cost: tuple[int, int], images: int) -> float:
-    """What the router's host takes on average for a block, or a message, of so many images."""
+    """Return the mean time the router's host takes for a block, or a message, of `images` images."""
     block_ns, image_ns = cost
     return (block_ns + image_ns * images) / NS_PER_S
 
@@ -590,7 +592,7 @@ def _balances(
 
 
 def _shares(shares: Sequence[float], class_of: Sequence[int]) -> list[dict[int, float]]:
-    """Rows whose sum is zero: of every class as many images as its share says; the last one's is what is left."""
+    """Return rows whose sum is zero: each class has its share of the images; the last one's is the remainder."""
     return [
         {column: float(of == number) - share for column, of in enumerate(class_of)}
         for number, share in enumerate(shares[:-1])

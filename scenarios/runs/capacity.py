@@ -1,4 +1,4 @@
-"""How much a cluster can carry with a router: the largest rate at which it keeps what is asked, found by simulation."""
+"""The capacity of a cluster with a router: the largest rate at which it keeps what is asked, found by simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_FAULTS = (NO_LABEL, "server_down")  # reasons of failed requests that no load
 
 @dataclass(frozen=True)
 class RateReading:
-    """What one run says of its rate; None where no image was completed, of `p99_s` also where that one failed.
+    """What one run shows of its rate; None if no image was completed, `p99_s` also if that one failed.
 
     Attributes:
         is_steady: see `read`.
@@ -70,11 +70,11 @@ class TriedRate:
     readings: tuple[RateReading, ...]
 
     def kept(self, slo: Slo) -> list[RateReading]:
-        """Those that say that it is carried."""
+        """The readings at which the rate is sustained."""
         return [each for each in self.readings if each.keeps(slo)]
 
     def missed(self, slo: Slo) -> RateReading:
-        """The first that says that it is not."""
+        """The first reading at which the rate is not sustained."""
         return next(each for each in self.readings if not each.keeps(slo))
 
 
@@ -88,8 +88,8 @@ class Search:
         precision: of the rate, as a share of it.
         slo: what a rate must keep, besides being stable.
         lost: servers that are down for the whole run.
-        is_checked: whether rates below the answer are run once more, with seeds of their own, and the answer itself
-            where a p99 is asked for.
+        is_checked: whether rates below the answer are run once more, with separate seeds, and the answer itself if a
+            p99 is asked for.
     """
 
     router: str
@@ -103,10 +103,10 @@ class Search:
 
 
 def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> RateReading:
-    """A run at `scale` times the world's rate; steady if its second half ends with about the backlog it began with.
+    """Run at `scale` times the world's rate; steady if its second half ends with about the backlog it began with.
 
-    A backlog that is kept small by giving images up is not: no more than `LIMIT` of what arrived then may fail (but for
-    what only planned faults bring about).
+    A backlog kept small by dropping images does not count as steady: no more than `LIMIT` of what arrived then may fail
+    (except for what only planned faults cause).
     """
     run = world.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
     simulation = world.simulation(run, search.engine)
@@ -147,8 +147,11 @@ def _is_steady(columns: RunColumns, half_ns: int) -> bool:
 
 
 def p99_of(requests: RequestColumns, half_ns: int, limit_s: float | None) -> float | None:
-    """Of what ended in the second half, as windows are judged (`scenarios.metrics.slo`): a failed image has waited
-    without end, and one that is in flight at the run's end counts once it has been for longer than the limit."""
+    """Return the p99 of requests that ended in the second half, judged as windows are (`scenarios.metrics.slo`).
+
+    A failed image has infinite latency, and one that is in flight at the run's end counts once its latency exceeds the
+    limit.
+    """
     latency_s = (requests.finished_ns - requests.arrived_ns) / NS_PER_S
     overdue = (requests.status == IN_FLIGHT) & (latency_s > (np.inf if limit_s is None else limit_s))
     latency_s[requests.status == FAILED] = np.inf
@@ -168,15 +171,15 @@ def capacity(
     """Bisect on stability (not on overload throughput, which falls as the rate rises), and on what else is asked.
 
     A rate is stable if, over the second half of a run, the backlog grows by no more than 3 % of what arrives, and that
-    with more than half of the seeds: near its limit a router may fare well or badly by chance. Where a floor or a limit
-    of p99 is asked, the same runs must keep them; it is taken that whoever keeps all at a rate does so below it, and
-    checked at `CHECKS` of the answer where the search says so.
+    with more than half of the seeds: near its limit a router may do well or badly by chance. If a floor or a limit of
+    p99 is asked, the same runs must keep them; the search assumes that a router that keeps all at a rate does so below
+    it, and checks this at `CHECKS` of the answer if `search` asks for it.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
     whatever moves there.
 
     Args:
-        read: what one run says, by world, router, scale of the rate, seed and search.
+        read: returns what one run shows, by world, router, scale of the rate, seed and search.
 
     Raises:
         InputError: no width tuple is as accurate as the floor.
@@ -232,7 +235,7 @@ def capacity(
 
 
 def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, ClassCarried]:
-    """What each class has at a rate that is carried."""
+    """Return what each class has at a sustained rate."""
     kept = rate.kept(slo)
     return {
         name: ClassCarried(
@@ -264,7 +267,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _least_img_s(world: World, search: Search) -> float:
-    """Below it nobody looks: the fewer images a run has, the less it says, least of all of a p99."""
+    """Return the lower end of the search: the fewer images a run has, the less it shows, least of all of a p99."""
     least = 0.0 if search.slo == NO_SLO else MIN_IMAGES / search.duration_s
     return max(1e-3 * world.capacity_img_s, least)
 
@@ -300,12 +303,12 @@ def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
 
 
 def under_poisson(world: World) -> World:
-    """The same cluster under Poisson arrivals at its estimated capacity, and nothing goes wrong."""
+    """Return the same cluster under Poisson arrivals at its estimated capacity, without faults."""
     workload = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
     return replace(world, scenario=world.scenario.model_copy(update={"workload": workload, "faults": ()}))
 
 
 def without(world: World, servers: Sequence[str]) -> World:
-    """The same world where these servers are down from the first moment on; a router sees that they are."""
+    """Return the same world with these servers down from the first moment on; a router sees that they are."""
     lost = (ServerDownFault(kind="server_down", server=name, start_s=0.0) for name in servers)
     return replace(world, scenario=world.scenario.model_copy(update={"faults": (*world.scenario.faults, *lost)}))

@@ -1,9 +1,9 @@
 """The operator's door of a run folder: what serves there now, what of it is to be drained, and what is asked of it.
 
-The command at work holds the folder's lock; what its operator wishes meanwhile lies in files that need no lock. While
-servers are up, `.slimsched/operator/` has `servers.json`, which says who they are, an empty file `drain-N` for each
-server N that is to be drained, and a file `steer-NUMBER-RANDOM` for each change of goals or router. A file is there or
-not: two operators at once do no harm, and nobody reads half a wish.
+The running command holds the folder's lock; the operator's requests meanwhile are files that need no lock. While
+servers are up, `.slimsched/operator/` has `servers.json`, which lists them, an empty file `drain-N` for each server N
+that is to be drained, and a file `steer-NUMBER-RANDOM` for each change of goals or router. A file exists or not: two
+operators at once do no harm, and no process reads half a request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Steering(StrictModel):
 
 @contextmanager
 def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steered: bool = False) -> Iterator[Wishes]:
-    """Within it the operator may drain these servers, and steer them if that is said; yields what he wishes."""
+    """Let the operator drain these servers within it, and steer them if allowed; yields the operator's requests."""
     door = folder / CONTROL
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
@@ -75,7 +75,7 @@ class Wishes:
         return self._drained
 
     def steering(self) -> Iterator[Steering]:
-        """What is asked for since this was last called, one wish after the other."""
+        """Return what is asked for since the last call, one request after the other."""
         with suppress(OSError):
             for path in sorted(self._door.glob("steer-*")):
                 if path.name not in self._steered:
@@ -92,7 +92,7 @@ NOBODY: Final = "none"
 
 
 def drain(folder: Path, names: Sequence[str]) -> list[str]:
-    """Have these servers drained from now on, and all those of these hosts, and no others; `NOBODY` stands for none.
+    """Drain these servers, and all those of these hosts, and no others, from now on; `NOBODY` means none.
 
     Returns:
         The names of the servers.
@@ -125,10 +125,10 @@ def _named(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
 
 
 def steer(folder: Path, wish: Steering) -> None:
-    """Have what serves in a folder follow other goals, or another router.
+    """Change the goals, or the router, of what serves in a folder.
 
     Raises:
-        InputError: nothing serves in that folder, or it is no `serve`.
+        InputError: nothing serves in that folder, or it is not a `serve`.
     """
     _, may_be_steered = _serving(folder)
     if not may_be_steered:

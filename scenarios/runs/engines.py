@@ -1,7 +1,7 @@
-"""Which engine makes simulated runs where nobody names one, and whether this machine has the memory for them.
+"""The default engine of simulated runs, and whether this machine has the memory for them.
 
-Both engines give the same (docs/engines.md). The reference is there at once; the compiled one takes half a second to be
-opened, and half a minute to be compiled on a machine that has not kept its code, and is then 50 times as quick.
+Both engines give the same (docs/engines.md). The reference is available at once; the compiled one takes half a second
+to open, and half a minute to compile on a machine without its cached code, and is then 50 times as fast.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sim.cluster import RunSpec
 
 EngineChoice = Simulator | Literal["auto"]
 SHORT_IMAGES: Final = 4_000  # in all runs: half a second of the reference
-SHORT_IMAGES_UNKEPT: Final = 200_000  # where the compiled engine has to be compiled first
+SHORT_IMAGES_UNKEPT: Final = 200_000  # if the compiled engine has to be compiled first
 _IMAGE_BYTES = {"simpy": 1400, "compiled": 700}
 _DRAWN_BYTES = 16  # of an arrival that is drawn, whether kept or thinned out
 
 
 def engine_of(world: World, choice: EngineChoice, runs: int, *, duration_s: float | None = None) -> Simulator:
-    """The engine that was asked for; else the reference for short work and the compiled one for the rest."""
+    """Return the engine that was asked for; by default the reference for short work, the compiled one for the rest."""
     if choice != "auto":
         return choice
     images = runs * _images(world, duration_s or world.scenario.duration_s)[0]
@@ -36,7 +36,7 @@ def engine_of(world: World, choice: EngineChoice, runs: int, *, duration_s: floa
 
 
 def able_to_run(world: World, engine: Simulator, run: Callable[[], RunSpec], say: Callable[[str], None]) -> Simulator:
-    """An engine that nobody asked for by name, or simpy where that can't do such a run, which is said."""
+    """Return a default engine, or simpy with a message if the default can't do such a run."""
     if engine == "compiled":
         from sim.compiled import UnsupportedScenario  # it opens Numba
 
@@ -49,8 +49,11 @@ def able_to_run(world: World, engine: Simulator, run: Callable[[], RunSpec], say
 
 
 def require_memory(world: World, engine: Simulator, *, duration_s: float | None = None, processes: int = 1) -> None:
-    """Before anything is drawn: raises `InputError` where so many runs beside each other need more memory than there
-    is."""
+    """Check the memory before anything is drawn.
+
+    Raises:
+        InputError: this many runs in parallel need more memory than there is.
+    """
     length_s = duration_s or world.scenario.duration_s
     images, drawn = _images(world, length_s)
     of_what = {"images": images * _IMAGE_BYTES[engine] + drawn * _DRAWN_BYTES, **dict(_events_bytes(world, length_s))}

@@ -67,7 +67,7 @@ class EqualRuns:
 
 
 def _simulated(world: World, router: str, seed: int, made_in: Path | None) -> Run:
-    """Of a router whose decisions are Python's, or take a time of their own, which a scorer does not charge."""
+    """Return a run of a router whose decisions are Python's, or take their own time, which a scorer does not charge."""
     result = simulate_metrics(world, world.router(router, made_in), display_name(router), seed, engine="compiled")
     latency, energy = result["latency_s"], result["energy_per_image_j"]
     figures = (

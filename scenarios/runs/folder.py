@@ -1,8 +1,8 @@
-"""The run folder: everything of a run; who writes into it, and which of its stages are done.
+"""The run folder: everything of a run; which process writes into it, and which of its stages are done.
 
-It knows which files there are, and neither their forms (`scenarios.runs.records`) nor what a metric says
+It knows which files there are, but neither their forms (`scenarios.runs.records`) nor the meaning of a metric
 (`scenarios.metrics.result`). Files are written whole or not at all (`kit.files`), so a run that was killed at any
-moment can go on.
+moment can resume.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kit.memo import Memo, rows_in
 from policies.registry import CONTROLLED
 from scenarios.files.made_routers import KEEPING, MADE_KINDS, made_file, planned_file, score_file, training_file
 
-OWN: Final = ".slimsched"  # the folder's mark: its scenario, and who is at work in it
+OWN: Final = ".slimsched"  # the folder's mark: its scenario, and the process at work in it
 CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.control`
 STAGES: Final = ".stages"
 SERVED: Final = "served"  # the log of what `slimsched serve` did
@@ -56,7 +56,7 @@ FOLDERS: Final = {
     "hardware": "validate",
     SERVED: "serve",
 }
-_COMMANDS: Final = {  # of a stage, where it is not its name
+_COMMANDS: Final = {  # of a stage, if it is not its name
     "model": "model train",
     "accuracy": "model evaluate",
     "records": "compare",
@@ -81,7 +81,7 @@ class Stage:
 
 
 class RunFolder:
-    """One run's folder; docs/run-folder.md says what lies in it.
+    """One run's folder; docs/run-folder.md lists its contents.
 
     Looking at it makes and changes nothing. What writes does so within `opened`.
 
@@ -106,15 +106,15 @@ class RunFolder:
 
     @contextmanager
     def opened(self, scenario: Path | None = None) -> Iterator[None]:
-        """Within it this process alone writes into the folder, which is made and marked as a run's.
+        """Make this process the only one that writes into the folder, which is made and marked as a run's.
 
-        Where nothing is written, a new folder is gone again in the end.
+        If nothing is written, a new folder is removed at the end.
 
         Args:
             scenario: its file, which the mark names.
 
         Raises:
-            InputError: the folder holds files and is no run folder, or another command is at work in it.
+            InputError: the folder holds files and is not a run folder, or another command is at work in it.
         """
         if self._is_open:
             yield
@@ -204,12 +204,12 @@ class RunFolder:
         return Path(os.path.relpath(self.path.resolve() / name)) if isinstance(name, str) else None
 
     def _other_scenario(self, scenario: Path) -> Path | None:
-        """The file that the folder is of, where that is there, and another one than the user's."""
+        """Return the folder's own scenario file, if it exists and differs from the user's."""
         before = self.scenario
         return before if before is not None and before.exists() and not before.samefile(scenario) else None
 
     def require_scenario(self, scenario: Path) -> None:
-        """Raises `InputError` where the folder is of another scenario's file: one that has the same name."""
+        """Raise `InputError` if the folder is of another scenario's file: one that has the same name."""
         if (before := self._other_scenario(scenario)) is not None:
             problem = f"is of {before}, a scenario of the same name; change `name:` in one"
             raise InputError(str(self.path), "", f"{problem}, or name another folder with --out")
@@ -217,24 +217,24 @@ class RunFolder:
     # ---------------------------------------------------------------------------------------------------- reading
 
     def read_json(self, name: str) -> Any:
-        """A JSON document of the folder; raises `InputError` where it is missing or damaged."""
+        """Return a JSON document of the folder; raises `InputError` if it is missing or damaged."""
         with self.mending(name):
             return read_json(self.path / name)
 
     @contextmanager
     def mending(self, name: str) -> Iterator[None]:
-        """What is wrong with a file of the folder is told with the command that makes it again."""
+        """Report what is wrong with a file of the folder together with the command that makes it again."""
         with with_remedy(self.remedy(name)):
             yield
 
     def remedy(self, name: str) -> str:
-        """What makes a file again; which flags the command had is not kept."""
+        """Describe what makes a file again; which flags the command had is not kept."""
         command = self.command(name)
         flags = "" if command.startswith("slimsched report ") else ", with the flags that it had,"
         return f"`{command}`{flags} makes it again"
 
     def command(self, name: str) -> str:
-        """The command that makes a file again, but for flags."""
+        """Return the command that makes a file again, but for flags."""
         makers = (mark.stem for mark in self._marks() if name in _outputs(mark))
         stage = next(makers, "")
         command = _COMMANDS.get(stage, "run") if stage else FILES.get(name) or FOLDERS.get(name.split("/")[0], "run")
@@ -266,7 +266,7 @@ class RunFolder:
     def run_stage(
         self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]], say: Callable[[str], None]
     ) -> bool:
-        """Do a stage's work unless it is done; says which. Returns whether it ran."""
+        """Do a stage's work unless it is done, and print which. Returns whether it ran."""
         stage = self.stage(name, fingerprint)
         say(f"{name}: {'skipped, ' if stage.is_done else ''}{stage.reason}")
         if not stage.is_done:
@@ -274,11 +274,11 @@ class RunFolder:
         return not stage.is_done
 
     def finish(self, name: str, fingerprint: str, outputs: Iterable[Path]) -> None:
-        """Mark a stage as done; raises `WorkError` where an output does not lie in the folder any more."""
+        """Mark a stage as done; raises `WorkError` if an output is not in the folder any more."""
         write_json(self._stage(name), {"inputs": fingerprint, "outputs": self.stamps(outputs)})
 
     def stamps(self, outputs: Iterable[Path]) -> dict[str, Stamp]:
-        """What tells later whether files, by their names in the folder, are as they are now."""
+        """Return what shows later whether files, by their names in the folder, are as they are now."""
         try:
             return {path.relative_to(self.path).as_posix(): [*_quick(path), file_hash(path)] for path in outputs}
         except FileNotFoundError as error:
@@ -286,15 +286,15 @@ class RunFolder:
             raise WorkError(f"{error.filename} {problem}") from None
 
     def is_whole(self, stamps: Mapping[str, Stamp]) -> bool:
-        """Whether files are as they were made; content is read only where the time of the last change differs."""
+        """Check whether files are as they were made; content is read only if the time of the last change differs."""
         return all(_is_as_made(self.path / name, stamp) for name, stamp in stamps.items())
 
     def outputs(self, stage: str) -> dict[str, Stamp]:
-        """What a stage has made, by its mark."""
+        """Return what a stage has made, by its mark."""
         return _outputs(self._stage(stage))
 
     def recorded(self) -> set[str]:
-        """What all stages have made."""
+        """Return what all stages have made."""
         return {name for mark in self._marks() for name in _outputs(mark)}
 
     def remove_outputs(self, stage: str) -> None:
@@ -317,11 +317,11 @@ class RunFolder:
     # ------------------------------------------------------------------------- what an interrupted stage goes on from
 
     def memo(self, stage: str, fingerprint: str) -> Memo:
-        """What an interrupted try of a stage has finished."""
+        """Return what an interrupted try of a stage has finished."""
         return Memo(self.path / STAGES / f"{stage}-{fingerprint[:12]}.jsonl", fingerprint)
 
     def drop_damaged(self, path: Path, read: Callable[[Path], object]) -> bool:
-        """Remove a file that work would go on from, but that can't be read; says so, and returns whether it did."""
+        """Remove a damaged file that work would resume from, with a message; returns whether it did."""
         if not path.exists():
             return False
         try:
@@ -334,7 +334,7 @@ class RunFolder:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """A JSON document of the folder's own; empty where it is missing or damaged."""
+    """Return a JSON document of the folder's own; empty if it is missing or damaged."""
     try:
         document = read_json(path)
     except InputError:
@@ -361,7 +361,7 @@ def _is_as_made(path: Path, stamp: Stamp) -> bool:
 
 
 def _this_process() -> str:
-    """Who is at work in a folder, for whoever finds it so."""
+    """Describe this process, for others that find the folder locked."""
     program = {"cli.py": "slimsched"}.get(Path(sys.argv[0]).name, Path(sys.argv[0]).name)
     command = shlex.join([program, *sys.argv[1:]])[:_LONGEST_COMMAND]
     return f"process {os.getpid()} (`{command}`, since {datetime.now():%Y-%m-%d %H:%M:%S})"

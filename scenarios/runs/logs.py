@@ -1,8 +1,8 @@
 """The event logs of a run in its folder, and what their replay needs: one of all cores, or the router's and one an
 epoch.
 
-A simulation writes one log. Real executors write the router's and one for each epoch of each server's agent; beside
-them a list of the lives says how many steps each log has, how many the router had heard of, and how each epoch ended.
+A simulation writes one log. Real executors write the router's and one for each epoch of each server's agent; with them
+a list of the epochs has how many steps each log has, how many the router had received, and how each epoch ended.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StoredEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, log: AgentLog, record: RunRecord) -> StoredEpoch:
-        """An epoch of a run."""
+        """Return an epoch of a run."""
         name = record.servers[log.server].name
         return cls(log.server, name, log.epoch, len(log.steps), log.heard, log.ended)
 
@@ -69,7 +69,7 @@ class _Epochs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_logs(path: Path, record: RunRecord) -> list[Path]:
-    """The logs that a run has kept, in its place; those that lie there of an earlier one go. Returns the files."""
+    """Write the logs that a run has kept, in its place, and remove those of an earlier one. Returns the files."""
     for former in (path / LOG_FILE, *path.glob(_EPOCH_FILES), path / EPOCHS_FILE):
         former.unlink(missing_ok=True)
     logs = {LOG_FILE: record.log} if record.log else {}
@@ -85,14 +85,14 @@ def write_logs(path: Path, record: RunRecord) -> list[Path]:
 
 
 def logged_places(folder: RunFolder) -> list[str]:
-    """Where runs lie that have kept logs, by the folder's files and by what is known to have been made there."""
+    """Return the places of runs that have kept logs, by the folder's files and the stages' marks."""
     known = {name for name in folder.recorded() if name.endswith(f"/{LOG_FILE}")}
     there = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
     return sorted({name.rpartition("/")[0] for name in known | there})
 
 
 def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None:
-    """The lives of a run; None where one log holds the steps of all cores.
+    """Return the epochs of a run; None if one log holds the steps of all cores.
 
     Raises:
         InputError: the list is missing or damaged.
@@ -116,7 +116,7 @@ def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None
 
 
 def write_log(path: Path, log: Iterable[LoggedStep]) -> None:
-    """The event log, one step a line."""
+    """Write the event log, one step a line."""
     with atomic_path(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
         for step in log:
             commands = [to_jsonable(command) for command in step.commands]
@@ -125,7 +125,7 @@ def write_log(path: Path, log: Iterable[LoggedStep]) -> None:
 
 
 def read_log(path: Path) -> Iterator[LoggedStep]:
-    """The steps of an event log; raises `InputError` naming the line where it is broken."""
+    """Yield the steps of an event log; raises `InputError` naming the line if it is broken."""
     number = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -147,12 +147,12 @@ def _step(data: Mapping[str, Any]) -> LoggedStep:
 
 
 def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
-    """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
+    """Write the settings of the real runs' cores, for their replay: the scenario may be another one by then."""
     write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]})
 
 
 def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
-    """What `write_cores` wrote; raises `InputError` where it is missing or broken."""
+    """Return what `write_cores` wrote; raises `InputError` if it is missing or broken."""
     path = folder / CORES_FILE
     if not path.is_file():
         raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")

@@ -1,9 +1,9 @@
-"""What to run where: what routers reach under a scenario's load, what each carries, and what a change does to the best.
+"""What to run where: what routers reach under a load, the capacity with each, and what a change does to the best.
 
 It is all simulated: each router with each seed on the scenario's own arrivals, then the largest rate at which it keeps
-floor and limit (`scenarios.runs.capacity`), searched with each seed on its own. Beside routers that choose stand two
-that don't: full width, and the one width tuple that keeps the floor and is thought to carry most, each image on one
-server from the first segment to the last.
+floor and limit (`scenarios.runs.capacity`), searched with each seed separately. Routers that choose are compared with
+two that don't: full width, and the one width tuple that keeps the floor and has the largest expected capacity, each
+image on one server from the first segment to the last.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from scenarios.world.world import World
 
 MORE_LOAD: Final = 1.1
 FULL: Final = "sticky"  # full width, and each image stays on its server
-PRECISION: Final = 0.02  # of a rate that is carried
+PRECISION: Final = 0.02  # of a sustained rate
 CHANCE: Final = 0.05  # the p-value below which two members differ
-DETAILED_IMAGES: Final = 100_000  # of the run that tells what each server does: beyond, it is gigabytes
+DETAILED_IMAGES: Final = 100_000  # of the run that shows what each server does: beyond, it is gigabytes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trial:
     on_step: Callable[[], None] = lambda: None
 
     def outcome(self, router: Candidate, *, scale: float = 1.0, lost: Sequence[str] = ()) -> Outcome:
-        """What it reaches under the scenario's load, or so many times as much, or with servers lost."""
+        """Return what it reaches under the scenario's load times `scale`, or with servers lost."""
         world = without(self.world, lost)
         results = [self._run(world, router, seed, scale) for seed in self.seeds]
         p99 = estimate([result["latency_s"]["p99"] for result in results])
@@ -84,7 +84,7 @@ class Trial:
         return Outcome(p99, accuracy, energy_j, shares["unserved"] or 0.0, keeps)
 
     def p99_range_s(self, router: Candidate) -> Range | None:
-        """The range of its p99 under the scenario's load (`Plan.p99_range_s`)."""
+        """Return the range of its p99 under the scenario's load (`Plan.p99_range_s`)."""
         seeds = range(max(self.seeds) + 1, max(self.seeds) + 1 + NEW_RUNS)
         return range_of_new_runs([self._run(self.world, router, seed)["latency_s"]["p99"] for seed in seeds])
 
@@ -96,7 +96,7 @@ class Trial:
         return result
 
     def carried(self, router: Candidate, lost: tuple[str, ...] = ()) -> Carried | None:
-        """The rate that it carries; None where there is none with some seed."""
+        """Return the rate it sustains; None if there is none with some seed."""
         carried = []
         for seed in self.seeds:
             search = Search(router.name, (seed,), self.search_s, PRECISION, self.engine, self.slo, lost)
@@ -116,13 +116,13 @@ class Trial:
         )
 
     def planned(self, router: Candidate) -> PlannedRouter:
-        """One row of the plan."""
+        """Return one row of the plan."""
         rule = None if router.rule is None else router.rule.to_dict()
         return PlannedRouter(router.name, router.role, rule, self.outcome(router), self.carried(router))
 
 
 def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ()) -> Plan:
-    """Try all of these; the choice is told at `Plan`."""
+    """Try all of these; `Plan` describes the choice."""
     world, scenario = trial.world, trial.world.scenario
     rows = tuple(map(trial.planned, routers))
     chosen, tied = choice_of(rows, scenario.tuning.objective == "energy")
@@ -156,7 +156,7 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
 
 
 def _assumed(world: World) -> dict[str, str]:
-    """The weakest origin of each part of the profiles, where that is no measurement."""
+    """Return the weakest origin of each part of the profiles, if that is not a measurement."""
     parts = {
         "run times": [each.provenance for each in world.profiles],
         "power": [each.power.provenance for each in world.profiles],
@@ -167,7 +167,7 @@ def _assumed(world: World) -> dict[str, str]:
 
 
 def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[PlannedRouter | None, list[PlannedRouter]]:
-    """The router to run (`Plan.choice`), and those that tie with it (`Plan.tied`)."""
+    """Return the router to run (`Plan.choice`), and those that tie with it (`Plan.tied`)."""
     able = [each for each in rows if each.carried and each.outcome.keeps and each.router != RANDOM]
     if not able:
         return None, []
@@ -184,7 +184,7 @@ def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[Planne
 
 
 def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None:
-    """Who keeps the floor, then serves most, then has the lowest p99 (`Plan.nearest`)."""
+    """Return the router that keeps the floor, then serves most, then has the lowest p99 (`Plan.nearest`)."""
 
     def distance(of: Outcome) -> tuple[bool, float, float]:
         unserved = max(0.0, of.unserved - LIMIT)
@@ -206,9 +206,9 @@ def _mean_img_s(row: PlannedRouter) -> float:
 
 
 def candidates(world: World, slo: Slo, named: Sequence[str], made_in: Path) -> tuple[list[Candidate], list[str]]:
-    """Those to try, and those among the named that the scenario's run has not made yet.
+    """Return those to try, and those among the named that the scenario's run has not made yet.
 
-    The named ones; the kinds that keep goals, as they are before tuning; full width; the best single width.
+    Tried are the named ones; the kinds that keep goals, as they are before tuning; full width; the best single width.
     """
     by_name: dict[str, Candidate] = {}
     unmade = [name for name in named if (kind := made_kind(name)) and not (made_in / made_file(kind)).is_file()]
@@ -231,7 +231,7 @@ def _of_rule(name: str, world: World, rule: RuleSpec) -> Candidate:
 
 
 def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
-    """Of the width tuples that keep the floor the one that is expected to carry most; None where that is full width."""
+    """Return the width tuple with the floor and the largest expected capacity; None if that is full width."""
     costs, servers = world.costs, range(world.cluster.router.servers)
     able = [widths for widths, top1 in world.held_top1.items() if has_floor(top1, slo.floor)]
     best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))
@@ -311,7 +311,7 @@ def _changes(trial: Trial, router: Candidate) -> Iterator[Change]:
 
 
 def fastest_device(world: World) -> tuple[str, ...]:
-    """The servers on it, by full width in full batches."""
+    """Return the servers on it, by full width in full batches."""
     speeds = speeds_img_s(world.context)
     servers = world.cluster.servers
     device = servers[speeds.index(max(speeds))].device
@@ -319,6 +319,6 @@ def fastest_device(world: World) -> tuple[str, ...]:
 
 
 def steps_of(world: World, routers: int, seeds: int) -> int:
-    """How many runs and searches a plan takes."""
+    """Return how many runs and searches a plan takes."""
     after_changes = 3 if len(fastest_device(world)) < len(world.cluster.servers) else 1
     return (2 * routers + after_changes) * seeds + NEW_RUNS + 1

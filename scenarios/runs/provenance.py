@@ -22,7 +22,7 @@ PACKAGES: Final = (
 
 
 def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What is here now: versions, devices and seeds; nothing that names a person or a place."""
+    """Describe what is here now: versions, devices and seeds; nothing that names a person or a place."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -35,7 +35,7 @@ def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) 
 
 
 def version_of(package: str) -> str | None:
-    """As it is installed; None where it is not."""
+    """Return the installed version; None if there is none."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -43,7 +43,7 @@ def version_of(package: str) -> str | None:
 
 
 def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """By stage what it was made with; nothing of a file that is missing or damaged."""
+    """Return, by stage, what it was made with; nothing of a file that is missing or damaged."""
     try:
         document = read_json(folder / ENVIRONMENT_FILE)
     except InputError:
@@ -58,6 +58,6 @@ def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def note_environment(folder: RunFolder, stage: str, facts: Mapping[str, Any]) -> None:
-    """Say what a stage was made with, in the place of what it was made with before."""
+    """Record what a stage was made with, instead of what it was made with before."""
     stages = {**environments(folder), stage: dict(facts)}
     write_json(folder / ENVIRONMENT_FILE, {"schema": SCHEMA, "stages": stages})

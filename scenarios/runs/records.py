@@ -26,7 +26,7 @@ _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?
 
 
 def _write_record(path: Path, record: RunRecord) -> list[Path]:
-    """Everything of a run: Parquet tables, a timeline, and the event logs where the run kept them."""
+    """Write everything of a run: Parquet tables, a timeline, and the event logs if the run kept them."""
     tables: dict[str, Iterable[Any]] = {
         "requests": record.requests,
         "blocks": record.blocks,
@@ -41,7 +41,7 @@ def _write_record(path: Path, record: RunRecord) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One run as it lies in a run folder."""
+    """One run as stored in a run folder."""
 
     result: Result
     path: Path
@@ -49,7 +49,7 @@ class StoredRun:
 
     @property
     def point(self) -> str:
-        """Where it was run: `load0.8`, `saturated`, `near`, or empty for the workload's own rate."""
+        """The point it was run at: `load0.8`, `saturated`, `near`, or empty for the workload's own rate."""
         match = _PLACE.search(self.path.name)
         return (match[1] or "") if match else ""
 
@@ -60,9 +60,9 @@ class StoredRun:
         return int(match[2] or 0) if match else 0
 
     def columns(self, name: str, *wanted: str) -> dict[str, list[Any]]:
-        """Columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), all where none is named.
+        """Return columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), by default all.
 
-        It is empty where it was not kept.
+        It is empty if it was not kept.
 
         Raises:
             InputError: it is damaged.
@@ -75,17 +75,17 @@ class StoredRun:
 
 
 def load_point(load: float | None) -> str:
-    """The point of a load, as names of folders have it."""
+    """Return the point of a load, as in names of folders."""
     return "" if load is None else f"load{load:g}"
 
 
 def plain_name(router: str) -> str:
-    """A router's name as part of a file's."""
+    """Return a router's name as part of a file's."""
     return re.sub(r"[^A-Za-z0-9.,@=_-]", "_", router)
 
 
 def run_place(mode: str, router: str, seed: int, point: str = "", repeat: int | None = None) -> str:
-    """Where a run lies in its folder: `simulation/ROUTER-seedN`, with its point and repeat where it has some."""
+    """Return a run's place in its folder: `simulation/ROUTER-seedN`, with its point and repeat if it has some."""
     parts = [plain_name(router), *([point] if point else []), f"seed{seed}"]
     return f"{mode}/{'-'.join(parts if repeat is None else [*parts, f'rep{repeat}'])}"
 
@@ -93,10 +93,10 @@ def run_place(mode: str, router: str, seed: int, point: str = "", repeat: int | 
 def write_run(
     folder: RunFolder, result: Result, record: RunRecord, *, point: str = "", repeat: int | None = None
 ) -> list[Path]:
-    """A run's result and record, in the place that `read_runs` looks at; returns the files.
+    """Write a run's result and record to the place that `read_runs` reads; returns the files.
 
     Of later repeats only the requests are kept: their events differ in nothing but noise. How fast CPU devices were is
-    kept of all, for a paired simulation replays it.
+    kept of all, because a paired simulation replays it.
     """
     path = folder / run_place(result["mode"], result["router"], result["seed"], point, repeat)
     written = [write_table(path / "requests.parquet", record.requests)] if repeat else _write_record(path, record)
@@ -108,7 +108,7 @@ def write_run(
 
 
 def read_runs(folder: RunFolder) -> list[StoredRun]:
-    """All runs of a folder, simulated ones first, by name.
+    """Return all runs of a folder, simulated ones first, by name.
 
     Raises:
         InputError: a result is damaged.
@@ -118,7 +118,7 @@ def read_runs(folder: RunFolder) -> list[StoredRun]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested parts become columns of their own: `reward.latency` is `reward_latency`."""
+    """Flatten nested parts into separate columns: `reward.latency` is `reward_latency`."""
     flat: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -139,10 +139,10 @@ def write_table(path: Path, rows: Iterable[Any]) -> Path:
 
 
 def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
-    """A Parquet table's columns: those that are named, or all.
+    """Return a Parquet table's columns: those that are named, or all.
 
     Raises:
-        InputError: it is no Parquet file or damaged, says that it becomes too large, or has other columns.
+        InputError: it is not a Parquet file, or is damaged, declares too large a size, or has other columns.
     """
     from pyarrow import ArrowException, parquet
 
@@ -170,7 +170,7 @@ def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
 
 
 def timeline(record: RunRecord) -> dict[str, Any]:
-    """A Chrome trace (opens in Perfetto): one process a server with a track an instance, one for the router."""
+    """Return a Chrome trace (opens in Perfetto): one process a server with a track an instance, one for the router."""
     router = len(record.servers)
     names = [*(server.name for server in record.servers), "router"]
     events: list[dict[str, Any]] = [

@@ -33,7 +33,7 @@ class ReplayedLog(TypedDict):
     Attributes:
         of: whose steps it holds: `all cores`, `router`, or `server:0, epoch 1`.
         steps: that could be read.
-        heard: how many of them the router had heard of; null but for an epoch.
+        heard: how many of them the router had received; null but for an epoch.
         ended: what ended the epoch, empty for the run's end; null but for an epoch.
     """
 
@@ -63,7 +63,7 @@ class _Log:
 
 
 def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> dict[str, ReplayedRun]:
-    """Every run that has kept logs, by its place.
+    """Replay every run that has kept logs; returns the results by its place.
 
     Raises:
         InputError: a log is whole and no log of such cores; a list of epochs is missing or damaged.
@@ -72,8 +72,9 @@ def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[Gre
 
 
 def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
-    """Each segment of what was served, from its snapshot; the core at its end must be the one that the next begins
-    with. Nothing where none was kept.
+    """Replay each segment of what was served, from its snapshot; the core at its end must be the next one's first.
+
+    Returns nothing if none was kept.
 
     Raises:
         InputError: one is damaged.
@@ -103,7 +104,7 @@ def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
 
 
 def write_arrivals(folder: RunFolder, path: Path) -> tuple[int, float]:
-    """When each image came to the last `serve`, as CSV that a `trace` workload plays.
+    """Write when each image came to the last `serve`, as CSV that a `trace` workload plays.
 
     Returns:
         How many came, and the seconds from the first to the last one.
@@ -121,7 +122,7 @@ def write_arrivals(folder: RunFolder, path: Path) -> tuple[int, float]:
 
 
 def _arrivals_ns(folder: RunFolder) -> Iterator[int]:
-    """By the clock of the last `serve`; segments of others have clocks of their own."""
+    """Yield arrivals by the clock of the last `serve`; segments of others have separate clocks."""
     logged = [Segment(path) for path in segments_in(folder / SERVED)]
     for segment in logged:
         if segment.head.served == logged[-1].head.served:
@@ -200,7 +201,7 @@ class _Replay:
         return read, self._count_text(log, read, problem)
 
     def _count_text(self, log: _Log, read: int, problem: str) -> str:
-        """What is wrong with the number of steps; nothing where all are there."""
+        """Describe what is wrong with the number of steps; empty if all are there."""
         name = f"{self._place}/{log.file}"
         length = None if log.server_epoch is None else log.server_epoch.steps
         if read and not problem and length in (None, read):
@@ -215,7 +216,7 @@ class _Replay:
 
 
 def _divergence_text(divergence: Divergence) -> str:
-    """Where the cores part, and what each said there, each part on a line."""
+    """Describe where the cores part, and what each reported there, each part on a line."""
     step = divergence.logged
     return "\n".join(
         [

@@ -29,13 +29,13 @@ FEW_IMAGES: Mapping[Simulator, int] = {"simpy": 20_000, "compiled": 500_000}  # 
 
 
 class RunOptions(TypedDict, total=False):
-    """What one run may have otherwise than the scenario says; both engines give the same.
+    """What one run may have otherwise than the scenario; both engines give the same.
 
     Attributes:
         scale: multiplies the workload's rate.
         detail: without it only requests are recorded.
         keep_log: every step; by the reference alone.
-        slowdowns: those of the devices where they are known (`RunSpec.slowdowns`).
+        slowdowns: those of the devices if they are known (`RunSpec.slowdowns`).
         replica: the number of another draw of all that profiles leave to chance; arrivals, images and faults stay.
     """
 
@@ -53,10 +53,10 @@ class RunOptions(TypedDict, total=False):
 def run_simulation(
     world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
 ) -> tuple[Result, RunRecord]:
-    """One run, summarised, with its record. `router` names the policy in the result and its random stream.
+    """Run once and return the summary and the record. `router` names the policy in the result and its random stream.
 
-    Both engines give the same result but for `wall_s` and `engine`, and the same record. Who needs no record is served
-    sooner, and in far less memory, by `simulate_metrics`.
+    Both engines give the same result but for `wall_s` and `engine`, and the same record. Without the record,
+    `simulate_metrics` is faster and takes far less memory.
     """
     result, simulation = _simulate(world, policy, router, seed, options)
     return result, simulation.record()
@@ -65,7 +65,7 @@ def run_simulation(
 def simulate_metrics(
     world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
 ) -> Result:
-    """The result of `run_simulation`, bit for bit, without its record."""
+    """Return the result of `run_simulation`, bit for bit, without its record."""
     return _simulate(world, policy, router, seed, options)[0]
 
 
@@ -87,7 +87,7 @@ def _simulate(
     if "replica" in options:
         run = replace(run, seed=derived_seed(seed, f"replica {options['replica']}"))
     if engine == "compiled":
-        world.simulation(run, engine).advance()  # compiled or loaded now: that is no part of the run's wall time
+        world.simulation(run, engine).advance()  # compiled or loaded now: that is not part of the run's wall time
     began_ns = time.monotonic_ns()
     simulation = world.simulation(run, engine)
     simulation.finish(policy, stream(seed, f"router:{router}"))
@@ -113,7 +113,7 @@ def _simulate(
 def simulate_world(
     world: World, router: str, seed: int, made_in: Path | None = None, engine: Simulator = "simpy"
 ) -> Result:
-    """One run of the scenario with one router."""
+    """Run the scenario once with one router."""
     return simulate_metrics(world, world.router(router, made_in), display_name(router), seed, engine=engine)
 
 
@@ -128,16 +128,16 @@ def simulate_all(
     engine: Simulator = "simpy",
     jobs: int = 1,
 ) -> list[Result]:
-    """Every router with every seed, in that order; runs that are among `finished` are not run again.
+    """Run every router with every seed, in that order; runs that are among `finished` are not run again.
 
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
-        on_result: told of each result, as it comes.
-        jobs: so many runs at a time (`kit.parallel`); what comes out is the same, bit for bit but for `wall_s`.
+        on_result: called with each result, as it comes.
+        jobs: number of runs at a time (`kit.parallel`); the results are the same, bit for bit but for `wall_s`.
 
     Raises:
         InputError: two routers have one name, or one is not known or not made yet.
-        WorkError: a process was killed, or a run can't go on.
+        WorkError: a process was killed, or a run can't continue.
     """
     require_distinct_names(routers)
     known = {(result["router"], result["seed"]): result for result in finished}
@@ -171,6 +171,6 @@ def _run_of(common: tuple[World, Simulator], task: tuple[RouterMaker, int]) -> R
 
 
 def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:
-    """As many processes as there are cores; 1 where starting them would take longer than the runs."""
+    """Return as many processes as there are cores; 1 if starting them would take longer than the runs."""
     images = runs * len(world.arrivals_ns(seed, world.scenario.duration_s))
     return core_count() if images > FEW_IMAGES[engine] else 1
