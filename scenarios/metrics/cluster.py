@@ -49,8 +49,7 @@ class ClusterMeasurements:
     links: tuple[HostLink, ...]
 
     def into(self, host: str) -> Link:
-        """What brings activations to a host: the slowest of what leads there from the others, and from itself where
-        there are none."""
+        """Return the link that brings activations to a host: the slowest from other hosts, or its own if alone."""
         incoming = [each.link for each in self.links if each.destination == host and each.source != host]
         incoming = incoming or [each.link for each in self.links if each.destination == host]
         return max(incoming, key=lambda link: link.latency_s + SIZES[-1] / link.bandwidth_bytes_s)
@@ -62,7 +61,7 @@ class CheckedHost:
 
     Attributes:
         servers: of the scenario, that are there.
-        facts: None where it does not answer, or is not there.
+        facts: None if it does not answer, or is not there.
         problems: what does not fit, each with the remedy.
     """
 
@@ -74,7 +73,7 @@ class CheckedHost:
 
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
-    """All hosts that the scenario names, others that are there, and what lies between those that could be asked."""
+    """All hosts that the scenario names, others that are there, and the links between those that answered."""
 
     hosts: tuple[CheckedHost, ...]
     others: tuple[str, ...]
@@ -86,6 +85,6 @@ class CheckedCluster:
         return not any(host.problems for host in self.hosts)
 
     def document(self) -> dict[str, Any]:
-        """The document that `--json` writes."""
+        """Return the document that `--json` writes."""
         hosts, links = (None if part is None else msgspec.to_builtins(part) for part in (self.hosts, self.measured))
         return {"schema": CHECK_SCHEMA, "hosts": hosts, "others": list(self.others), "fits": self.fits, "links": links}

@@ -40,9 +40,9 @@ class Paired(TypedDict):
 
 
 class FrontRow(TypedDict):
-    """One router in one trade-off; `bound`: the least cost at no more than its accuracy, where it is known.
+    """One router in one trade-off; `bound`: the least cost at no more than its accuracy, if it is known.
 
-    Who leaves too many images unserved is on no front, and beats nobody.
+    A router that leaves too many images unserved is on no front, and beats no other.
     """
 
     router: str
@@ -78,14 +78,16 @@ class EqualAccuracy(TypedDict):
 
 
 class ComparisonDocument(TypedDict):
-    """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes; where
-    requests have classes, `classes`, too.
+    """`slimsched.comparison/1`.
 
-    A row's `failures` are shares of what arrived, by reason; `is_flagged` says that it leaves more than 1 % unserved;
+    A row has `router`, `seeds`, a result's numbers as estimates, and the changes; if requests have classes, `classes`,
+    too.
+
+    A row's `failures` are shares of what arrived, by reason; `is_flagged` is true if it leaves more than 1 % unserved;
     `by_seed` has the values of `PAIRED`, one a seed.
 
     Attributes:
-        learned: the routers whose files say that they have learned.
+        learned: the routers that have learned, according to their files.
         unreliable: the servers whose calibration stayed disturbed.
         equal: what each router's dial was set to, so that all have one accuracy; None where none was set.
     """
@@ -122,16 +124,16 @@ def compare_results(
     unreliable: Sequence[str] = (),
     equal: EqualAccuracy | None = None,
 ) -> ComparisonDocument:
-    """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
+    """Compare routers, one row each, in order of first appearance; changes are against the baseline's run of that seed.
 
     Args:
-        baseline: the router that changes and paired differences are to; `random` by default, where it is among them.
+        baseline: the router that changes and paired differences are to; by default `random`, if it is among them.
         bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
         references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
         learned, unreliable, equal: see `ComparisonDocument`.
 
     Raises:
-        InputError: `baseline` is no router of the results.
+        InputError: `baseline` is not a router of the results.
     """
     assert results, "nothing to compare"
     by_router: dict[str, list[Result]] = {}
@@ -209,7 +211,7 @@ def _paired(by_router: Mapping[str, Sequence[Result]], baseline: str) -> Paired:
 
 
 def _worst(router: str, runs: Sequence[Result]) -> dict[str, Any]:
-    """The worst seed of each measure; null where a seed has no value."""
+    """Return the worst seed of each measure; null if a seed has no value."""
     row: dict[str, Any] = {"router": router}
     for measure in PAIRED:
         values = [measure.of(run) for run in runs]
@@ -221,7 +223,7 @@ def _worst(router: str, runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def accuracy_measure(rows: Sequence[Mapping[str, Any]]) -> Measure:
-    """What trade-offs have on their accuracy axis: without the chance of labels, where all routers have that."""
+    """Return the accuracy axis of trade-offs: without the chance of labels, if all routers have that measure."""
     labels, expected = MEASURES["accuracy"], MEASURES["expected_accuracy"]
     return labels if any(_mean(row, expected) is None for row in rows) else expected
 
@@ -279,7 +281,7 @@ def _front_rows(
 
 
 def bound_accuracies(comparison: ComparisonDocument, between: int = 7) -> list[float]:
-    """Where a bound should be known: at every router's accuracy, and at so many more along the axis, ascending."""
+    """Return where a bound should be known: at every router's accuracy, and at `between` more, ascending."""
     accuracies = {row["accuracy"] for rows in comparison["pareto"]["fronts"].values() for row in rows}
     if not accuracies:
         return []
@@ -289,9 +291,9 @@ def bound_accuracies(comparison: ComparisonDocument, between: int = 7) -> list[f
 
 
 def least_cost(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
-    """The bound at the last of its points with no more accuracy: more accuracy can't be cheaper.
+    """Return the bound at the last of its points with no more accuracy: more accuracy can't be cheaper.
 
-    Between two points a straight line would lie above the bound, which is convex.
+    Between two points a straight line would be above the bound, which is convex.
     """
     at = bisect_right([known for known, _ in curve], accuracy + 10**-ACCURACY_DIGITS)
     return curve[at - 1][1] if at else None

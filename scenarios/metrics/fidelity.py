@@ -38,7 +38,7 @@ PROMISED_PCT = {"latency_mean": 5.0, "latency_p99": 10.0, "energy_per_image": 5.
 PROMISED_THROUGHPUT_PCT = 2.0
 PROMISED_TAU = 0.9
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
-MAX_APART_PCT: Final = 50.0  # ten times what is promised of a mean: nobody's noise, and nobody's fine tuning
+MAX_APART_PCT: Final = 50.0  # ten times the promised error of a mean: beyond any noise and fine tuning
 LOADS_APART: Final = 0.1  # of the larger count; a difference within it is the timing of a server short of memory
 MIN_IMAGES: Final = 30  # to judge a run by: their mean latency is known to 18 %
 MIN_RUNS: Final = 2  # far from their paired simulations, before anything is stopped: one alone may have met a stall
@@ -50,7 +50,7 @@ _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("ene
 
 
 class Worlds(TypedDict, Generic[T]):
-    """The same thing in both worlds."""
+    """The same thing in simulation and on executors."""
 
     simulated: T
     hardware: T
@@ -75,10 +75,10 @@ class ClockRow(TypedDict):
 class ValidationRun(TypedDict):
     """One hardware run and its paired simulation, as `validate` leaves them: both of one router and seed.
 
-    `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `slowdown` is
-    how many times as long as at full speed the devices took during the hardware run (their paired simulation replays
-    it), the mean over those that were read; null where none was. `background_load` is null where nothing told it.
-    `clocks` are those of servers on other hosts.
+    `backlog_growth` is of saturated runs: by how much the backlog grew, as a share of what arrived. `slowdown` is how
+    many times as long as at full speed the devices took during the hardware run (their paired simulation replays it),
+    the mean over the readings; null without readings. `background_load` is null if it was not measured. `clocks` are
+    those of servers on other hosts.
     """
 
     kind: Kind
@@ -125,11 +125,11 @@ class Span(TypedDict):
 class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
-    `predicted` is the mean of the seeds' ranges, `error_pct` of its median beside the mean that was measured (the bias
-    of the model). Intervals of `hardware` are over seeds, with the repeats of each averaged; over the repeats of one
-    trace if there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run that had most of it.
-    Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
-    `stages_s` are mean seconds an image spent in each stage, null where that is not known.
+    `predicted` is the mean of the seeds' ranges, `error_pct` of its median compared with the mean that was measured
+    (the bias of the model). Intervals of `hardware` are over seeds, with the repeats of each averaged; over the repeats
+    of one trace if there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run with the most of
+    it. If more than 1 % is unserved in simulation or on hardware, nothing is judged: latencies are of the served alone.
+    `stages_s` are mean seconds an image spent in each stage, null if that is not known.
     """
 
     router: str
@@ -154,7 +154,7 @@ class Row(TypedDict):
 class SaturatedRow(TypedDict):
     """Throughput of one router with arrivals above its capacity, of which the backlog grows.
 
-    Where only one world is saturated the error is larger than it looks (the other could have carried more); where
+    If only one of the two is saturated, the error is larger than it looks (the other could have sustained more); if
     neither is, nothing is judged.
     """
 
@@ -173,9 +173,11 @@ class SaturatedRow(TypedDict):
 
 
 class RankCorrelation(TypedDict):
-    """Kendall's tau of the routers' mean latencies at one load; `separated`: over pairs whose latencies on the hardware
-    differ, seed by seed and repeat by repeat, by more than chance would explain; `left_out`: routers that leave more
-    than 1 % unserved in either world."""
+    """Kendall's tau of the routers' mean latencies at one load.
+
+    `separated`: over pairs whose latencies on the hardware differ significantly, seed by seed and repeat by repeat.
+    `left_out`: routers that leave more than 1 % unserved in simulation or on hardware.
+    """
 
     load: float | None
     tau: float | None
@@ -229,7 +231,7 @@ class ValidationDocument(TypedDict):
 
 
 def background_share(load: BackgroundShares) -> float:
-    """All that others took."""
+    """Return the total load of other processes."""
     return load["programs"] + load["stolen"]
 
 
@@ -248,7 +250,7 @@ class OtherLoads:
 
 
 def other_loads(validation: ValidationDocument) -> list[OtherLoads]:
-    """Servers whose loads differ between both worlds by more than `LOADS_APART`: something else was served there."""
+    """Return servers whose simulated and real loads differ by more than `LOADS_APART`: they served other work."""
     counts: dict[str, list[int]] = {}
     for pair in validation["pairs"]:
         for simulated, hardware in zip(pair["simulated"]["servers"], pair["hardware"]["servers"], strict=True):
@@ -285,7 +287,7 @@ Predictions = Mapping[Place, Ranges]
 def validate_results(
     runs: Sequence[ValidationRun], power: Provenance, predictions: Predictions = MappingProxyType({})
 ) -> ValidationDocument:
-    """Everything set side by side; `power` says where the hardware's watts came from."""
+    """Compare all hardware runs with their simulations; `power` is the source of the hardware's watts."""
     pairs = [run for run in runs if run["kind"] == "pair"]
     saturated = [run for run in runs if run["kind"] == "saturated"]
     assert pairs, "nothing to validate"
@@ -325,17 +327,17 @@ def _worst_clocks(runs: Iterable[ValidationRun]) -> list[ClockRow]:
 
 
 def results_in(validation: ValidationDocument) -> list[Result]:
-    """The results of its paired runs, in both worlds."""
+    """Return the results of its paired runs, simulated and on hardware."""
     return [result for pair in validation["pairs"] for result in (pair["simulated"], pair["hardware"])]
 
 
 def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
-    """What all routers can carry: the lowest throughput that any of them reached on the saturated hardware."""
+    """Return the rate that all routers sustain: the lowest throughput of any of them on the saturated hardware."""
     return min(run["hardware"]["throughput_img_s"] for run in saturated)
 
 
 def middle_load(loads: Iterable[float | None]) -> float | None:
-    """The one that charts show: the middle of those that were run, the lower one of two."""
+    """Return the load that charts show: the middle of those that were run, the lower one of two."""
     known = sorted({load for load in loads if load is not None})
     return known[(len(known) - 1) // 2] if known else None
 
@@ -493,10 +495,10 @@ _FAR: Final = (MEASURES["latency_mean_s"], MEASURES["throughput_img_s"])
 
 
 def far_runs(runs: Sequence[ValidationRun]) -> list[FarRun]:
-    """All that can be judged, where each of them is more than 50 % from its paired simulation; else none.
+    """Return all runs that can be judged, if each of them is more than 50 % from its paired simulation; otherwise none.
 
-    Where a profile is of another machine, or this one is overloaded, every run says so. One that is nearer clears the
-    rest for good: a validation that has passed does not stop when it is resumed.
+    If a profile is of another machine, or this one is overloaded, every run is that far off. One that is nearer clears
+    the rest for good: a validation that has passed does not stop when it is resumed.
     """
     judged = [_far_run(run) for run in runs if _is_comparable(run)]
     far = [run for run in judged if any(abs(error or 0.0) > MAX_APART_PCT for error in run["error_pct"].values())]
@@ -504,13 +506,15 @@ def far_runs(runs: Sequence[ValidationRun]) -> list[FarRun]:
 
 
 def is_hopeless(runs: Sequence[ValidationRun]) -> bool:
-    """Whether enough of them say so: hours of more of them say no more."""
+    """Check whether enough of them are far off: hours of more of them add nothing."""
     return len(far_runs(runs)) >= MIN_RUNS
 
 
 def _is_comparable(run: ValidationRun) -> bool:
-    """Whether a run can tell a wrong profile from something else: not a saturated one, whose latency is that of a
-    backlog, nor one of few images, nor one while a server is down."""
+    """Check whether a run can reveal a wrong profile.
+
+    Not a saturated one, whose latency is that of a backlog, nor one of few images, nor one while a server is down.
+    """
     worlds = run["simulated"], run["hardware"]
     is_enough = run["simulated"]["images"]["completed"] >= MIN_IMAGES and run["hardware"]["images"]["completed"] > 0
     return run["kind"] == "pair" and is_enough and not any(result["restarts"] for result in worlds)
@@ -525,7 +529,7 @@ def _far_run(run: ValidationRun) -> FarRun:
 
 
 def _overall_tau(runs: Sequence[ValidationRun], left_out: Set[str]) -> float | None:
-    """Over the routers whose latency is known in both worlds, each at its mean over all runs."""
+    """Return the tau over the routers whose simulated and hardware latency is known, each at its mean over all runs."""
     latencies: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         simulated, hardware = run["simulated"]["latency_s"]["mean"], run["hardware"]["latency_s"]["mean"]
@@ -576,8 +580,10 @@ def _mean_of(runs: Sequence[ValidationRun], router: str) -> float | None:
 
 
 def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> float | None:
-    """By how much their mean latencies differ on the hardware, on the same seeds and repeats (which went through the
-    same arrivals at about the same time); null where the interval of that difference contains 0."""
+    """Return the difference of their mean latencies on the hardware, on the same seeds and repeats.
+
+    These had the same arrivals at about the same time. Null if the interval of that difference contains 0.
+    """
     latency_s = {(run["router"], run["seed"], run["repeat"]): run["hardware"]["latency_s"]["mean"] for run in runs}
 
     def difference_s(run: ValidationRun) -> float | None:

@@ -1,4 +1,4 @@
-"""What a cluster carries at most, and what no router can beat on it: the documents of `capacity` and `bound`."""
+"""A cluster's capacity, and the bound that no router beats on it: the documents of `capacity` and `bound`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Oracle:
     Attributes:
         accuracy: its mean accuracy over all images.
         peak_img_s: the highest rate of a window.
-        overload_share: of the windows, in which more waited than even the narrowest tuple can carry.
+        overload_share: of the windows, in which more waited than even the narrowest tuple can serve.
     """
 
     window_s: float
@@ -31,19 +31,19 @@ class Bound(OwnDocument):
     """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
 
     Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
-    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
-    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
+    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. The
+    random draws of a single run (arrivals, times) may be above or below their means: let runs be long.
 
     Attributes:
         accuracy: that was asked for, or the least that any width tuple has.
-        classes: where requests have classes, the floor of each, which is kept as well; 0 for none.
+        classes: if requests have classes, the floor of each, which is kept as well; 0 for none.
         rate_img_s: the scenario's mean rate, in images a second; None for a trace.
-        capacity_img_s: the largest rate that can be carried at this accuracy.
-        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
-            that meets nobody.
-        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
+        capacity_img_s: the largest rate that can be sustained at this accuracy.
+        latency_mean_s: the least mean latency at the rate; if the rate is None or beyond the capacity, of an image in
+            an empty system.
+        energy_dynamic_j: the least energy of computing an image; None if the rate is None or beyond the capacity.
         energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
-        oracle: an estimate, no bound, of a router that knows all arrivals before; None where the load does not move.
+        oracle: an estimate, not a bound, of a router that knows all arrivals in advance; None if the load is constant.
     """
 
     schema: str = "slimsched.bound/2"
@@ -62,14 +62,14 @@ class Bound(OwnDocument):
         return None if self.oracle is None else self.oracle.accuracy
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row."""
+        """Return one row."""
         (row,) = super().rows()
         return [{**{name: row[name] for name in row if name != "oracle"}, "oracle_accuracy": self.oracle_accuracy}]
 
 
 @dataclass(frozen=True)
 class ClassCarried:
-    """What was asked for a class of requests, and what it has at the rate that is carried."""
+    """What was asked for a class of requests, and what it has at the sustained rate."""
 
     floor: float | None
     p99_limit_s: float | None
@@ -79,7 +79,7 @@ class ClassCarried:
 
 @dataclass(frozen=True)
 class FallenRate:
-    """A rate below the one that is carried at which a run with another seed did not keep what is asked."""
+    """A rate below the sustained one at which a run with another seed did not keep what is asked."""
 
     rate_img_s: float
     seed: int
@@ -87,20 +87,20 @@ class FallenRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity(OwnDocument):
-    """The largest rate that is carried lies between `stable_img_s` and `unstable_img_s`: `slimsched.capacity/1`.
+    """The largest sustained rate, which is between `stable_img_s` and `unstable_img_s`: `slimsched.capacity/1`.
 
     Attributes:
         engine: that ran.
         workload: the kind of arrivals it was searched with.
-        runs: simulations that said so.
+        runs: simulations that this rests on.
         checks: runs at 0.97 and 0.9 of `stable_img_s` with two other seeds.
         fell: those that did not keep what is asked.
         floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
-        p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
+        p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that sustain it.
         p99_range_s: there, over runs with other seeds: it holds the p99 of a further one with a chance of 90 %. None if
             no p99 was asked for, or a run had none.
         duration_s: of each run.
-        classes: by name, where requests have classes: each must be kept what it is promised.
+        classes: by name, if requests have classes: each must be kept what it is promised.
     """
 
     _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s")

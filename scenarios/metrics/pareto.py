@@ -19,13 +19,13 @@ class ParetoPoint:
     cost: float
 
     def beats(self, other: ParetoPoint) -> bool:
-        """No worse on both, and better on one."""
+        """Check whether it is no worse on both, and better on one."""
         is_no_worse = self.accuracy >= other.accuracy and self.cost <= other.cost
         return is_no_worse and (self.accuracy, self.cost) != (other.accuracy, other.cost)
 
 
 def pareto_front(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """The points that no other one beats, from the cheapest on; two that are the same are both on it."""
+    """Return the points that no other one beats, from the cheapest on; two that are the same are both on it."""
     front: list[ParetoPoint] = []
     for point in sorted(points, key=lambda point: (point.cost, -point.accuracy)):
         if not front or not front[-1].beats(point):
@@ -34,19 +34,19 @@ def pareto_front(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
 
 
 def worst_corner(points: Sequence[ParetoPoint]) -> ParetoPoint:
-    """The least accuracy of any with the highest cost of any: what every router is at least as good as."""
+    """Return the least accuracy of any with the highest cost of any: what every router is at least as good as."""
     return ParetoPoint("worst", min(point.accuracy for point in points), max(point.cost for point in points))
 
 
 def hypervolume(points: Sequence[ParetoPoint], reference: ParetoPoint) -> float:
-    """Area of the plane that some point covers: no better than the point on both, and no worse than the reference.
+    """Return the area that some point covers: no better than the point on both, and no worse than the reference.
 
     In two dimensions the hypervolume indicator of Zitzler and Thiele (1998) is a staircase under the front. A point
     that does not beat the reference covers nothing.
     """
     covered, cost = 0.0, reference.cost
     within = [point for point in points if point.cost < reference.cost]
-    for point in reversed(pareto_front(within)):  # from the most accurate on: each covers what lies between the costs
+    for point in reversed(pareto_front(within)):  # from the most accurate on: each covers what is between the costs
         height = max(0.0, point.accuracy - reference.accuracy)
         covered += height * (cost - point.cost)
         cost = point.cost
@@ -54,9 +54,9 @@ def hypervolume(points: Sequence[ParetoPoint], reference: ParetoPoint) -> float:
 
 
 def share_covered(points: Sequence[ParetoPoint], reference: ParetoPoint) -> float | None:
-    """Hypervolume over the rectangle from the reference to the best accuracy at the least cost; None for a flat one.
+    """Return hypervolume over the rectangle from the reference to the best accuracy at the least cost; None if flat.
 
-    1 says that one point has both.
+    1 means that one point has both.
     """
     ideal = ParetoPoint("ideal", max(point.accuracy for point in points), min(point.cost for point in points))
     whole = hypervolume([ideal], reference)
@@ -64,7 +64,7 @@ def share_covered(points: Sequence[ParetoPoint], reference: ParetoPoint) -> floa
 
 
 def contributions(points: Sequence[ParetoPoint], reference: ParetoPoint) -> dict[str, float]:
-    """For each name, how much of the hypervolume nobody else covers."""
+    """Return, for each name, the hypervolume that no other name covers."""
     whole = hypervolume(points, reference)
     rest = {one.name: [other for other in points if other is not one] for one in points}
     return {name: whole - hypervolume(others, reference) for name, others in rest.items()}

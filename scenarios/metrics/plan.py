@@ -1,4 +1,4 @@
-"""What to run where, and what that carries: the document of `slimsched plan`."""
+"""What to run where, and the capacity with it: the document of `slimsched plan`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Carried:
     """The largest rate at which floor and limit are kept, searched with each seed on its own.
 
     Attributes:
-        low_img_s: carried with every seed; high_img_s: carried with none; mean_img_s: of the largest that are carried.
+        low_img_s: sustained with every seed; high_img_s: with none; mean_img_s: of the largest sustained ones.
         accuracy, energy_per_image_j: there, means over the seeds.
     """
 
@@ -47,7 +47,7 @@ class Carried:
     energy_per_image_j: float
 
     def meets(self, other: Carried | None) -> bool:
-        """Whether the ranges overlap: the two can't be told apart."""
+        """Check whether the ranges overlap: the two are not distinguishable."""
         return other is not None and self.high_img_s > other.low_img_s and other.high_img_s > self.low_img_s
 
 
@@ -59,7 +59,7 @@ class PlannedRouter:
         role: the two kinds of plain replication have each image stay on one server, at one width tuple.
         rule: of one that has neither a name nor a file: what its file would hold.
         outcome: under the scenario's own load.
-        carried: None where no rate keeps what is asked.
+        carried: None if no rate keeps what is asked.
     """
 
     router: str
@@ -76,8 +76,8 @@ class PlannedServer:
     Attributes:
         share: of all passes of an image through a segment.
         mean_batch: images.
-        widths: for each segment, the share of its passes here that each width has; empty where it has none here.
-        names: of a family's members, by width; empty where a width is called by its number.
+        widths: for each segment, the share of its passes here that each width has; empty without passes here.
+        names: of a family's members, by width; empty if a width is called by its number.
         working_set: for each segment the widths of the instances that routers have it hold; empty where memory holds
             all full-width ones.
     """
@@ -99,7 +99,7 @@ class Change:
 
     Attributes:
         what: `load`, or the lost server's name (servers that share its device are lost, too).
-        carried: with the device lost; None for more load, which changes nothing of it, or where nothing is carried.
+        carried: with the device lost; None for more load, which does not change it, or without a sustained rate.
     """
 
     what: str
@@ -113,27 +113,27 @@ class Plan(OwnDocument):
 
     Attributes:
         floor, p99_limit_s: what is to be kept.
-        is_floor_named: whether the scenario names that floor; else it is the untuned ladder's accuracy.
+        is_floor_named: whether the scenario names that floor; if not, it is the untuned ladder's accuracy.
         rate_img_s: the scenario's mean rate; None for a trace.
-        choice: the router to run; None where none keeps floor and limit under the scenario's load and carries
-            anything. Of those that do it carries most, or costs the fewest joules where `tuning.objective` is energy;
-            of those that can't be told apart it has the lowest p99. It is never `random`.
-        nearest: where there is no choice, who comes nearest under the scenario's load: of those that keep the floor,
-            where there are any, who serves most (up to 99 %), and of these the lowest p99.
-        tied: those that can't be told apart from the one that carries most, without the choice.
-        quickest: of those that keep them, the one with the lowest p99 under the scenario's load.
+        choice: the router to run; None if none keeps floor and limit under the scenario's load and sustains a rate. Of
+            those that do, it sustains the highest rate, or uses the fewest joules if `tuning.objective` is energy; of
+            those that are not distinguishable it has the lowest p99. It is never `random`.
+        nearest: if there is no choice, the router that comes nearest under the scenario's load: of those that keep the
+            floor, if there are any, the one that serves most (up to 99 %), and of these the lowest p99.
+        tied: those not distinguishable from the one that sustains the highest rate, without the choice.
+        quickest: of those that keep floor and limit, the one with the lowest p99 under the scenario's load.
         p99_range_s: of the choice, or of the nearest, under the scenario's load, over runs with other seeds: it holds
             the p99 of a further one with a chance of 90 %. None if a run completed nothing.
         routers: all that were tried, full width and the best single width among them.
         servers: what the choice has each server do.
         changes: what ten more percent of load, and the loss of the fastest device, do to the choice.
-        unmade: routers of the scenario that were not tried, for its run has not made them yet.
+        unmade: routers of the scenario that were not tried, because its run has not made them yet.
         provenance, accuracy_provenance: of what all rests on.
-        assumed: parts of the profiles that nobody has measured, each with where it comes from.
+        assumed: parts of the profiles that are not measured, each with its origin.
         unreliable: the servers whose calibration stayed disturbed.
-        trusted: what real runs in the run folder say of the simulation, in lines; empty where there are none.
-        file: where the choice's rule was written; None where it has a name or a file of its own.
-        commands: what to type to go on with the choice.
+        trusted: what real runs in the run folder show of the simulation, in lines; empty if there are none.
+        file: where the choice's rule was written; None if it has a name or a file already.
+        commands: what to type to continue with the choice.
     """
 
     _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s", "file", "commands")
@@ -165,7 +165,7 @@ class Plan(OwnDocument):
     commands: tuple[str, ...] = ()
 
     def of(self, router: str | None) -> PlannedRouter | None:
-        """That router; None where it was not tried."""
+        """Return that router; None if it was not tried."""
         return next((each for each in self.routers if each.router == router), None)
 
     @property
@@ -184,7 +184,7 @@ class Plan(OwnDocument):
         return int(self.choice is None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a router."""
+        """Return one row a router."""
         return [
             {
                 "router": each.router,

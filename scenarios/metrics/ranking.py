@@ -1,11 +1,11 @@
-"""Which router wins in one world: the one rule, which the terminal, the report and the pages ask.
+"""Which router wins, in simulation or on executors: the one rule, used by the terminal, the report and the pages.
 
-Who keeps the floor of accuracy and serves at least 99 % can win: the one with the lowest p99 latency does (or energy an
-image, at a p99 within its limit, where the scenario tunes for that). Chance names no winner: over at least `MIN_RUNS`
-runs the paired 95 % interval of its lead over each of the others must leave out that they are equal. All that can't be
-told from the first tie with it.
+A router that keeps the floor of accuracy and serves at least 99 % can win: the one with the lowest p99 latency does (or
+energy an image, at a p99 within its limit, if the scenario tunes for that). A winner needs significance: over at least
+`MIN_RUNS` runs the paired 95 % interval of its lead over each of the others must leave out that they are equal. All
+routers not significantly different from the first tie with it.
 
-It computes from finished documents alone (a comparison, a validation), and knows neither sentence nor picture.
+It computes from finished documents alone (a comparison, a validation), independently of sentences and charts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Promise:
 
     @classmethod
     def of(cls, slo: SloDocument | None) -> Promise:
-        """As results tell it."""
+        """Return the promise that results record."""
         if slo is None:
             return cls()
         if classes := slo.get("classes"):
@@ -65,7 +65,7 @@ class RankedRouter:
         accuracy: over many runs as long as these, as far as that is known: what a floor is of.
         p99_s: the mean of its runs' p99 latencies.
         values: of the objective, by what runs of two routers have in common: the seed (of the mean over its repeats),
-            or, where there is one seed, the repeat.
+            or, with one seed, the repeat.
     """
 
     router: str
@@ -85,7 +85,7 @@ class RankedRouter:
         return estimate(list(self.values.values()))
 
     def lead(self, other: RankedRouter) -> PairedRatio:
-        """Its objective as a multiple of the other's, over the runs that both have."""
+        """Return its objective as a multiple of the other's, over the runs that both have."""
         common = sorted(self.values.keys() & other.values.keys())
         return paired_ratio([self.values[run] for run in common], [other.values[run] for run in common])
 
@@ -111,24 +111,24 @@ class Ranking:
 
     @classmethod
     def by(cls, promise: Promise, judged: Iterable[RankedRouter], left_out: Iterable[str] = ()) -> Ranking:
-        """Those that can be judged, sorted out."""
+        """Return the ranking of those that can be judged."""
         ranked = sorted(judged, key=lambda one: one.mean)
         missed = tuple(filter(promise.missed_by, ranked))
         return cls(promise, tuple(one for one in ranked if one not in missed), missed, tuple(left_out))
 
     @property
     def judged(self) -> tuple[RankedRouter, ...]:
-        """All of whom something is known."""
+        """All routers with known results."""
         return (*self.able, *self.missed)
 
     @property
     def is_open(self) -> bool:
-        """Whether there are two that can win, and too few runs to tell which does."""
+        """Whether there are two that can win, and too few runs to decide between them."""
         return len(self.able) > 1 and min(self.able[0].lead(one)["runs"] for one in self.able[1:]) < MIN_RUNS
 
     @property
     def tied(self) -> tuple[RankedRouter, ...]:
-        """All that can't be told from the first one; where no floor is asked for, no one that is less accurate."""
+        """All not distinguishable from the first one; without a floor, none that is less accurate."""
         alike = [one for one in self.able[1:] if not one.differs(self.able[0])]
         if self.promise.floor is not None or self.promise.class_floors:
             return tuple(alike)
@@ -141,16 +141,16 @@ class Ranking:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """Who has won, or ties: the best, and who can't be told from it."""
+        """The routers that have won, or tie: the best, and those not distinguishable from it."""
         return tuple(one.router for one in (*self.able[:1], *self.tied))
 
     def of(self, router: str | None) -> RankedRouter | None:
-        """That router, where it can win."""
+        """Return that router, if it can win."""
         return next((one for one in self.able if one.router == router), None)
 
 
 def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranking:
-    """How routers stand in a simulated comparison; `of`: by another measure than the objective."""
+    """Rank the routers of a simulated comparison; `of`: by another measure than the objective."""
     promise, axis = Promise.of(comparison["slo"]), accuracy_measure(comparison["rows"])
     judged, left_out = [], []
     for row in comparison["rows"]:
@@ -165,7 +165,7 @@ def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranki
 
 
 def _of_classes(row: Mapping[str, Any], axis: Measure) -> dict[str, float]:
-    """The mean accuracy of each class; 0 of one in which nobody was completed."""
+    """Return the mean accuracy of each class; 0 of one of which no request was completed."""
     return {name: axis.of(each)["mean"] or 0.0 for name, each in row.get("classes", {}).items()}
 
 
@@ -177,14 +177,14 @@ def validated(
     promise: Promise | None = None,
     long_run: Mapping[str, float | None] | None = None,
 ) -> Ranking:
-    """How routers stand in one world of a validation, at the load that charts show.
+    """Rank the routers in simulation or on executors, by a validation, at the load that charts show.
 
     Args:
         of: by another measure than the objective.
-        promise: instead of what the validation's runs tell.
-        long_run: by router the expected accuracy in many simulated runs, such as a comparison's. A few runs can't tell
-            who keeps a floor: of twenty seconds of bursts the accuracies of two seeds differ by a point. On executors
-            counts by how much they differ from simulation of the same arrivals.
+        promise: instead of what the validation's runs record.
+        long_run: by router the expected accuracy in many simulated runs, such as a comparison's. A few runs can't show
+            which router keeps a floor: of twenty seconds of bursts the accuracies of two seeds differ by a point. On
+            executors the difference from simulation of the same arrivals is added.
     """
     load = middle_load(row["load"] for row in validation["rows"])
     pairs = [pair for pair in validation["pairs"] if pair["load"] == load]
@@ -205,7 +205,7 @@ def validated(
 
 
 def _class_accuracies(runs: Sequence[Result]) -> dict[str, float]:
-    """As `_of_classes`, of those runs in which somebody of the class was completed."""
+    """Return the same as `_of_classes`, of those runs in which a request of the class was completed."""
     axis = MEASURES["expected_accuracy"]
     of_class = {name: [axis.of(run["classes"][name]) for run in runs] for name in runs[0].get("classes", {})}
     known = {name: [each for each in values if each is not None] for name, values in of_class.items()}
@@ -227,14 +227,16 @@ def _accuracy(
 
 
 def long_run_accuracies(comparison: ComparisonDocument | None) -> dict[str, float | None]:
-    """By router, what a comparison's runs tell of the accuracy in the long run."""
+    """Return, by router, the long-run accuracy as measured by a comparison's runs."""
     rows: Sequence[Mapping[str, Any]] = [] if comparison is None else comparison["rows"]
     return {row["router"]: MEASURES["expected_accuracy"].of(row)["mean"] for row in rows}
 
 
 def by_run(pairs: Sequence[PairDocument], world: InWorld, measure: Measure) -> dict[int, float] | None:
-    """A router's values, or None where one is missing. Repeats of one trace are not independent: over seeds, each the
-    mean of its repeats; of one seed, by repeat."""
+    """Return a router's values, or None if one is missing.
+
+    Repeats of one trace are not independent: over seeds, each is the mean of its repeats; of one seed, by repeat.
+    """
     is_one = len({pair["seed"] for pair in pairs}) == 1
     values: dict[int, list[float]] = {}
     for pair in pairs:

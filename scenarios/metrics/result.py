@@ -1,8 +1,8 @@
 """A run's record turned into its result: the keys of a result, and how each number is computed.
 
 Statistics are over the requests that arrived between the end of the warm-up and the end of the arrivals; counts and
-energies are over the whole run. It knows neither world: a simulated and a real record are read the same way. What each
-number means, and how it is shown, stands in `scenarios.metrics.catalogue`.
+energies are over the whole run. A simulated and a real record are read the same way. What each number means, and how it
+is shown, is in `scenarios.metrics.catalogue`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Restart(TypedDict):
         cause: `worker_died`, `worker_hung`, or `planned`: an outage that the scenario plans; or `drained`: it was to be
             drained, up or not.
         planned: whether the scenario planned that it goes down.
-        up_s: null where it never came back.
+        up_s: null if it never came back.
     """
 
     server: str
@@ -154,24 +154,24 @@ class Cpu(TypedDict):
     cores: float
 
 
-MOST_CPU = 0.9  # beyond, who has work waits for a core: at 0.9 of a single one, nine times as long as the work takes
+MOST_CPU = 0.9  # beyond, work waits for a core: at 0.9 of a single one, nine times as long as the work takes
 
 
 def cpu_share(of: Cpu) -> float:
-    """The largest share: of the router's core, an agent's, or all cores."""
+    """Return the largest share: of the router's core, an agent's, or all cores."""
     return max(of["router"], of["agent"], of["cores"])
 
 
 def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
-    """By router, where it is more than nothing, what its own decisions were charged."""
+    """Return, by router, what its own decisions were charged, if more than nothing."""
     return {result["router"]: charged for result in results if (charged := result["own_decision_s"])}
 
 
-MAX_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
+MAX_LATE = 0.1  # of a mean pass: more p99 lateness is due to this machine, not to the device
 
 
 def lateness_share(of: Lateness) -> float:
-    """The p99 lateness in times of a mean pass."""
+    """Return the p99 lateness in times of a mean pass."""
     return of["p99"] / of["mean_pass"] if of["mean_pass"] else 0.0
 
 
@@ -180,7 +180,7 @@ class ClassMetrics(TypedDict):
 
     Attributes:
         in_time: of those that arrived in the window, the share that was completed within the class's deadline, or its
-            p99 limit where there is none; null without either.
+            p99 limit if there is none; null without either.
     """
 
     images: ImageCounts
@@ -198,20 +198,20 @@ class Result(TypedDict):
     """`slimsched.result/1`.
 
     Attributes:
-        end: what became of that which was under way at the horizon: worked off, or cut off there.
+        end: what happened to requests in flight at the horizon: worked off, or cut off there.
         extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's
             profile was measured with; 0 on hardware.
-        unmetered_share: of the time, the largest over devices, for which the device's sensor told nothing: no energy
-            counts for it; 0 in simulation.
-        signatures: failures that the run shows; null where nobody looked.
-        emulated_slowdowns: of the devices that are emulated, in either world; empty where all are real.
+        unmetered_share: of the time, the largest over devices, for which the device's sensor reported nothing: no
+            energy counts for it; 0 in simulation.
+        signatures: failures that the run shows; null if none were looked for.
+        emulated_slowdowns: of the devices that are emulated, in simulation and on executors; empty if all are real.
         lateness_s: of a run on emulated devices; null elsewhere.
         cpu: of a run on executors; null in simulation.
-        own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0
-            where nothing was, null on executors, which take what they take.
+        own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0 if
+            nothing was, null on executors, which take what they take.
         slo: what the scenario promises; `slo_attainment`: in which share of the windows it was.
-        classes: by name, where requests have classes; goodput and attainment of the whole are then of what each class
-            is promised.
+        classes: by name, if requests have classes; goodput and attainment of the whole are then of what each class is
+            promised.
     """
 
     schema: str
@@ -345,12 +345,12 @@ class RequestClass:
 
     @property
     def in_time_s(self) -> float | None:
-        """The latency up to which an image is in time: the deadline, or the p99 limit where there is none."""
+        """The latency up to which an image is in time: the deadline, or the p99 limit if there is none."""
         return self.slo.p99_limit_s if self.deadline_s is None else self.deadline_s
 
     @staticmethod
     def all_of(scenario: Scenario) -> tuple[RequestClass, ...]:
-        """A scenario's."""
+        """Return a scenario's classes."""
         return tuple(map(RequestClass, scenario.class_names, Slo.of(scenario).classes, scenario.deadlines_s))
 
 
@@ -358,8 +358,8 @@ class RequestClass:
 class Window:
     """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count.
 
-    `end` says what became of that which was under way at the horizon, `slo` what the scenario promises. Where requests
-    have classes, request i is of `classes[class_of[i]]`.
+    `end` is what happened to requests in flight at the horizon, `slo` what the scenario promises. If requests have
+    classes, request i is of `classes[class_of[i]]`.
     """
 
     warmup_s: float
@@ -386,7 +386,7 @@ class Window:
 def window_of(
     scenario: Scenario, warmup_s: float, horizon_s: float, end: End, class_of: NDArray[np.int64] | None
 ) -> Window:
-    """Of a run of a scenario; `class_of`: see `Window`."""
+    """Return the window of a run of a scenario; `class_of`: see `Window`."""
     deadline_s = None if scenario.classes else scenario.deadline_s
     classes = RequestClass.all_of(scenario)
     return Window(warmup_s, horizon_s, deadline_s, end, Slo.of(scenario), classes, class_of)
@@ -395,9 +395,9 @@ def window_of(
 def summarise(
     run: RunRecord | RunColumns, label: RunLabel, window: Window, *, wall_s: float, prior: AccuracyPrior | None = None
 ) -> Result:
-    """The numbers of a run; without the network's `prior` no `expected_accuracy` is known.
+    """Compute the numbers of a run; without the network's `prior` no `expected_accuracy` is known.
 
-    Nobody has looked for failures yet: `scenarios.metrics.signatures.diagnosed` does.
+    Failures are not looked for yet: `scenarios.metrics.signatures.diagnosed` does that.
     """
     lateness_s, cpu = None, None
     if isinstance(run, RunRecord):
@@ -510,7 +510,7 @@ def _restart(down: Downtime, server: str) -> Restart:
 
 
 def shares_of(images: ImageCounts, end: End) -> Shares:
-    """What became of that which arrived."""
+    """Return the shares of arrivals by what happened to them."""
     arrived = images["arrived"]
     failed, unfinished = images["failed"], images["in_flight"]
     return Shares(
@@ -559,7 +559,7 @@ def _failures(requests: RequestColumns) -> dict[str, int]:
 
 
 def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, float] | None:
-    """Mean time a request spent in each stage; they add up to the mean latency. Null where a run kept no detail."""
+    """Return the mean time of a request in each stage; they sum to the mean latency. None if a run kept no detail."""
     if requests.stages_ns is None or not done.any():
         return None
     stages_ns = np.ascontiguousarray(requests.stages_ns[done], np.float64)  # how sums are rounded depends on the layout
@@ -567,7 +567,7 @@ def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, fl
 
 
 def expected_accuracy_of(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
-    """The prior's mean over the width tuples that ran: accuracy without the chance of labels."""
+    """Return the prior's mean over the width tuples that ran: accuracy without the chance of labels."""
     if not done.any():
         return None
     priors, place = tuples_run(requests, done, prior)
@@ -580,7 +580,7 @@ def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
 
 
 def percentile(ascending: Sequence[float] | NDArray[np.float64], share: float) -> float:
-    """The nearest-rank percentile: the smallest value that at least this share of all values do not exceed."""
+    """Return the nearest-rank percentile: the smallest value that at least this share of all values do not exceed."""
     return float(ascending[max(0, ceil(share * len(ascending)) - 1)])
 
 
@@ -606,7 +606,7 @@ def _latency(latencies_s: NDArray[np.float64]) -> LatencyMetrics:
 
 
 def energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
-    """The parts of the whole run's energy, divided by the completed images."""
+    """Return the parts of the whole run's energy, divided by the completed images."""
     if not completed:
         return EnergyPerImage(total=None, dynamic=None, base=None, idle=None)
     total_j = sum(device.energy_j for device in devices)
@@ -640,7 +640,7 @@ def _goodput_img_s(
     expected: float | None,
     floor: float | None,
 ) -> float | None:
-    """Completions in time a second; 0 where the mean accuracy misses the floor."""
+    """Return completions in time a second; 0 if the mean accuracy misses the floor."""
     if limit_s is None:
         return None
     keeps = expected is None or has_floor(expected, floor)

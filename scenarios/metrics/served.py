@@ -1,7 +1,7 @@
-"""Who was not served: how much of what arrived failed or was left, why, and who is flagged for it.
+"""Which requests were not served: the share of arrivals that failed or was left, why, and which routers are flagged.
 
-Latency, accuracy and energy are of completed images alone. Who serves few of them may look quick, so whoever leaves
-more than `LIMIT` unserved is never called the winner; and a run that completed nothing is an error.
+Latency, accuracy and energy are of completed images alone. A router that serves few of them may look fast, so one that
+leaves more than `LIMIT` unserved is never the winner; and a run that completed nothing is an error.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ FLAG: Final = " !"  # behind a flagged router's name
 
 
 class Served(Shares):
-    """Means over runs; null where a run has none. `failures`: shares of what arrived, by reason."""
+    """Means over runs; null if a run has none. `failures`: shares of what arrived, by reason."""
 
     failures: dict[str, float]
 
 
 def served(results: Sequence[Result]) -> Served:
-    """Mean shares over the runs of one router in one world."""
+    """Return the mean shares over the runs of one router, all simulated or all on executors."""
     runs: list[Mapping[str, Any]] = [result["shares"] for result in results]
     shares = {key: _mean([run[key] for run in runs]) for key in Shares.__annotations__}
     return cast(Served, {**shares, "failures": _failure_shares(results)})

@@ -1,8 +1,8 @@
 """Signs that a router fails in one of the ways the paper names: pure functions of a run's numbers.
 
 The paper warns of reward hacking, VRAM exhaustion and accuracy collapse; collapse onto one server is ours. A signature
-says that a run looks like it, with the number and the threshold that it passed, never why: a rule that always takes the
-narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the thresholds.
+states that a run looks like it, with the number and the threshold that it passed, never why: a rule that always takes
+the narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the thresholds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from sim.cluster import ClusterSpec
 
 
-REFERENCE: Final = "sticky"  # keeps images where they are
+REFERENCE: Final = "sticky"  # keeps images on their server
 MIN_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
-CHANCE_STAYS: Final = 0.5  # of the share of segments that chance alone would leave where they are
-GAIN: Final = 1.02  # throughput over that of a router that stays put: less is no gain
+CHANCE_STAYS: Final = 0.5  # of the share of segments that chance alone would leave on their server
+GAIN: Final = 1.02  # throughput over that of a router without moves: less is not a gain
 REFUSED: Final = 1e-3  # of the images
 MEMORY_WAITS: Final = 1 / 3  # of an image's time beyond the router
-LOADS_PER_BATCH: Final = 0.25  # where an image's time is not known
+LOADS_PER_BATCH: Final = 0.25  # if an image's time is not known
 UNFINISHED: Final = 0.1  # of the images
 NEAR_NARROWEST: Final = 0.05  # of the way from the narrowest tuple's accuracy to the best
 TAKEN_OVER: Final = 0.5  # of the share that belongs to the others by their speed
@@ -91,7 +91,7 @@ class SignatureContext:
 
 
 def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
-    """What the numbers of a cluster's runs are held against."""
+    """Return the reference values for the numbers of a cluster's runs."""
     config, prior = cluster.router, cluster.prior
     sharing = Counter(server.device for server in cluster.servers)
     on_device = [sharing[server.device] for server in cluster.servers]
@@ -116,13 +116,13 @@ def _image_s(cluster: ClusterSpec, costs: CostModel, server: int) -> float:
 
 
 def signatures(result: Result, context: SignatureContext, reference: Result | None = None) -> tuple[Signature, ...]:
-    """The failures that a run shows.
+    """Return the failures that a run shows.
 
     Args:
         result: of the run.
         context: of its cluster and network.
-        reference: the run of a router that keeps images where they are (`sticky`), on the same arrivals. With one,
-            moves that bring more throughput than it has are no reward hacking, and twice its latency is a sign that
+        reference: the run of a router that keeps images on their server (`sticky`), on the same arrivals. With one,
+            moves that bring more throughput than it has are not reward hacking, and twice its latency is a sign that
             one server is too few.
     """
     signs = (
@@ -135,14 +135,14 @@ def signatures(result: Result, context: SignatureContext, reference: Result | No
 
 
 def diagnosed(result: Result, context: SignatureContext) -> Result:
-    """Return the same result with the failures that it shows by itself."""
+    """Return the same result with the failures that it shows alone, without a reference run."""
     return {**result, "signatures": list(signatures(result, context))}
 
 
 def against_reference(results: Sequence[Result], context: SignatureContext, reference: str = REFERENCE) -> list[Result]:
-    """The same results, with signatures that also know the reference router's run of the same seed, where there is one.
+    """Return the results, with signatures relative to the reference router's run of the same seed, if there is one.
 
-    Only results whose signatures were looked for.
+    Results without signatures that were looked for stay as they are.
     """
     known = {result["seed"]: result for result in results if result["router"] == reference}
     with_signatures: list[Result] = []
@@ -159,10 +159,10 @@ def _signature(name: SignatureName, value: float, threshold: float, reason: str,
 
 
 def _reward_hacking(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
-    """Images are moved on purpose, and nothing but the imbalance term can be the better for it.
+    """Detect moves on purpose that can improve nothing but the imbalance term.
 
-    A router that does not look at where an image is leaves it there with the probability that two draws of a server
-    agree: the sum of the squares of the servers' shares. Who leaves it there less than half as often sends it away.
+    A router that ignores an image's server leaves it there with the probability that two draws of a server agree: the
+    sum of the squares of the servers' shares. One that leaves it there less than half as often sends it away.
     """
     moves, steps = result["moves_per_image"], context.segments - 1
     shares = _shares(result["servers"])
@@ -228,9 +228,9 @@ def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature |
 
 
 def _one_server_collapse(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
-    """One server gets most of the others' share of the work too, they idle, and images wait.
+    """Detect that one server gets most of the others' share of the work too, they idle, and images wait.
 
-    Where nobody waits it is no failure: at light load, or on a slow network, one server may well be the best place.
+    With empty queues it is not a failure: at light load, or on a slow network, one server may well be the best place.
     """
     shares, speeds = _shares(result["servers"]), [server.speed for server in context.servers]
     if len(shares) < 2 or _is_small(result):
@@ -276,7 +276,7 @@ def _is_small(result: Result) -> bool:
 
 
 def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
-    """How many of some runs show each signature, in the order of their first appearance; none is not counted."""
+    """Count how many of some runs show each signature, in the order of their first appearance; none is not counted."""
     counts: dict[str, int] = {}
     for signs in of_runs:
         for signature in signs or ():
@@ -285,5 +285,5 @@ def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
 
 
 def tally_text(counts: Mapping[str, int], runs: int) -> str:
-    """`accuracy collapse (3 of 5 runs), ...`."""
+    """Return `accuracy collapse (3 of 5 runs), ...`."""
     return ", ".join(f"{name} ({count} of {runs} run{'s' if runs > 1 else ''})" for name, count in counts.items())

@@ -48,7 +48,7 @@ class Slo:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Slo:
-        """A scenario's `slo`; where that names no floor, the one that its routers are tuned to keep."""
+        """Return a scenario's `slo`; if that names no floor, the one that its routers are tuned to keep."""
         goals = scenario.slo.goals(scenario.tuning.floor)
         first = [each for each in goals if each.at_s <= 0.0][-1]
         later = [each for each in goals if each.at_s > 0.0]
@@ -78,11 +78,11 @@ class ClassPromise(TypedDict):
 
 
 class SloDocument(TypedDict):
-    """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
+    """What was promised, and in how many windows of which length it was judged; the last one may be longer.
 
-    `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, where there
-    are any: how often `slo.schedule` changes that while they last. `objective`: where it is no latency. `classes`: what
-    is promised to each class of requests, where there are some; nothing is promised to all of them then.
+    `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, if there are
+    any: how often `slo.schedule` changes that while they last. `objective`: if it is not latency. `classes`: what is
+    promised to each class of requests, if there are some; nothing is promised to all of them then.
     """
 
     floor: float | None
@@ -95,7 +95,7 @@ class SloDocument(TypedDict):
 
 
 class SloAttainment(TypedDict):
-    """Shares of the windows; null for what was not promised, and where nobody was there in any of them.
+    """Shares of the windows; null for what was not promised, and if no request was in the system in any of them.
 
     Attributes:
         both: in which all that is promised was kept.
@@ -107,7 +107,7 @@ class SloAttainment(TypedDict):
 
 
 def window_edges_ns(begin_ns: int, end_ns: int) -> Counts:
-    """Where windows begin and end: every 10 s, and the last takes what is left over; thirds of less than 30 s."""
+    """Return window edges: every 10 s, and the last takes what is left over; thirds of less than 30 s."""
     count = (end_ns - begin_ns) // nanoseconds(WINDOW_S)
     if count < MIN_WINDOWS:
         return begin_ns + (end_ns - begin_ns) * np.arange(MIN_WINDOWS + 1) // MIN_WINDOWS
@@ -117,7 +117,7 @@ def window_edges_ns(begin_ns: int, end_ns: int) -> Counts:
 
 
 def slo_document(slo: Slo, edges_ns: Counts) -> SloDocument:
-    """What is promised when the windows begin, and how often that changes while they last."""
+    """Return what is promised when the windows begin, and how often that changes while they last."""
     begin_ns, end_ns = int(edges_ns[0]), int(edges_ns[-1])
     floor, limit_s = slo.floor, slo.p99_limit_s
     changes = 0
@@ -137,18 +137,17 @@ def slo_document(slo: Slo, edges_ns: Counts) -> SloDocument:
 
 
 def slo_attainment(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyPrior | None) -> SloAttainment:
-    """In which share of the windows the objective was met.
+    """Return in which share of the windows the objective was met.
 
     A window begins after its first moment and holds its last one. All images count that complete in it, whenever they
-    arrived. The floor is kept where the mean accuracy of their width tuples, by the network's table, is at least the
-    floor. The limit is kept where the p99 (nearest rank) of their latencies is no more than the limit; there an image
-    that failed in the window counts as over it, and so does one that is still in flight at the window's end, longer
-    than the limit. It does so at the end of every window that it passes. Neither is kept in a window in which nobody
-    completed, although somebody was in the system. A window without anybody does not count.
+    arrived. The floor is kept if the mean accuracy of their width tuples, by the network's table, is at least the
+    floor. The limit is kept if the p99 (nearest rank) of their latencies is no more than the limit; there an image that
+    failed in the window counts as over it, and so does one that is still in flight at the window's end, longer than the
+    limit. It does so at the end of every window that it passes. Neither is kept in a window in which no request
+    completed, although one was in the system. A window without requests does not count.
 
-    Where a schedule changes the objective, an image is judged by what was in force when it ended, and one that is still
-    in flight by what is at the window's end. A window in which no floor, or no limit, was in force does not count for
-    it.
+    If a schedule changes the objective, an image is judged by what was in force when it ended, and one that is still in
+    flight by what is at the window's end. A window in which no floor, or no limit, was in force does not count for it.
     """
     return attainment_of([judge(requests, edges_ns, slo, prior)])
 
@@ -162,7 +161,7 @@ class Judged:
 
     @classmethod
     def all_of(cls, parts: Sequence[Judged]) -> Judged | None:
-        """What keeps every part that counts."""
+        """Return what keeps every part that counts."""
         if not parts:
             return None
         is_kept = np.logical_and.reduce([each.is_kept | ~each.counts for each in parts])
@@ -170,7 +169,7 @@ class Judged:
 
     @property
     def share(self) -> float | None:
-        """Of the windows that count; None where there are none."""
+        """The share of the windows that count; None if there are none."""
         return float(np.mean(self.is_kept[self.counts])) if self.counts.any() else None
 
 
@@ -179,14 +178,14 @@ WindowsJudged = tuple[Judged | None, Judged | None, Judged | None]
 
 
 def attainment_of(classes: Sequence[WindowsJudged]) -> SloAttainment:
-    """In which share of the windows every class kept what it is promised."""
+    """Return in which share of the windows every class kept what it is promised."""
     kinds = [Judged.all_of([each for each in kind if each is not None]) for kind in zip(*classes, strict=True)]
     both, floor, limit = (None if kind is None else kind.share for kind in kinds)
     return SloAttainment(both=both, floor=floor, p99_limit=limit)
 
 
 def judge(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyPrior | None) -> WindowsJudged:
-    """Window by window; see `slo_attainment`."""
+    """Judge window by window; see `slo_attainment`."""
     fate = _Fate.of(requests, edges_ns)
     floors, limits = _InForce.floors(slo), _InForce.limits(slo)
     is_used = fate.is_used()
@@ -210,14 +209,14 @@ class _InForce:
 
     @classmethod
     def floors(cls, slo: Slo) -> _InForce | None:
-        """The floors of accuracy; None where there is never one."""
+        """Return the floors of accuracy; None if there is never one."""
         if slo.floor is None:
             return None
         return cls.of([(0.0, slo.floor), *((at_s, floor) for at_s, floor, _ in slo.later)])
 
     @classmethod
     def limits(cls, slo: Slo) -> _InForce | None:
-        """The limits of the p99, in nanoseconds; None where there is never one."""
+        """Return the limits of the p99, in nanoseconds; None if there is never one."""
         if slo.p99_limit_s is None:
             return None
         later = ((at_s, float(nanoseconds(limit_s))) for at_s, _, limit_s in slo.later)
@@ -228,7 +227,7 @@ class _InForce:
         return cls(np.array([nanoseconds(at_s) for at_s, _ in steps]), np.array([value for _, value in steps]))
 
     def at(self, times_ns: Counts) -> NDArray[np.float64]:
-        """What is in force at these times."""
+        """Return what is in force at these times."""
         return self.value[np.maximum(0, np.searchsorted(self.after_ns, times_ns) - 1)]
 
     def is_any(self, edges_ns: Counts) -> NDArray[np.bool_]:
@@ -252,16 +251,16 @@ class _Fate:
         return cls(requests, edges_ns[1:], np.searchsorted(edges_ns, requests.finished_ns) - 1)
 
     def ended(self, status: int) -> NDArray[np.bool_]:
-        """Who ended like this in any of the windows."""
+        """Return which requests ended with this status in any of the windows."""
         is_within = (self.window >= 0) & (self.window < len(self.ends_ns))
         return np.asarray((self.requests.status == status) & is_within, np.bool_)
 
     def count(self, chosen: NDArray[np.bool_]) -> Counts:
-        """How many of these ended in each window."""
+        """Count how many of these ended in each window."""
         return np.bincount(self.window[chosen], minlength=len(self.ends_ns))
 
     def is_used(self) -> NDArray[np.bool_]:
-        """Whether anybody was in each window."""
+        """Return whether a request was in each window."""
         arrived = np.searchsorted(self.ends_ns, self.requests.arrived_ns)
         return self._through(arrived, np.minimum(self.window + 1, len(self.ends_ns))) > 0
 
@@ -301,7 +300,7 @@ class _Fate:
 def tuples_run(
     requests: RequestColumns, chosen: NDArray[np.bool_], prior: AccuracyPrior
 ) -> tuple[NDArray[np.float64], Counts]:
-    """The prior of every width tuple that completed ones among `chosen` ran, and for each of these its place there."""
+    """Return the prior of every width tuple among `chosen`, completed requests, and the place there of each of them."""
     width = requests.width[chosen]
     codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)

@@ -35,7 +35,7 @@ STUDENT_T = (  # its 97.5 % quantiles for 1, 2, ... degrees of freedom: scipy ta
 
 
 class MeanInterval(TypedDict):
-    """A mean over seeds and the half-width of its 95 % interval (Student's t); null where there is too little."""
+    """A mean over seeds and the half-width of its 95 % interval (Student's t); null with too few values."""
 
     mean: float | None
     ci95: float | None
@@ -44,7 +44,7 @@ class MeanInterval(TypedDict):
 class PairedDifference(TypedDict):
     """Over the seeds of both, a router's number less the other's: absolutely, and in percent of the other's.
 
-    `differs`: whether the interval leaves 0 out; null where there is none.
+    `differs`: whether the interval leaves 0 out; null if there is none.
     """
 
     difference: MeanInterval
@@ -55,12 +55,12 @@ class PairedDifference(TypedDict):
 class PairedRatio(TypedDict):
     """A router's numbers as a multiple of another's, over the runs of both: the geometric mean, and its 95 % interval.
 
-    The interval is the paired t-test's of the logarithms, so that it never reaches 0. Null where there is too little,
-    or a number is none that a ratio can be of.
+    The interval is the paired t-test's of the logarithms, so that it never reaches 0. Null with too few values, or if a
+    number has no ratio.
 
     Attributes:
         runs: that both have.
-        differs: whether the interval leaves 1 out; null where there is none.
+        differs: whether the interval leaves 1 out; null if there is none.
     """
 
     ratio: float | None
@@ -71,7 +71,7 @@ class PairedRatio(TypedDict):
 
 
 def estimate(values: Sequence[float | None]) -> MeanInterval:
-    """Mean and 95 % half-width; both null if a value is missing, the half-width for fewer than two values."""
+    """Return mean and 95 % half-width; both null if a value is missing, the half-width for fewer than two values."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return MeanInterval(mean=None, ci95=None)
@@ -83,7 +83,7 @@ def estimate(values: Sequence[float | None]) -> MeanInterval:
 
 
 def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t."""
     if freedom <= len(STUDENT_T):
         return STUDENT_T[freedom - 1]
     from scipy.special import stdtrit
@@ -92,13 +92,13 @@ def student_t(freedom: int) -> float:
 
 
 def relative_half_width(values: Sequence[float]) -> float:
-    """Of the 95 % interval of their mean, as a share of it; 0 for fewer than two."""
+    """Return the half-width of the 95 % interval of their mean, as a share of it; 0 for fewer than two."""
     interval = estimate(values)
     return 0.0 if not interval["mean"] or interval["ci95"] is None else interval["ci95"] / interval["mean"]
 
 
 def widened(interval: MeanInterval, *shares: float) -> MeanInterval:
-    """An estimate whose half-width also holds errors of its value that are independent of it, as shares of the value.
+    """Widen an estimate's half-width by errors of its value that are independent of it, as shares of the value.
 
     The half-widths add as their squares do.
     """
@@ -109,12 +109,12 @@ def widened(interval: MeanInterval, *shares: float) -> MeanInterval:
 
 
 def change_pct(value: float | None, reference: float | None) -> float | None:
-    """100 (value - reference) / reference; null where either is missing or the reference is 0."""
+    """Return 100 (value - reference) / reference; null if either is missing or the reference is 0."""
     return None if value is None or not reference else 100 * (value - reference) / reference
 
 
 def paired_difference(values: Sequence[float | None], others: Sequence[float | None]) -> PairedDifference:
-    """Of two numbers seed by seed: the interval is the paired t-test's."""
+    """Return the difference of two numbers seed by seed: the interval is the paired t-test's."""
     pairs = list(zip(values, others, strict=True))
     difference = estimate([None if one is None or other is None else one - other for one, other in pairs])
     mean, half_width = difference["mean"], difference["ci95"]
@@ -126,7 +126,7 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
 
 
 def paired_ratio(values: Sequence[float | None], others: Sequence[float | None]) -> PairedRatio:
-    """Of two numbers run by run."""
+    """Return the ratio of two numbers run by run."""
     pairs = list(zip(values, others, strict=True))
     ratio = PairedRatio(ratio=None, low=None, high=None, runs=len(pairs), differs=None)
     logs = [log(one / other) for one, other in pairs if one is not None and other is not None and min(one, other) > 0]

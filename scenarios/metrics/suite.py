@@ -1,4 +1,4 @@
-"""A race of routers at equal accuracy over a fixed suite of cases: what one run comes to, and who is ahead where."""
+"""A race of routers at equal accuracy over a fixed suite of cases: one run's figures, and which router leads where."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Equal:
     """A router's runs of one case, at the dial where its mean accuracy is the floor.
 
     Attributes:
-        by: its dial; None where it has none, and is as it is.
+        by: its dial; None if it has none, and is as it is.
         is_kept: whether it has the floor, and at most `CLOSE` above it if its dial allows.
     """
 
@@ -41,7 +41,7 @@ class Equal:
     runs: tuple[Run, ...]
 
     def mean(self, name: str) -> float:
-        """Of a figure of `Run`, over its runs."""
+        """Return the mean of a figure of `Run`, over its runs."""
         return float(np.mean([getattr(run, name) for run in self.runs]))
 
     @property
@@ -50,7 +50,7 @@ class Equal:
         return self.is_kept and self.mean("unserved") <= LIMIT
 
     def against(self, other: Equal, figure: Figure) -> PairedRatio:
-        """The ratio of a figure to another router's, seed by seed."""
+        """Return the ratio of a figure to another router's, seed by seed."""
         return paired_ratio(*([getattr(run, figure) for run in each.runs] for each in (self, other)))
 
 
@@ -61,7 +61,7 @@ class Case:
     Attributes:
         floor: mean accuracy that every router has.
         bound_s: the mean latency that no router can beat there.
-        routers: those that ship with the suite, and those that entered, by name.
+        routers: those built into the suite, and those that entered, by name.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Case:
     routers: Mapping[str, Equal]
 
     def best(self, among: Sequence[str], figure: Figure = "p99_s") -> str | None:
-        """The router with the least mean figure of those that count."""
+        """Return the router with the least mean figure of those that count."""
         able = [name for name in among if name in self.routers and self.routers[name].counts]
         return min(able, key=lambda name: self.routers[name].mean(figure), default=None)
 
@@ -89,12 +89,12 @@ class SuiteScore(OwnDocument):
     cases: tuple[Case, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a case, router and run."""
+        """Return a row a case, router and run."""
         return rows_of(self.cases)
 
 
 def rows_of(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """A row a case, router and run, as the suite's file of published figures has them."""
+    """Return a row a case, router and run, as the suite's file of published figures has them."""
     return [
         {
             "case": case.name, "floor": case.floor, "bound_s": case.bound_s, "router": name, "dial": equal.by,
@@ -107,7 +107,7 @@ def rows_of(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def cases_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Case, ...]:
-    """What `rows_of` makes rows of."""
+    """Return the cases of `rows_of`'s rows."""
     cases: dict[str, Case] = {}
     for row in rows:
         case = cases.setdefault(row["case"], Case(row["case"], row["floor"], row["bound_s"], {}))

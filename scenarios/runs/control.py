@@ -75,7 +75,7 @@ class Wishes:
         return self._drained
 
     def steering(self) -> Iterator[Steering]:
-        """Return what is asked for since the last call, one request after the other."""
+        """Yield what is asked for since the last call, one request after the other."""
         with suppress(OSError):
             for path in sorted(self._door.glob("steer-*")):
                 if path.name not in self._steered:
