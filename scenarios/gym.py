@@ -10,9 +10,9 @@ An action is (server, width index, group index). What is masked is replaced by t
 `server_mask` and `width_mask` before, and `replaced` after. `action_masks()` has them in one row, as sb3-contrib's
 `MaskablePPO` asks for it. With `holds_s=[0.002, 0.01]` a fourth index waits so long for others to join (0: does not).
 
-When an episode ends, `info["figures"]` tells what its run came to: `accuracy`, `latency_mean_s`, `latency_p99_s`,
+When an episode ends, `info["figures"]` has the figures of its run: `accuracy`, `latency_mean_s`, `latency_p99_s`,
 `energy_per_image_j`, `energy_j`, `throughput_img_s`, `completed_share`, over all its images; and `replaced_share`, the
-share of its actions that were masked and replaced. Not-a-number stands where nothing was completed.
+share of its actions that were masked and replaced. A figure is not-a-number if nothing was completed.
 
 Example:
     ```python
@@ -70,7 +70,7 @@ def make_env(
     changes: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
 ) -> SlimClusterEnv:
-    """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
+    """Make an environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
     With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.max_batching_delay_s` must be as
     long. `changes` are other values than the file's (`scenarios.files.reading.load_scenario`). Nothing is drawn.
@@ -92,7 +92,7 @@ def make_env(
 def world_env(
     world: World, duration_s: float | None = None, engine: Simulator = "simpy", holds_s: Sequence[float] = ()
 ) -> SlimClusterEnv:
-    """An environment for a world; each episode is one run of `duration_s` (the training horizon by default).
+    """Make an environment for a world; each episode is one run of `duration_s` (the training horizon by default).
 
     On either engine observations and rewards are the same, bit for bit.
     """
@@ -116,7 +116,7 @@ def make_vector_env(
     changes: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
 ) -> SlimClusterVectorEnv:
-    """Environments on the compiled engine, stepped together.
+    """Make environments on the compiled engine, stepped together.
 
     Raises:
         InputError: the scenario needs something measured first, or something that the compiled engine can't do; or an
@@ -134,7 +134,7 @@ def make_vector_env(
 
 
 def _require_undrawn(render_mode: str | None) -> None:
-    """Stable-Baselines3, CleanRL and others ask every environment for pictures, and most never look at one."""
+    """Refuse to draw: Stable-Baselines3, CleanRL and others ask every environment for frames, and most show none."""
     if render_mode == PICTURES:
         logger.warn(f"{ID}: render_mode: nothing is drawn, so {PICTURES!r} gives no pictures")
     elif render_mode is not None:
@@ -150,7 +150,7 @@ def _tell_compiling(module: str, entry: str) -> None:
 
 
 def figures_of(run: RunSpec, columns: RunColumns) -> Mapping[str, float]:
-    """`FIGURES` of an episode, over all its images."""
+    """Return `FIGURES` of an episode, over all its images."""
     from policies.vocabulary import NS_PER_S, Provenance
     from scenarios.metrics.catalogue import measures
     from scenarios.metrics.result import RunLabel, Window, summarise

@@ -18,10 +18,10 @@ SENSIBLE_STEP_S = 5.0
 def announcement(
     plan: CalibrationPlan, log: Log, *, budget_s: float, kind: str = "cpu", reserved_s: float = 0.0
 ) -> list[str]:
-    """For people: what is measured, how long it takes, the log, and what the budget leaves out; `name: text` a line.
+    """Describe what is measured, how long it takes, the log, and what the budget leaves out; `name: text` a line.
 
     Args:
-        log: that it goes on with.
+        log: the one it resumes from.
         budget_s: for the start and for measuring.
         kind: of the device.
         reserved_s: what was taken off the budget that the user gave, for what serving costs.
@@ -44,10 +44,10 @@ def announcement(
 
 
 def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str, key: str, kind: str = "cpu") -> None:
-    """What must be measured in any case has to fit somehow; the time that it takes is a guess.
+    """Check that what must be measured in any case fits; the time that it takes is a guess.
 
     Args:
-        source, key: who gave the budget.
+        source, key: origin of the budget.
         kind: of the device.
 
     Raises:
@@ -81,7 +81,7 @@ def _left(plan: CalibrationPlan, log: Log) -> list[PlannedStep]:
 
 
 def span(duration_s: float) -> str:
-    """A while, in the two units that people would take."""
+    """Format a duration, in the two units that people would use."""
     seconds = round(duration_s)
     if seconds < 60:
         return f"{seconds if seconds >= 10 else round(duration_s, 1):g} s"

@@ -31,13 +31,13 @@ def calibrate_device(
     budget_key: tuple[str, str] = ("--budget", ""),
     reserved_s: float = 0.0,
 ) -> Profile:
-    """Measure one device; its log lets an interrupted calibration go on.
+    """Measure one device; its log lets an interrupted calibration resume.
 
     Args:
         wanted: its seed is the run's; the calibration's own comes from it and from the name.
-        say: told, before anything is measured, what will be done and what it costs.
-        budget_key: who gave the budget, for the message that it is too small.
-        reserved_s: what was taken off the budget that the user gave, to be told with it.
+        say: called, before anything is measured, with what will be done and what it costs.
+        budget_key: origin of the budget, for the message that it is too small.
+        reserved_s: what was taken off the budget that the user gave, reported together with it.
     """
     name, kind = wanted.name, wanted.device.kind
     log_path = wanted.log_path
@@ -61,9 +61,9 @@ def calibrate_device(
 
 
 def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: CalibrationRequest, say: Say) -> Profile:
-    """The device of a server of a cluster, measured on its host.
+    """Measure the device of a server of a cluster, on its host.
 
-    The network's file goes there. An interrupted calibration goes on from the log that is kept there.
+    The network's file is sent there. An interrupted calibration resumes from the log that is kept there.
     """
     section, key = scenario.cluster, host_key(scenario.cluster, server)
     with joined_hosts(section, scenario.name) as hosts:

@@ -1,6 +1,6 @@
-"""Which runs a validation makes, at which rates and in which order; an interrupted one goes on from what is finished.
+"""The runs of a validation, their rates and their order; an interrupted one resumes.
 
-It is given two sides, simulation and hardware, and knows neither: each takes a `PlannedRun` and returns what that left.
+It receives two sides, simulation and hardware, as functions: each takes a `PlannedRun` and returns what that left.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from scenarios.metrics.fidelity import (
 from scenarios.metrics.result import Result
 from scenarios.world.world import World
 
-OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
-_MAX_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
+OVERLOAD = 1.25  # the next try of a saturated run, in times of the last one's throughput
+_MAX_GROWTH = 0.3  # of its arrivals: a backlog that grows by more means that the overload was needlessly high
 _ATTEMPTS = 6
 
 
@@ -78,7 +78,7 @@ Side = Callable[[PlannedRun], Ran]
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A pair of runs that has been made now; `simulated` is None where an earlier repeat has its record."""
+    """A pair of runs that has been made now; `simulated` is None if an earlier repeat has its record."""
 
     run: ValidationRun
     planned: PlannedRun
@@ -94,7 +94,7 @@ class ValidationPlan:
         routers: their names in results.
         section: of the scenario: seeds, loads, repeats, and whether to saturate.
         base_img_s: the workload's own mean rate; None for a trace.
-        capacity_img_s: the cluster's estimated capacity, where the search for an overload begins.
+        capacity_img_s: the cluster's estimated capacity, at which the search for an overload begins.
         warmup_s, duration_s: the window of each run.
     """
 
@@ -137,7 +137,7 @@ class ValidationPlan:
         return 1.0 if rate_img_s is None or self.base_img_s is None else rate_img_s / self.base_img_s
 
     def in_order(self, runs: Iterable[ValidationRun]) -> list[ValidationRun]:
-        """Runs as an undisturbed campaign makes them, so that what was made again stands in its place."""
+        """Return runs in the order of an undisturbed campaign, so that a run made again has its place."""
         kinds: tuple[Kind, ...] = ("saturated", "pair")
 
         def place(run: ValidationRun) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ class ValidationPlan:
 
 
 def require_plan(scenario: Scenario, section: ValidateSection) -> tuple[float, float]:
-    """How long each run's images arrive, and for how long they do not count; it needs no profile.
+    """Return how long each run's images arrive, and for how long they do not count; it needs no profile.
 
     Raises:
         InputError: a trace is to be run at given loads, or nothing would be left to count.
@@ -172,8 +172,7 @@ class Campaign:
 
     Args:
         finished: what an earlier try has left; those runs are not made again.
-        slowdowns_of: the devices' slowdowns in a hardware run, where they were read; its paired simulation replays
-            them.
+        slowdowns_of: the devices' slowdowns in a hardware run, if they were read; its paired simulation replays them.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class Campaign:
         self._paired: dict[tuple[object, ...], Result] = {}
 
     def carry_out(self) -> Iterator[FinishedRun]:
-        """Saturated runs first, then repeats (outermost, so that routers alternate)."""
+        """Yield saturated runs first, then repeats (outermost, so that routers alternate)."""
         if self.plan.is_saturated:
             for router in self.plan.routers:
                 yield from self._saturated(router)
@@ -229,10 +228,10 @@ class Campaign:
         yield self._finish(planned, hardware, record)
 
     def _saturate(self, side: Side, planned: PlannedRun) -> tuple[PlannedRun, Ran]:
-        """The planned run at a rate at which the backlog grows, but no more than it must.
+        """Run the planned run at a rate at which the backlog grows, but no more than it must.
 
-        Far above capacity the images that completed are fewer: first segments take the place of last ones. Where no
-        try is in the band, the one that carried most is taken, saturated or not.
+        Far above capacity the images that completed are fewer: first segments displace last ones. If no try is in the
+        band, the one with the highest throughput is taken, saturated or not.
         """
         low, high = 0.0, inf
         tries: list[tuple[PlannedRun, Ran]] = []
@@ -282,8 +281,10 @@ class Campaign:
         self.runs.append(run)
 
     def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> FinishedRun:
-        """A hardware run with its paired simulation; one paired simulation serves all repeats where the devices'
-        slowdowns are not known."""
+        """Pair a hardware run with its simulation.
+
+        One paired simulation serves all repeats if the devices' slowdowns are not known.
+        """
         planned = replace(planned, slowdowns=self._slowdowns_of(record))
         paired, paired_record = (None if planned.slowdowns else self._paired.get(_key_of(planned))), None
         if paired is None:

@@ -1,8 +1,8 @@
-"""`slimsched profile check`: fresh points, concurrency sets and a short open-loop run against what a profile says.
+"""`slimsched profile check`: fresh points, concurrency sets and a short open-loop run compared with a profile.
 
 The rule by which a metric has drifted is `calibrate.check`'s. The open-loop run serves Poisson arrivals, at about half
-of what the profile's simulation can carry, by the real router, scheduler and executor on that one device; the same
-arrivals are simulated from the profile. There are several such runs, each with arrivals of its own; each is one value.
+of the capacity of the profile's simulation, by the real router, scheduler and executor on that one device; the same
+arrivals are simulated from the profile. There are several such runs, each with separate arrivals; each is one value.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _PROMISED_PCT = {**PROMISED_PCT, "throughput": PROMISED_THROUGHPUT_PCT}
 
 
 def profile_device(profile: Profile, source: str) -> DeviceSpec:
-    """The device of this machine that a profile says it was measured on, used in the same way.
+    """Return the device of this machine that a profile was measured on, used in the same way.
 
     Raises:
-        InputError: there is none such here.
+        InputError: there is no such device here.
     """
     path = profile.execution
     cores = path.get("cores", "any")
@@ -112,10 +112,10 @@ def require_measured(profile: Profile, source: str) -> None:
 
 
 def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
-    """Other cores, threads or libraries' paths would be taken for drift; other versions may drift and are asked about.
+    """Refuse other cores, threads or libraries' paths, which would look like drift; other versions are to be checked.
 
     Raises:
-        InputError: it names all that is known to differ.
+        InputError: it differs; the message names all that is known to differ.
     """
     differing = differences(stamps_of(profile), stamps_here(device))
     other = [d for d in differing if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
@@ -126,7 +126,7 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
 
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:
-    """What will be measured, and about how long it takes."""
+    """Describe what will be measured, and about how long it takes."""
     needed_s = estimated_s(profile, points) + seconds + 2 * START_S[profile.device.kind]
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({metric})" for metric, number in numbers.items() if metric != SOLO_ERROR)
@@ -140,13 +140,13 @@ def announced_check(profile: Profile, points: int, seconds: float) -> str:
 def solo_metrics(
     file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
 ) -> Sequence[CheckedMetric]:
-    """Fresh points and sets, each against the profile."""
+    """Measure fresh points and sets, each against the profile."""
     with Progress("measure", unit="point", quiet=quiet) as progress:
         return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
 
 
 def open_loop_s(world: World) -> float:
-    """How long the open-loop runs are together: too few images would say nothing."""
+    """Return how long the open-loop runs are together: too few images would show nothing."""
     assert world.rate_img_s is not None, "it was given one"
     return max(OPEN_LOOP_S, RUNS * MIN_IMAGES / world.rate_img_s)
 
@@ -154,7 +154,7 @@ def open_loop_s(world: World) -> float:
 def open_loop(
     file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
 ) -> list[CheckedMetric]:
-    """Open-loop runs, each against its simulation."""
+    """Measure open-loop runs, each against its simulation."""
     with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:
         runs = []
         for run in open_loop_runs(world, file, seconds / RUNS, seed):
@@ -164,7 +164,7 @@ def open_loop(
 
 
 def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
-    """One server on the device, all its instances loaded where they fit, and arrivals that it can carry well."""
+    """Return one server on the device, all its instances loaded if they fit, and arrivals that it serves easily."""
     world, stable_img_s = _lone_world(profile, device_section(device), seed)
     return _at_rate(world, SHARE * stable_img_s)
 
@@ -208,12 +208,12 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
 def with_serving(
     profile: Profile, file: ModelFile, device: DeviceSection, seed: int, *, allow_busy: bool = False
 ) -> Profile:
-    """The profile with what serving costs on this host, from a few seconds of it on the device alone.
+    """Return the profile with what serving costs on this host, from a few seconds of it on the device alone.
 
-    What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
+    What it costs is not known yet, so the rate is low: an overloaded router would measure its own queue.
 
     Raises:
-        InputError: others used much of the device meanwhile, and that is not allowed.
+        InputError: other processes used much of the device meanwhile, and that is not allowed.
     """
     world, stable_img_s = _lone_world(profile, device, seed)
     world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
@@ -233,7 +233,7 @@ class OpenLoopRun:
 
 
 def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
-    """One after the other, each with arrivals of its own."""
+    """Yield one run after the other, each with separate arrivals."""
     dataset = _any_images(file)
     warmup_s = WARMUP_SHARE * duration_s
     with real_cluster(world, file) as cluster:
@@ -258,7 +258,7 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
 
 
 def open_loop_metrics(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedMetric]:
-    """Latencies, throughput and energy of runs; and the device's slowdown, where the profile has one."""
+    """Return latencies, throughput and energy of runs; and the device's slowdown, if the profile has one."""
     metrics = []
     for measure in CHECKED:
         name, is_latency = measure.title, measure.unit == "ms"
@@ -290,7 +290,7 @@ def _not_judged(profile: Profile, metric: str) -> str:
 
 
 def _any_images(file: ModelFile) -> Dataset:
-    """One image of noise: how long a pass takes does not depend on what is in the picture."""
+    """Return one image of noise: how long a pass takes does not depend on the image's content."""
     spec = file.load()[0].spec
     image = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
     label = np.zeros(1, dtype=np.int64)

@@ -64,7 +64,7 @@ def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]
 
 
 def none_here(section: ClusterSection, source: str) -> InputError:
-    """The scenario has no hosts to look at."""
+    """Return the error that the scenario has no hosts to check."""
     assert section.backend == "local", "it has some"
     remedy = "say `backend: ray` and give each server its `host` (docs/cluster.md)"
     return InputError(source, "cluster.backend", f"'local': all servers are on this machine; {remedy}")

@@ -1,12 +1,12 @@
 """What a router's own decisions take on this host, beyond those of `random`.
 
 What the router's process does for a block is measured with the router `random` (`scenarios.executors.serving`), and a
-learned router, or a rule that looks at every server, takes longer. So its policy is called here as the router calls
-it: in one process, on the router's cores, over views of a simulation of the scenario, in turns with `random`. It is
-CPU time, which stands still for who waits.
+learned router, or a rule that looks at every server, takes longer. So its policy is called here as the router calls it:
+in one process, on the router's cores, over views of a simulation of the scenario, in turns with `random`. It is CPU
+time, which does not count waiting.
 
-Between two decisions lies the gap that was between their views, waited for as the router waits. After a pause caches
-are cold: a loop without pauses would find decisions several times as quick as they are while serving.
+Two decisions are apart by the gap between their views, waited for as the router waits. After a pause caches are cold: a
+loop without pauses would find decisions several times as fast as they are while serving.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Make = Callable[[], RoutingPolicy]
 
 
 class _EnoughError(Exception):
-    """There are as many views as are needed."""
+    """Raised when there are enough views."""
 
 
 class _Recorder:
@@ -59,7 +59,7 @@ class _Recorder:
 
 
 def views_of(world: World, policy: RoutingPolicy, seed: int) -> list[ClusterView]:
-    """The first views of a simulation with that policy: fewer where the run is short."""
+    """Return the first views of a simulation with that policy: fewer if the run is short."""
     recorder = _Recorder(policy)
     with suppress(_EnoughError):
         world.simulation(world.run_spec(seed, detail=False)).finish(recorder, stream(seed, "deciding"))
@@ -67,7 +67,7 @@ def views_of(world: World, policy: RoutingPolicy, seed: int) -> list[ClusterView
 
 
 def measure_decisions(world: World, router: str, make: Make, seed: int) -> DecisionTime:
-    """Of one router, which `make` makes anew; the views are the same for the same seed.
+    """Measure one router, which `make` makes again each time; the views are the same for the same seed.
 
     Raises:
         InputError: no image arrives.
@@ -102,7 +102,7 @@ def _sleep(gap_ns: int) -> None:
 
 
 def _spin(gap_ns: int) -> None:
-    """Wait as the router does on cores of its own (`hw.router.loop`)."""
+    """Wait as the router does on dedicated cores (`hw.router.loop`)."""
     until_ns = time.monotonic_ns() + gap_ns
     while time.monotonic_ns() < until_ns:
         pass
@@ -117,7 +117,7 @@ def beside_random(
     clock: Clock = time.thread_time_ns,
     wait: Wait = _sleep,
 ) -> tuple[float, float]:
-    """Mean seconds of a decision of either policy; of each view the median of its rounds counts.
+    """Return mean seconds of a decision of either policy; of each view the median of its rounds counts.
 
     A policy may remember what it has decided: it sees the views in their order, and in each round it is a fresh one.
     """

@@ -20,11 +20,11 @@ from scenarios.files.spec import GB, DeviceSection, ServerSection
 from sim.profile import Profile
 
 MIN_FREE_BYTES: Final = 1_000_000_000  # a context, a library or two, and small weights
-CALIBRATING: Final = 2  # processes on a device: what serves is measured beside another one
+CALIBRATING: Final = 2  # processes on a device: what serves is measured concurrently with another process
 
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
-    """Local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
+    """Return local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
     devices = local_devices()
     cpus = [device for device in devices if device.kind == "cpu"] or [DeviceSpec()]
     named = {f"cuda:{device.index}": device for device in devices if device.kind == "cuda"}
@@ -40,7 +40,7 @@ def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
 
 
 def why_unseen() -> str:
-    """Why torch sees no GPU although there is one; empty where there is none."""
+    """Explain why torch sees no GPU although there is one; empty if there is none."""
     nvml = load_nvml()
     if nvml is None:
         return ""
@@ -58,10 +58,10 @@ def why_unseen() -> str:
 
 
 def require_free(index: int, source: str, key: str) -> None:
-    """A GPU must have room for a context and something to serve.
+    """Check that a GPU has room for a context and something to serve.
 
     Raises:
-        InputError: others hold it; it says who, where NVML does.
+        InputError: other processes use it; the message names them, if NVML does.
     """
     nvml = load_nvml()
     if nvml is None:
@@ -77,10 +77,10 @@ def require_free(index: int, source: str, key: str) -> None:
 
 
 def require_served(index: int, agents: int, source: str, key: str) -> None:
-    """A GPU that is here must be one that the installed torch computes on, and that so many processes may use.
+    """Check that the installed torch computes on a GPU that is here, and that `agents` processes may use it.
 
     Raises:
-        InputError: it is not; it says what would help.
+        InputError: it does not; the message names a remedy.
     """
     try:
         capability = torch.cuda.get_device_capability(index)
@@ -96,7 +96,7 @@ def require_served(index: int, agents: int, source: str, key: str) -> None:
 
 
 def device_spec(section: DeviceSection) -> DeviceSpec:
-    """A scenario's device as the executors take it; a GPU is asked for its memory where none is given."""
+    """Convert a scenario's device to the executors' form; a GPU is asked for its memory if none is given."""
     spec = DeviceSpec(
         kind=section.kind,
         cores=section.cores,
@@ -117,7 +117,7 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
 
 
 def candidates(spec: DeviceSpec, section: DeviceSection | None = None) -> tuple[DeviceSpec, ...]:
-    """The ways in which a GPU may compute, of which its calibration takes the quickest; none where all is given."""
+    """Return the GPU modes of which calibration takes the fastest; none if all is given."""
     given = section or DeviceSection(kind="cuda")
     if spec.kind != "cuda":
         return ()
@@ -128,7 +128,7 @@ def candidates(spec: DeviceSpec, section: DeviceSection | None = None) -> tuple[
 
 
 def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) -> DeviceSpec:
-    """A GPU that computes as its profile says, where the scenario leaves that to calibration."""
+    """Return a GPU that computes as its profile specifies, if the scenario leaves that to calibration."""
     if spec.kind != "cuda":
         return spec
     measured = formats_of(profile.execution)
@@ -142,13 +142,13 @@ def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) ->
 
 
 def section_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSection:
-    """What a scenario says of the device that a server runs on: its own, or that of the server it shares with."""
+    """Return the section of the device that a server runs on: its own, or that of the server it shares with."""
     owner = next(s for s in servers if s.name == (server.shares_device_with or server.name))
     return owner.device or DeviceSection()
 
 
 def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:
-    """The device that a server runs on; a share of a GPU as this machine can give it."""
+    """Return the device that a server runs on; a share of a GPU as this machine can give it."""
     section = section_of(server, servers)
     spec = device_spec(section)
     if section.sm_percent is None or not start_daemon():
@@ -159,7 +159,7 @@ def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> Device
 
 
 def share_warning(server: str, device: DeviceSpec) -> str:
-    """What a server's share of a GPU is without MPS; empty if MPS gives it."""
+    """Describe what a server's share of a GPU is without MPS; empty if MPS gives it."""
     if device.repeats == 1:
         return ""
     problem = f"{server} has no share of the GPU's multiprocessors, for {start_daemon()}"

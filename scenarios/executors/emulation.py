@@ -15,7 +15,7 @@ from sim.emulation import FACTORY, Emulation, to_bytes
 
 
 def emulated_device(world: World, index: int) -> EmulatedDevice:
-    """What a server's device plays: its profile as it was given, without what serving costs, which is real here."""
+    """Return what a server's device emulates: its given profile, without the costs of serving, which are real here."""
     server = world.scenario.cluster.named_servers[index]
     assert server.device is not None, "emulated"
     knobs = world.scenario.cluster.greedy_of(server)
@@ -36,12 +36,12 @@ def playing(emulation: Emulation, name: str, section: DeviceSection) -> Emulated
 
 
 def served_of(world: World) -> ServedNetwork:
-    """A network that nobody has: what its activations take, as the profiles say."""
+    """Return a placeholder network: what its activations take, by the profiles."""
     model = world.profiles[0].model
     return ServedNetwork.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
 
 
 def blank_images(world: World) -> Dataset:
-    """One image, which is every request's: as many bytes as a real one has, and nothing in them."""
+    """Return one image, which is every request's: as many bytes as a real one has, all of them blank."""
     image, label = np.zeros((1, *served_of(world).input_shape), dtype=np.float32), np.zeros(1, dtype=np.int64)
     return Dataset("none", image, label, image, label, 1)

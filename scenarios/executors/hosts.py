@@ -38,7 +38,7 @@ class Hosts:
         return sorted({node.host for node in self.cluster.nodes()})
 
     def node_of(self, host: str, key: str) -> Node:
-        """Raises `InputError` where the cluster has no such host now."""
+        """Return a host's node; raises `InputError` if the cluster has no such host now."""
         node = self.cluster.node_of(host)
         if node is None:
             known = ", ".join(self.names())
@@ -47,7 +47,7 @@ class Hosts:
         return node
 
     def facts_of(self, host: str, key: str = "cluster.servers") -> HostFacts:
-        """What it says of itself; it must have this code.
+        """Return the facts that a host reports; it must have this code.
 
         Raises:
             InputError: there is no such host.
@@ -60,15 +60,15 @@ class Hosts:
         return self._facts[host]
 
     def machine_of(self, host: str) -> str:
-        """Its name, where it is another machine than the router's; empty where it is the same."""
+        """Return its name, if it is another machine than the router's; empty if it is the same."""
         return "" if self.facts_of(host).machine == machine() else host
 
     def ask(self, host: str, key: str, function: Callable[..., Asked], *arguments: Any) -> Asked:
-        """What a function of ours returns there; raises what it raises.
+        """Return what a function of ours returns there; raises what it raises.
 
         Raises:
             InputError: there is no such host.
-            WorkError: it has no such function (this project is not installed there, or another version), or has died.
+            WorkError: it has no such function (this project is not installed there, or another version), or has failed.
         """
         ray, node = self.cluster.ray, self.node_of(host, key)
         task = ray.remote(num_cpus=0, max_retries=0)(function)
@@ -105,7 +105,7 @@ class Hosts:
 
 @contextmanager
 def joined_hosts(section: ClusterSection, source: str) -> Iterator[Hosts]:
-    """The cluster that a scenario names, joined unless it is already; raises what `joined` does."""
+    """Join the cluster that a scenario names, unless it is joined already; raises what `joined` does."""
     with joined(section.address, source, "cluster.address", beyond_loopback=section.beyond_loopback) as cluster:
         yield Hosts(cluster, source)
 
@@ -116,6 +116,6 @@ def host_names(section: ClusterSection, hosts: Hosts) -> list[str]:
 
 
 def host_key(section: ClusterSection, server: ServerSection) -> str:
-    """Where a server's host stands in its scenario, with the server's name."""
+    """Return the key of a server's host in its scenario, with the server's name."""
     index = next(index for index, other in section.numbered_servers if other == server)
     return f"cluster.servers.{index}.host ({server.name})"

@@ -1,4 +1,4 @@
-"""What lies between the hosts of a cluster: latency and bandwidth both ways, and how far their clocks are apart.
+"""The links between the hosts of a cluster: latency and bandwidth both ways, and the offsets of their clocks.
 
 It is measured as runs use it: an agent on each host, which computes nothing, writes to the others' arenas.
 """
@@ -29,10 +29,10 @@ _PLAYED: Final = "t4"  # any shipped profile would do: nothing of it is used
 
 
 def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None) -> ClusterMeasurements:
-    """Between these hosts and the router's, each pair both ways, and each host with itself.
+    """Measure links between these hosts and the router's, each pair both ways, and each host with itself.
 
     Raises:
-        WorkError: an agent could not be started, or a link dies.
+        WorkError: an agent could not be started, or a link fails.
     """
     every = list(dict.fromkeys([hosts.here, *names]))
     device = playing(

@@ -39,10 +39,10 @@ Here = Callable[[ServerSection], bool]
 
 
 def require_devices(scenario: Scenario) -> None:
-    """Every device that the scenario names must be in this machine, or in its host's.
+    """Check that every device that the scenario names is in this machine, or in its host's.
 
     Raises:
-        InputError: one is not; it says what is there.
+        InputError: one is not; the message lists what is there.
         WorkError: a host has another version of this project.
     """
     _where_they_are(scenario, require_devices_here)
@@ -64,7 +64,7 @@ def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments
 
 
 def require_there(scenario: Scenario, host: str, router: str, require: Callable[..., None], *arguments: Any) -> None:
-    """Require it on a host of the servers that are there; `router` is the router's host."""
+    """Run a check on each host of the servers that are there; `router` is the router's host."""
     section = scenario.cluster
     try:
         require(scenario, lambda server: (section.host_of(server) or router) == host, *arguments)
@@ -73,7 +73,7 @@ def require_there(scenario: Scenario, host: str, router: str, require: Callable[
 
 
 def require_devices_here(scenario: Scenario, is_here: Here) -> None:
-    """Those of a scenario's devices that are on this machine; raises `InputError`."""
+    """Check those of a scenario's devices that are on this machine; raises `InputError`."""
     for index, server in scenario.cluster.numbered_servers:
         if server.emulated is None and scenario.cluster.greedy_of(server).util_metric != "nvml":
             problem = "executors read NVML's utilization, so 'sm' is for simulation alone; use nvml, or leave it out"
@@ -85,7 +85,7 @@ def require_devices_here(scenario: Scenario, is_here: Here) -> None:
 
 
 def require_device(device: DeviceSection, source: str, key: str, agents: int = 1) -> None:
-    """A device must be in this machine, and serve so many agents; raises `InputError`, which says what is here."""
+    """Check that a device is here and serves `agents` agents; raises `InputError`, which lists what is here."""
     if device.kind == "cuda":
         _require_gpu(device.index, agents, source, key)
     else:
@@ -111,7 +111,7 @@ def _require_cores(cores: Sequence[int], source: str, key: str) -> None:
 
 
 def require_possible(scenario: Scenario) -> None:
-    """What a validation needs of the scenario itself and of this machine: no profile, no network's weights.
+    """Check what a validation needs of the scenario and of this machine: no profile, no network's weights.
 
     Raises:
         InputError: a device is not here, caps exceed the memory, no window is left to count, a trace is to be run at
@@ -126,9 +126,9 @@ def require_possible(scenario: Scenario) -> None:
 
 
 def require_caps(scenario: Scenario, model: Servable) -> None:
-    """A cap must hold at least an agent's context and the weights to preload: known before anything is calibrated.
+    """Check that a cap holds at least an agent's context and the weights to preload, before anything is calibrated.
 
-    Of a device whose profile is named the profile's own numbers count. What is to be preloaded must be of the network.
+    Of a device with a named profile the profile's own numbers count. What is to be preloaded must be of the network.
 
     Raises:
         InputError: a cap does not, or the network has no such instance.
@@ -174,10 +174,10 @@ def _require_instances(given: GreedySection, everything: Sequence[tuple[int, flo
 
 
 def require_ready(world: World, model: ModelFile | None, routers: Sequence[str], made_in: Path | None) -> None:
-    """The network to run must be the profiles', servers must fit their devices' memory, routers the cluster.
+    """Check that the network is the profiles', that servers fit their devices' memory, and routers the cluster.
 
     Args:
-        model: None where emulated servers run none.
+        model: None if emulated servers run none.
         made_in: the folder of the run that makes the scenario's own routers; None while it has not yet.
 
     Raises:
@@ -205,7 +205,7 @@ def _require_model(world: World, model: ModelFile) -> None:
 
 
 def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
-    """A line for everything in which this machine's stack is not the one that a profile was measured on."""
+    """Return a line for each difference of this machine's stack from the one that a profile was measured on."""
     if profile.provenance == Provenance.DATASHEET:
         return ()  # it was measured on none
     differing = differences(stamps_of(profile), stamps_here(device))
@@ -213,8 +213,10 @@ def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
 
 
 def other_programs(device: DeviceSpec) -> tuple[str, ...]:
-    """A line where others use the device now, with their names: they would look like errors of the simulation, or like
-    drift of a profile. None where nothing can tell."""
+    """Return a line if other processes use the device now, with their names.
+
+    They would look like errors of the simulation, or like drift of a profile. Empty if nothing can detect them.
+    """
     try:
         others = interference(device, open_sensor(device, ()))
     except InputError:  # a GPU without NVML
@@ -261,7 +263,7 @@ def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source
 
 
 def memory_bytes(device: DeviceSpec) -> int:
-    """What the device has: a GPU's memory, or the machine's (or the container's, where that is less)."""
+    """Return the device's memory: a GPU's, or the machine's (or the container's, if that is less)."""
     if device.kind == "cuda":
         total = gpu_bytes(device.index)
         return device.vram_bytes if total is None else total

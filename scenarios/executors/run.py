@@ -34,11 +34,11 @@ from scenarios.world.world import World
 
 LANES_CORES = 5  # a GPU's server needs: the wait for each of its four blocks spins, and words come meanwhile
 SATURATED_IMAGES = 10_000
-FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
+FEW_SIZES = 32  # of batches: up to this number all are warmed up, of more only powers of two and the largest
 
 
 def hardware_servers(world: World) -> list[HardwareServer]:
-    """The scenario's servers as the executors take them."""
+    """Return the scenario's servers as the executors take them."""
     sections = world.scenario.cluster.named_servers
 
     def real_device(index: int) -> DeviceSpec:
@@ -65,8 +65,9 @@ def hardware_servers(world: World) -> list[HardwareServer]:
 
 
 def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> list[HardwareServer]:
-    """GPUs' servers that name no cores each get as many of those that nobody names; the first of these is the router's.
-    Who has cores to itself looks out for words in place of a sleep.
+    """Give GPUs' servers without named cores equal parts of the free cores; the first of these is the router's.
+
+    A process with dedicated cores polls instead of sleeping.
 
     Args:
         cores: of this machine.
@@ -86,8 +87,10 @@ def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> lis
 
 
 def warm_batches(batch_limit: int) -> tuple[int, ...]:
-    """What every agent runs once before it serves: the first pass of a size may take ten times as long as the next,
-    for a CPU's kernels are made for each shape."""
+    """Return the batches that every agent runs once before it serves.
+
+    The first pass of a size may take ten times as long as the next, because a CPU's kernels are made for each shape.
+    """
     if batch_limit <= FEW_SIZES:
         return tuple(range(1, batch_limit + 1))
     return (*(1 << power for power in range(batch_limit.bit_length()) if 1 << power < batch_limit), batch_limit)
@@ -95,11 +98,12 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 @contextmanager
 def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
-    """The scenario's servers as agents, on this machine or on the hosts of its cluster; gone when the block ends.
+    """Start the scenario's servers as agents, on this machine or its cluster's hosts; they stop when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
-        is_urgent: clients wait: the block begins before they are ready, and they warm up with batches of one alone.
+        is_urgent: clients wait: the block begins before the agents are ready, and they warm up with batches of one
+            alone.
     """
     with ExitStack() as stack:
         servers, carrier = hardware_servers(world), None
@@ -123,7 +127,7 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
 def on_hosts(
     world: World, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
 ) -> tuple[list[HardwareServer], RayHosts]:
-    """The servers with the machines that they are on, and what starts their agents there."""
+    """Yield the servers with their machines, and what starts their agents there."""
     section = world.scenario.cluster
     names, hardware = host_names(section, hosts), list[HardwareServer]()
     for given, server, host in zip(section.named_servers, servers, names, strict=True):
@@ -148,7 +152,8 @@ class RealRun:
         router: its name in the result, and of its random stream.
         scale: multiplies the workload's rate.
         end: the scenario's unless it is given.
-        image_limit: beyond so many requests the same images come again (a saturated run's would not fit into memory).
+        image_limit: beyond this number of requests the same images come again (a saturated run's would not fit into
+            memory).
         measures_costs: whether to measure what the router's process and the port cost.
     """
 
@@ -175,10 +180,10 @@ def _no_door(_: Sequence[tuple[str, str]]) -> AbstractContextManager[Wish]:
 
 @dataclass(frozen=True, slots=True)
 class RunObserver:
-    """Who hears of real runs while they go on: how far they are, and (in words) of servers that go down or are back.
+    """Reports of real runs in progress: how far they are, and (in words) servers that go down or are back.
 
     Attributes:
-        door: by which he has servers drained.
+        door: by which the operator has servers drained.
     """
 
     on_progress: Callable[[RunProgress], None] | None = None
@@ -186,7 +191,7 @@ class RunObserver:
     door: Door = _no_door
 
     def of(self, run: str) -> RunObserver:
-        """The same, told of which run the words are."""
+        """Return the same observer, whose words name the run."""
         return replace(self, say=lambda text: self.say(f"{run}: {text}"))
 
 

@@ -5,9 +5,9 @@ processes that share cores. These costs are this host's, so they are measured on
 that no reported run uses, and go into the profiles:
 
     router_host            what the router's process does for a block and for each of its images, sent and returned
-    handover               from that process to a server's, and back, where no pass runs on the device
+    handover               from that process to a server's, and back, if no pass runs on the device
     dispatch_s             within a server's process, command to pass, and pass end to the scheduler; likewise
-    busy_serving           the same ways and dispatches where some pass runs
+    busy_serving           the same ways and dispatches if some pass runs
     the link's latency     of a block from the router, departure to arrival, less its bytes at the link's rate and the
                            handover
     fetch_s                the same of what another server has, with its bytes: its process is asked, and answers
@@ -15,8 +15,8 @@ that no reported run uses, and go into the profiles:
     served_ratios          how single served passes of a real device vary around that
     chores                 what a server's process does besides passes on a CPU device's cores
 
-Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are looked for
-here, for an estimate may be far from what this host carries. Then both runs are simulated with what was found: where
+Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are searched for
+here, because an estimate may be far from this host's capacity. Then both runs are simulated with what was found: if
 simulation and measurement are far apart, all is measured again, and in the end refused.
 """
 
@@ -50,7 +50,7 @@ LIGHT, BUSY = 0.15, 0.5  # of the fullest device's time, or of the router's
 START_SHARE = 0.02  # of the estimated capacity
 LOOKS, TRIES = 8, 3
 FULL, MAX_BACKLOG = 0.85, 0.15  # of a device's time; of the images that came, at the end
-TELLING = 0.08  # a device that was busy for less tells no capacity
+TELLING = 0.08  # a device that was busy for less reveals no capacity
 NEAR, FAR = 0.25, 0.5  # simulation's error: what is taken without a word, and what is refused
 
 
@@ -114,10 +114,10 @@ def measure_serving(
     """Serve Poisson arrivals at two loads and look at every stage of every block.
 
     `model` and `dataset`: see `scenarios.executors.run`.
-    `say` hears of servers that go down or are back, and of what does not agree.
+    `say` is called when servers go down or are back, and for what does not agree.
 
     Raises:
-        InputError: others used much of the devices meanwhile, and that is not allowed.
+        InputError: other processes used much of the devices meanwhile, and that is not allowed.
         WorkError: no load is stable here, or what was found does not explain what was measured.
     """
     arrivals = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
@@ -189,8 +189,9 @@ def _serve(
 
 
 def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequence[Profile]) -> tuple[float, float]:
-    """A stable share of the estimated capacity at which some device, or the router, is busy enough to tell what it
-    carries; and for which share of the time it is.
+    """Return a stable share of the estimated capacity that reveals the real one, and the share of time that is busy.
+
+    Some device, or the router, is busy enough at that share.
 
     Raises:
         WorkError: backlogs grow at any.
@@ -212,7 +213,7 @@ def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequenc
 
 
 def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
-    """The share of the time that the fullest device, or the router's process, was busy.
+    """Return the share of the time that the fullest device, or the router's process, was busy.
 
     A CPU device is busy with what its agents do besides passes, too.
 
@@ -259,7 +260,7 @@ def _apart(world: World, run: ServedRun) -> Apart:
 
 
 def paired_world(world: World, costs: ServingCosts) -> World:
-    """The world with what was found."""
+    """Return the world with the costs that were found."""
     profiles = {
         spec.name: with_costs(profile, costs.router_host, costs.devices[spec.device])
         for spec, profile in zip(world.cluster.servers, world.profiles, strict=True)
@@ -268,7 +269,7 @@ def paired_world(world: World, costs: ServingCosts) -> World:
 
 
 def with_overheads(profile: Profile, overheads: ServingOverheads, device: int) -> Profile:
-    """The profile of a device with what serving on this host costs; what was calibrated stays as it is."""
+    """Return a device's profile with what serving on this host costs; what was calibrated stays as it is."""
     served = with_costs(profile, overheads.costs.router_host, overheads.costs.devices[device])
     if not overheads.others:
         return served
@@ -277,7 +278,7 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, device: int) -
 
 
 def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCosts) -> Profile:
-    """The profile with them; what it may have named of another host is gone."""
+    """Return the profile with them; what it may have named of another host is removed."""
     stamps = {name: text for name, text in profile.device.stamps.items() if name != STAMP}
     update: dict[str, object] = {
         "device": profile.device.model_copy(update={"stamps": stamps}),

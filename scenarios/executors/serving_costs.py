@@ -1,11 +1,11 @@
 """What serving costs beyond calibrated passes, from records of real runs, light ones and busier ones.
 
-No waiting is booked as a cost, for simulation adds its own: what processes do is CPU time, which stands still for who
-waits; ways and dispatches are told apart by whether some pass ran on the device then; what a pass takes more is told by
-passes that had their device to themselves.
+No waiting is counted as a cost, because simulation adds its own: what processes do is CPU time, which does not count
+waiting; ways and dispatches are distinguished by whether some pass ran on the device then; the extra time of a pass is
+measured by passes that had their device to themselves.
 
-A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the agents read of it in
-the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.slowdown`) where they read nothing.
+A calibrated pass is one at the device's full speed, so all is scaled to full speed: by the slowdown that the agents
+read in the run (`scenarios.executors.slowdown`), or by the average one (`Profile.slowdown`) if they read nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule th
 SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
 MAX_FASTER = 0.5  # of a calibrated pass, that a served one may take less
-MIN_WAITS = 5  # that a pass's end did not cut short: they tell to within a half, an assumption to within four times
-MIN_SAMPLES = 20  # of a distribution, or of a state that is to be told from another
+MIN_WAITS = 5  # uncut by a pass's end: they are accurate to within a half, an assumption to within four times
+MIN_SAMPLES = 20  # of a distribution, or of a state that is to be distinguished from another
 
 
-Wait = tuple[float, float]  # how long something waited, and how long the pass beside it had left; seconds
+Wait = tuple[float, float]  # how long something waited, and how long the concurrent pass had left; seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class PassExtra:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Of the servers of one device; None for what no sample tells. See `sim.profile.Profile`.
+    """The costs of the servers of one device; None for what no sample shows. See `sim.profile.Profile`.
 
     Attributes:
-        dispatch_s: quantiles in equal parts, where no pass ran on the device.
+        dispatch_s: quantiles in equal parts, if no pass ran on the device.
         transfer_s, fetch_s: means: of blocks that come from the router, and of those that another server has.
         ratios: see `Profile.served_ratios`.
     """
@@ -74,14 +74,14 @@ class DeviceCosts:
 
 @dataclass(frozen=True, slots=True)
 class ServingCosts:
-    """What serving costs on this host; `router_host` is None where there are no samples of decisions and of returns."""
+    """The costs of serving on this host; `router_host` is None without samples of decisions and of returns."""
 
     router_host: RouterHost | None
     devices: tuple[DeviceCosts, ...]
 
 
 def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingCosts:
-    """From runs by ascending load; `owners` holds for each server the index of its device."""
+    """Compute costs from runs by ascending load; `owners` holds for each server the index of its device."""
     device_runs = []
     for index, tables in enumerate(devices):
         device_runs.append(_device_costs([_DeviceRun(run, index, devices, owners) for run in runs], tables))
@@ -137,12 +137,12 @@ class _DeviceRun:
         self._ends_ns = np.sort(np.array([b.forward_ended_ns for b in every], np.int64))
 
     def running(self, at_ns: int) -> int:
-        """How many passes run at that time."""
+        """Return how many passes run at that time."""
         begun = np.searchsorted(self._starts_ns, at_ns, "right")
         return int(begun - np.searchsorted(self._ends_ns, at_ns, "right"))
 
     def pause(self, at_ns: int) -> int:
-        """The number of the pause since a pass has run (`sim.profile.pause_number`)."""
+        """Return the number of the pause since a pass has run (`sim.profile.pause_number`)."""
         if self.running(at_ns):
             return 0
         ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))
@@ -166,8 +166,10 @@ class _DeviceRun:
         ]  # fmt: skip
 
     def extra_row(self, batch: BatchRecord) -> tuple[float, float, float, int]:
-        """How much longer than calibrated its pass was, at full speed; the calibrated one, both in seconds; its
-        instance's bytes; the number of the pause before it."""
+        """Return how much longer than calibrated its pass was, at full speed.
+
+        Then the calibrated one, both in seconds; its instance's bytes; the number of the pause before it.
+        """
         table, profile = self._tables.keys[batch.segment, batch.width, batch.previous_width], self._tables.profile
         weight_bytes = profile.weights_bytes(batch.segment, batch.width)
         extra_s = profile.served_extra_s + profile.served_extra_per_byte_s * weight_bytes
@@ -183,7 +185,7 @@ class _DeviceRun:
         return self._changes[max(0, place - 1)][1]
 
     def dispatches_s(self, *, is_busy: bool) -> list[float]:
-        """From commands to passes, and from passes to the notice of their ends, by whether others' passes ran then.
+        """Return times from commands to passes, and from passes to the notice of their ends; others' passes ran or not.
 
         An idle device stays so until the pass.
         """
@@ -194,8 +196,11 @@ class _DeviceRun:
         ]
 
     def ways_s(self, there: bool, *, is_busy: bool, chores: Chores | None = None) -> list[float]:
-        """Those that waited for no other on the same way; less what the agent did on the device's cores to take a block
-        in, where that is told by itself. An idle device stays so meanwhile."""
+        """Return the ways that waited for no other on the same way.
+
+        They are less what the agent did on the device's cores to take a block in, if that is measured separately. An
+        idle device stays so meanwhile.
+        """
         kept: list[float] = []
         last_ns: dict[int, int] = {}
         for way in sorted(self._ways(there), key=lambda each: each.at_ns):
@@ -227,7 +232,7 @@ class _DeviceRun:
         ]
 
     def _left_s(self, at_ns: int) -> float | None:
-        """Tell how long the only pass of that time had left; None where there was none, or more."""
+        """Return how long the only pass of that time had left; None if there was none, or more."""
         if self.running(at_ns) != 1:
             return None
         ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))
@@ -251,11 +256,11 @@ class _DeviceRun:
         return [cost for cost in self._record.chores if cost.server in self.servers and cost.at_ns >= self._after_ns]
 
     def transfer_s(self) -> float | None:
-        """What the way of a block from the router takes beyond its bytes, and beyond the handover that comes after."""
+        """Return a block's time from the router beyond its bytes, and beyond the handover that comes after."""
         return self._gathered_s([self._beyond_bytes_s(block) for block in self._moved if block.head.location < 0])
 
     def fetch_s(self) -> float | None:
-        """How long it takes to gather what another server has: until it was asked, has written it, and has answered."""
+        """Return the time to gather what another server has: until it was asked, has written it, and has answered."""
         of_others = [block for block in self._moved if block.head.location >= 0]
         return self._gathered_s([(block.arrived_ns - block.sent_ns) / NS_PER_S for block in of_others])
 
@@ -280,7 +285,7 @@ class _DeviceRun:
         return (block.arrived_ns - block.sent_ns) / NS_PER_S - carried_s
 
     def began_beside_nobody(self) -> list[tuple[ChoreCost, float]]:
-        """What lanes' threads did to begin a batch, where its pass was alone; brought to full speed."""
+        """Return what lanes' threads did to begin a batch whose pass was alone; scaled to full speed."""
         ended: dict[int, list[BatchRecord]] = {}
         for batch in sorted(self.alone, key=lambda b: b.ended_ns):
             ended.setdefault(batch.server, []).append(batch)
@@ -297,7 +302,7 @@ class _DeviceRun:
         return pairs
 
 
-_SOON_NS = NS_PER_S // 1000  # a batch's end is told of within this
+_SOON_NS = NS_PER_S // 1000  # a batch's end is reported within this
 
 
 def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
@@ -325,8 +330,11 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
 
 
 def _slice_s(waits: Sequence[Wait]) -> float | None:
-    """The mean time until who waits beside a pass gets its core, from waits that the pass's end may have cut short: the
-    most likely one if it is exponential. None of too few."""
+    """Return the mean time until a waiting thread gets its core during a pass.
+
+    It is from waits that the pass's end may have cut short: the most likely one if it is exponential. None with too
+    few.
+    """
     sooner = sum(took_s < left_s for took_s, left_s in waits)
     return None if sooner < MIN_WAITS else sum(min(wait) for wait in waits) / sooner
 
@@ -351,10 +359,10 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
 
 
 def _work_cost(rows: Rows) -> WorkCost:
-    """Least squares of a part a block and a part an image, neither below zero, without stalls.
+    """Fit a part a block and a part an image by least squares, neither below zero, without stalls.
 
-    Where hardly a block holds several images, all is a block's: two slow ones of a hundred would make it all an
-    image's, and blocks of sixteen sixteen times as dear.
+    If hardly a block holds several images, all is a block's: two slow ones of a hundred would make it all an image's,
+    and blocks of sixteen sixteen times as expensive.
     """
     if not rows:
         return WorkCost(block_s=0.0, image_s=0.0)
@@ -446,7 +454,7 @@ def quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """Mean of the lower 99 %; None of nothing."""
+    """Return the mean of the lower 99 %; None of nothing."""
     return float(_without_stalls(np.asarray(values, np.float64)).mean()) if len(values) else None
 
 

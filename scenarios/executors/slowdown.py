@@ -16,13 +16,13 @@ from sim.profile import Profile
 from sim.tables import DeviceTables
 
 SMOOTHED = 3  # readings; a single long one was interrupted
-FASTEST, SLOWEST = 0.9, 5.0  # times full speed: what lies beyond was no reading of the slowdown
+FASTEST, SLOWEST = 0.9, 5.0  # times full speed: what is beyond was not a reading of the slowdown
 
 Changes = tuple[tuple[int, float], ...]
 
 
 def observed_slowdowns(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> dict[int, Changes]:
-    """By device: (when, how many times as long things take from then on); of those that were read.
+    """Return, by device, (when, how many times as long things take from then on); of those that were read.
 
     Args:
         owners: for each server the index of its device.
@@ -37,7 +37,7 @@ def observed_slowdowns(record: RunRecord, devices: Sequence[DeviceTables], owner
 
 
 def mean_slowdown(changes: Changes, until_ns: int) -> float:
-    """Average over the time from the start of a run."""
+    """Return the average over the time from the start of a run."""
     times = [at for at, _ in changes] + [max(until_ns, changes[-1][0] + 1)]
     lasted = np.diff(np.asarray(times, dtype=np.float64))
     return float(np.average([factor for _, factor in changes], weights=lasted))

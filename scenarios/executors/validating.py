@@ -1,4 +1,4 @@
-"""Runs on real executors, each beside its paired simulation."""
+"""Runs on real executors, each with its paired simulation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def validate_runs(
     finished: Sequence[ValidationRun] = (),
     observer: RunObserver | None = None,
 ) -> Generator[FinishedRun]:
-    """Every run of the plan that is not among `finished`, on one set of executors and in simulation.
+    """Carry out every run of the plan not among `finished`, on one set of executors and in simulation.
 
     `made_in` is the folder of the run that makes the scenario's own routers.
     """
@@ -49,7 +49,7 @@ def validate_runs(
         return calm if planned.is_calm else world
 
     def simulate(planned: PlannedRun) -> Ran:
-        """With the slowdowns of its hardware run, where they are known: see `scenarios.executors.slowdown`."""
+        """Simulate with the slowdowns of its hardware run, if they are known: see `scenarios.executors.slowdown`."""
         return run_simulation(
             world_of(planned),
             world.router(files[planned.router], made_in),

@@ -36,7 +36,7 @@ class DecisionTime(StrictModel):
 
 
 def read_decision_time(path: Path, router: str) -> DecisionTime:
-    """Of that router; raises `InputError` where it is missing, broken, or another's."""
+    """Read that router's; raises `InputError` if it is missing, broken, or another's."""
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise InputError(str(path), "", f"must be an object with the schema {SCHEMA}")

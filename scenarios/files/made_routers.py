@@ -16,37 +16,37 @@ KEEPING: Final = "-keeping"  # behind the name of a kind with `control`, as a pl
 
 
 def made_kind(name: str) -> str | None:
-    """Of a router that a scenario's own run makes: `ppo`, or the kind of a tuned rule; else None."""
+    """Return the kind of a router that a scenario's own run makes: `ppo`, or the kind of a tuned rule; or None."""
     if name == PPO:
         return name
     return name.removeprefix(TUNED_HERE) if name.startswith(TUNED_HERE) else None
 
 
 def made_name(kind: str) -> str:
-    """What a scenario calls the router of that kind which its run makes."""
+    """Return a scenario's name of the router of that kind which its run makes."""
     return kind if kind == PPO else f"{TUNED_HERE}{kind}"
 
 
 def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
-    """The kinds among them that the run makes, each once."""
+    """Return the kinds among them that the run makes, each once."""
     return tuple(dict.fromkeys(kind for name in routers if (kind := made_kind(name)) is not None))
 
 
 def made_file(kind: str) -> str:
-    """What a run folder calls the router of that kind which it made."""
+    """Return a run folder's name of the router of that kind which it made."""
     return f"{kind}{ROUTER_SUFFIX if kind == PPO else RULE_SUFFIX}"
 
 
 def planned_file(name: str) -> str:
-    """What a run folder calls the rule that a plan recommends."""
+    """Return a run folder's name of the rule that a plan recommends."""
     return f"{name}{RULE_SUFFIX}"
 
 
 def score_file(kind: str) -> str:
-    """What a run folder calls that router's score."""
+    """Return a run folder's name of that router's score."""
     return f"score-{kind}.json"
 
 
 def training_file(kind: str) -> str:
-    """What a run folder calls how it was trained, step by step."""
+    """Return a run folder's name of the record of its training, step by step."""
     return f"training-{kind}.json"

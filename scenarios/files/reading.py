@@ -32,7 +32,7 @@ from sim.profile import Profile
 
 
 def scenario_path(named: Path | str) -> Path:
-    """The file of a scenario, or of the shipped one that has this name; raises `InputError` where none has."""
+    """Return the file of a scenario, or of the bundled one that has this name; raises `InputError` if none has."""
     try:
         return scenario_file(Path(named))
     except ValueError as error:
@@ -69,7 +69,7 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
 
 @contextmanager
 def _naming_items(raw: Mapping[str, Any], source: str) -> Iterator[None]:
-    """What is wrong with an item of a list is told with its name: nobody counts servers."""
+    """Report an item's problem with the item's name instead of its index."""
     try:
         yield
     except InputError as error:
@@ -78,7 +78,7 @@ def _naming_items(raw: Mapping[str, Any], source: str) -> Iterator[None]:
 
 
 def _check(scenario: Scenario, source: str) -> None:
-    """All that no key says by itself; raises `InputError`."""
+    """Check all that no single key can; raises `InputError`."""
     if scenario.model.accuracy is not None:
         with with_remedy("`slimsched model train` writes one; slimresnet18-paper names the paper's, which ships"):
             read_text(Path(scenario.model.accuracy), source, "model.accuracy")
@@ -92,10 +92,10 @@ def _check(scenario: Scenario, source: str) -> None:
 
 
 def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
-    """A profile from its file, or one that ships with the project by its name.
+    """Read a profile from its file, or a bundled one by its name.
 
     Raises:
-        InputError: it is missing, broken or of another version, or no such profile ships.
+        InputError: it is missing, broken or of another version, or no such profile is bundled.
     """
     path = profile_file(path, source, key)
     text = read_text(path, source, key)
@@ -109,7 +109,7 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
 
 
 def as_made(path: Path) -> Profile | None:
-    """A profile that a command made and nobody edited since; None for any other."""
+    """Return a profile that a command made and that is unedited since; None for any other."""
     try:
         profile = read_profile(path)
     except InputError:
@@ -118,7 +118,7 @@ def as_made(path: Path) -> Profile | None:
 
 
 def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
-    """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
+    """Return the scenario with paths relative to `folder`: it reads back from there, and names no local path."""
     start = folder.absolute()
     return with_paths(scenario, lambda text: os.path.relpath(text, start))
 
@@ -181,7 +181,7 @@ def _check_device(server: ServerSection, owners: Set[str], source: str, key: str
 def _check_emulation(
     server: ServerSection, owners: Mapping[str, ServerSection], real: ServerSection | None, source: str, key: str
 ) -> None:
-    """Nobody shares an emulated device, and none stands beside a real one."""
+    """Check that no server shares an emulated device, and that none is mixed with real ones."""
     shared = server.shares_device_with
     if shared is not None and owners[shared].emulated is not None:
         problem = f"the device of {shared!r} is emulated, by one process for one server"
@@ -217,7 +217,7 @@ def _network_of(profile: Profile) -> str:
 
 @contextmanager
 def _named_by(source: str, key: str) -> Iterator[None]:
-    """What is wrong within a file is told with the place that named it."""
+    """Report what is wrong within a file together with the key that named it."""
     try:
         yield
     except InputError as error:
@@ -245,7 +245,7 @@ def _check_server_against(
 
 
 def _greedy_key(server: ServerSection, knob: str, key: str) -> str:
-    """Where a knob of a server was given: there, or for the whole cluster."""
+    """Return the key of a server's knob: its own, or the whole cluster's."""
     return f"{key}.greedy.{knob}" if knob in server.greedy.model_fields_set else f"cluster.greedy.{knob}"
 
 
@@ -283,7 +283,7 @@ def _check_router(name: str, profile: Profile | None, source: str, key: str = ""
 
 
 def require_router(name: str, scenario: Scenario, flag: str = "--router") -> None:
-    """Whether what a flag names can be a router, and fits the network where a profile already says which that is.
+    """Check that what a flag names can be a router, and fits the network if a profile already fixes it.
 
     Raises:
         InputError: it can't, or doesn't.
@@ -295,7 +295,7 @@ def require_router(name: str, scenario: Scenario, flag: str = "--router") -> Non
 
 @contextmanager
 def naming_servers(scenario: Scenario) -> Iterator[None]:
-    """What is wrong with a server is told with its name."""
+    """Report what is wrong with a server together with its name."""
     servers = [{"name": server.name} for server in scenario.cluster.named_servers]
     with _naming_items({"cluster": {"servers": servers}}, scenario.name):
         yield

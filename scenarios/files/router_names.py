@@ -48,36 +48,39 @@ def is_router_file(name: str) -> bool:
 
 
 def labelled(name: str) -> tuple[str, str]:
-    """Of `NAME=FILE`, by which a file has another name in tables: `NAME=`, and the file; else nothing, and all."""
+    """Split `NAME=FILE`, a file's other name in tables: `NAME=`, and the file; otherwise nothing, and all."""
     label, equals, path = name.partition("=")
     return (label + equals, path) if is_router_file(name) and _LABEL.fullmatch(label) and equals else ("", name)
 
 
 def router_file(name: str) -> Path | None:
-    """The file that a router's name stands for; None for a rule by name, or a class."""
+    """Return the file that a router's name stands for; None for a rule by name, or a class."""
     return Path(labelled(name)[1]) if is_router_file(name) else None
 
 
 def with_file(name: str, rename: Callable[[Path], str]) -> str:
-    """A router's name with the path of its file renamed; another name as it is."""
+    """Return a router's name with the path of its file renamed; another name as it is."""
     label, path = labelled(name)
     return f"{label}{rename(Path(path))}" if is_router_file(name) else name
 
 
 def without_ending(name: str) -> str:
-    """A router file's name without what says that it is one; another text as it is."""
+    """Return a router file's name without the ending that marks it as one; another text as it is."""
     return name.removesuffix(next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), ""))
 
 
 def display_name(router: str) -> str:
-    """A router's name in results: of a file the one that it was given, else no folder and no ending, so that no path of
-    a machine is in a result."""
+    """Return a router's name in results.
+
+    Of a file it is the given name, otherwise the file's without folder and ending, so that no path of a machine is in a
+    result.
+    """
     label, path = labelled(router)
     return label.removesuffix("=") or (without_ending(Path(path).name) if is_router_file(router) else router)
 
 
 def code_of(name: str, source: str) -> str:
-    """Of a user's class: its code, with what it imports; empty for other routers.
+    """Return the code of a user's class, with what it imports; empty for other routers.
 
     Raises:
         InputError: it is not there, or own code is refused.
@@ -136,7 +139,7 @@ def check_router(name: str, source: str, key: str = "") -> None:
 
 
 def _no_file(path: Path) -> str:
-    """That no router's file lies there, with those that lie beside it, the nearest first."""
+    """Describe a missing router's file, with those in the same folder, the nearest first."""
     others = path.parent.glob("*") if lies_there(path.parent) else ()
     beside = sorted(each.name for each in others if is_router_file(each.name))[:20]
     remedy = "`slimsched train` writes one, of a rule too (*.rule.yaml)"
@@ -164,7 +167,7 @@ class TrainedSpec:
         path: the file's, for messages.
         tensors, metadata: its content.
         deterministic: overrides the mode that is stored.
-        devices: the names of the cluster's devices, where they are known, for messages.
+        devices: the names of the cluster's devices, if they are known, for messages.
     """
 
     path: Path
@@ -178,11 +181,11 @@ class TrainedSpec:
         self._load(config)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """The router; raises `InputError` as `check` does."""
+        """Make the router; raises `InputError` as `check` does."""
         return self._load(context.config)
 
     def dialled(self, by: float, context: RouterContext) -> None:
-        """It has none: what it serves is what it learned."""
+        """Do nothing, for it has no dial: what it serves is what it learned."""
 
     def _load(self, config: RouterConfig) -> PPORouter:
         from policies.ppo.router import PPORouter  # rules must not wait for what reads files of weights
@@ -193,7 +196,7 @@ class TrainedSpec:
 
 
 def read_router(path: Path, *, deterministic: bool | None = None, devices: Sequence[str] = ()) -> RouterSpec:
-    """What a router's file holds: a rule, or `ppo` (see `TrainedSpec`).
+    """Read what a router's file holds: a rule, or `ppo` (see `TrainedSpec`).
 
     Raises:
         InputError: it is missing, damaged, or of another version.
@@ -208,13 +211,13 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
 
 
 def spec_of(name: str, made_in: Path) -> RouterSpec:
-    """A router with its parameters, by its name or from its file; `made_in`: the folder of the run that makes it."""
+    """Return a router's spec, by its name or from its file; `made_in`: the folder of the run that makes it."""
     path = router_file(name) if (kind := made_kind(name)) is None else made_in / made_file(kind)
     return parse_router_name(name) if path is None else read_router(path)
 
 
 def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
-    """Those, as tables name them, whose files hold what was learned: by gradients, or Compass's numbers.
+    """Return those, as tables name them, whose files hold what was learned: by gradients, or Compass's numbers.
 
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
@@ -232,21 +235,21 @@ def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
 
 
 def write_rule(path: Path, rule: RuleSpec) -> None:
-    """A rule's file (`*.rule.yaml`), which `read_rule` reads."""
+    """Write a rule's file (`*.rule.yaml`), which `read_rule` reads."""
     write_text(path, strict.dump(rule.to_dict()))
 
 
 def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
-    """A rule from its file (`*.rule.yaml`).
+    """Read a rule from its file (`*.rule.yaml`).
 
     Raises:
-        InputError: it is missing or broken, or a key or value in it is none of a rule.
+        InputError: it is missing or broken, or a key or value in it is not one of a rule.
     """
     return rule_from_dict(strict.mapping(read_text(path, source, key), str(path)), str(path))
 
 
 def made_by(path: Path) -> Mapping[str, Any]:
-    """How a router's file came about, as it says itself; empty where it says nothing."""
+    """Return how a router's file was made, according to the file; empty if that is not recorded."""
     if path.name.endswith(RULE_SUFFIX):
         return read_rule(path).made_by
     from kit import checkpoint

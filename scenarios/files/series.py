@@ -1,6 +1,6 @@
 """Series on disk: traces (when each request came) and rates (how many in each period), from CSV files.
 
-A row is a line: what a stray quote would swallow is told, and so is every row that is not like the header.
+A row is a line: what a stray quote would swallow is an error, and so is every row that is not like the header.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Cell = tuple[int, str]  # the line on which it stands, and its text
 
 
 def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
-    """Arrival times in seconds from a CSV file with a header line, in any order; ISO 8601 dates become seconds, too.
+    """Read arrival times in seconds from a CSV file with a header line, in any order; ISO 8601 dates are converted.
 
     A date without a zone is taken as UTC, so that a trace is the same on every machine.
 
     Raises:
-        InputError: no such file or column, rows that don't parse, a value that is no time, seconds beside dates or
-            dates with a zone beside dates without, or no arrival at all.
+        InputError: no such file or column, rows that don't parse, a value that is not a time, seconds mixed with dates,
+            dates with a zone mixed with dates without, or no arrival at all.
     """
     forms: dict[str, Cell] = {}
     times_s = []
@@ -47,10 +47,11 @@ def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
 
 
 def read_rates(path: Path, column: str) -> NDArray[np.float64]:
-    """A curve of counts or rates from a CSV file with a header line.
+    """Read a curve of counts or rates from a CSV file with a header line.
 
     Raises:
-        InputError: no such file or column, rows that don't parse, a value that is no count or rate, or none above zero.
+        InputError: no such file or column, rows that don't parse, a value that is not a count or rate, or none above
+            zero.
     """
     levels = np.array([_level(text, str(path), line) for line, text in _column(path, column)])
     if not levels.any():
@@ -104,7 +105,7 @@ _OTHER_FORMS: Final = {
 
 
 def _column(path: Path, column: str) -> list[Cell]:
-    """What stands in a column of a CSV file with a header line; empty lines at the end don't count."""
+    """Return the cells of a column of a CSV file with a header line; empty lines at the end don't count."""
     lines = read_text(path).rstrip().replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if lines == [""]:
         raise InputError(str(path), "", "is empty; it needs a header line and one value a line")

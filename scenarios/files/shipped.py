@@ -20,7 +20,7 @@ CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by de
 
 
 def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
-    """The file of a profile; a bare word that is no file is the name of a shipped one.
+    """Return the file of a profile; a bare word that is not a file is the name of a bundled one.
 
     Raises:
         InputError: a bare word that no shipped profile has.
@@ -40,7 +40,7 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
 
 
 def accuracy_file(named: str, folder: Path = Path(), source: str = "accuracy", key: str = "") -> str:
-    """A file of accuracies as a scenario in this folder names it; a word that is no file names a shipped one.
+    """Return a file of accuracies as a scenario in this folder names it; a word that is not a file names a bundled one.
 
     Raises:
         InputError: a bare word that no shipped network has.
@@ -49,7 +49,7 @@ def accuracy_file(named: str, folder: Path = Path(), source: str = "accuracy", k
 
 
 def weights_file(named: str, folder: Path = Path(), source: str = "--model", key: str = "") -> str:
-    """The same of a trained network's file, which a flag may name, too."""
+    """Return the file of a trained network in the same way; a flag may name it, too."""
     return _shipped_model(named, folder, ".safetensors", source, key)
 
 
@@ -64,15 +64,15 @@ def _shipped_model(named: str, folder: Path, ending: str, source: str, key: str)
 
 
 def clusters_file(named: Path) -> Path:
-    """The file of what clusters are drawn from; `clusters` is the one that ships."""
+    """Return the file that clusters are drawn from; `clusters` is the bundled one."""
     shipped = SHIPPED / "clusters.yaml"
     return shipped if str(named) == shipped.stem and not named.exists() else named
 
 
 def scenario_file(named: Path) -> Path:
-    """The file of a scenario; a word that is no file is the name of a shipped one: `quickstart`, `live/bursts`.
+    """Return a scenario's file; a word that is not a file names a bundled one: `quickstart`, `live/bursts`.
 
-    One in a folder has the name that its file says, too: `live-bursts`.
+    One in a folder has the name in its file, too: `live-bursts`.
 
     Raises:
         ValueError: a bare word that no shipped scenario has, or a shipped one's name with an ending.

@@ -1,4 +1,4 @@
-"""A first scenario of one's own, as text with a comment at each choice."""
+"""A first custom scenario, as text with a comment at each choice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Starter:
         profiles: one a server, as the file names them.
         accuracy: a table of accuracies, as the file names it.
         link: a preset's name.
-        batch_limit: the largest batch that all profiles cover, where that is less than the default; else None.
+        batch_limit: the largest batch that all profiles cover, if that is less than the default; or None.
     """
 
     profiles: Sequence[str]
@@ -69,7 +69,7 @@ class Starter:
 
 
 def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -> str:
-    """The file's text; `links` are the presets to tell of."""
+    """Return the file's text; `links` are the presets to list."""
     servers: list[str] = []
     counts = Counter[str]()
     for profile in chosen.profiles:

@@ -26,7 +26,7 @@ STAGE = "compare"
 Within = Callable[[], AbstractContextManager[None]]
 RESULTS = "results.json"
 RECORDS = "records"
-RECORDS_FORM = 3  # of what is kept: since 3 a result says what was offered
+RECORDS_FORM = 3  # of what is kept: since 3 a result records what was offered
 KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
 
 
@@ -40,10 +40,10 @@ def compare(
     within: Within = nullcontext,
     equal: EqualAccuracy | None = None,
 ) -> ComparisonDocument:
-    """Every router with every seed, in simulation.
+    """Run every router with every seed, in simulation.
 
     Args:
-        jobs: so many runs at a time.
+        jobs: number of runs at a time.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
         within: is entered where something is to be run.
         equal: as which dials were set in the world (`equalled`).
@@ -70,7 +70,7 @@ def compare(
 
 
 def equalled(job: ScenarioJob, world: World) -> tuple[World, EqualAccuracy]:
-    """The world in which every router that has a dial has the scenario's floor on the comparison's own runs.
+    """Return the world in which every router with a dial has the scenario's floor on the comparison's own runs.
 
     Raises:
         InputError: the scenario names no floor, or no dial of a router has it.
@@ -95,9 +95,9 @@ def equalled(job: ScenarioJob, world: World) -> tuple[World, EqualAccuracy]:
 
 
 def engine_to_go_on(job: ScenarioJob, world: World, quicker: Simulator) -> Simulator:
-    """The engine that has made this comparison, or a part of it: results of both are no comparison.
+    """Return the engine that has made this comparison, or a part of it: results of both are not comparable.
 
-    Where none has: the quicker one, or simpy where that can't do what the scenario asks for, which is said.
+    If there is none: the faster one, or simpy, with a message, if that can't do what the scenario asks for.
     """
     other: Simulator = "simpy" if quicker == "compiled" else "compiled"
     begun = {engine: _fingerprint(job, world, engine) for engine in (quicker, other)}
@@ -151,7 +151,7 @@ def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: int, with
 
 
 def results_of(job: ScenarioJob) -> list[Result]:
-    """What was compared, run by run."""
+    """Return what was compared, run by run."""
     results: list[Result] = job.folder.read_json(RESULTS)
     return results
 

@@ -23,7 +23,7 @@ OF_THE_MACHINE = ("system", "cores")
 
 
 def with_decision_times(job: ScenarioJob, world: World, routers: Sequence[str]) -> World:
-    """The world in which each of these routers' decisions take what they take here, where that is known."""
+    """Return the world in which each of these routers' decisions take their time measured here, if that is known."""
     if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
     noted = environments(job.folder).get("serving")  # where this folder's own stage has measured what serving costs

@@ -1,8 +1,8 @@
 """The job: one scenario in one run folder, and what every stage asks of it.
 
-A stage is known again by a fingerprint of all that it reads: parts of the scenario, files by what is in them (and not
-by where they lie), a user's classes by their code, and this project's version. The parts that several stages read are
-named here; each stage's own fingerprint stands beside its work.
+A stage is identified by a fingerprint of all that it reads: parts of the scenario, files by their content (and not by
+their path), a user's classes by their code, and this project's version. The parts that several stages read are named
+here; each stage's own fingerprint is next to its work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hw.networks.registry import ModelFile, Network
 
 OF_SERVING = ("cluster", "router")
-MIN_TOLD_S, LONGEST = 0.5, 3  # of a stage's wall time; of the stages that are told
+MIN_TOLD_S, LONGEST = 0.5, 3  # of a stage's wall time; of the stages that are listed
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
 
@@ -66,7 +66,7 @@ class ScenarioJob:
         self._began_s, self._stages_s = time.monotonic(), dict[str, float]()
 
     def warn(self, text: str) -> None:
-        """Say it once, however many stages find it."""
+        """Print it once, however many stages find it."""
         if text not in self._warned:
             self._warned.add(text)
             self.say(text)
@@ -113,12 +113,12 @@ class ScenarioJob:
         write_text(self.folder / SCENARIO_FILE, relative_paths(self.scenario, self.folder.path).to_yaml())
 
     def world(self) -> World:
-        """What a simulation needs, from the scenario and from what is in the folder by now."""
+        """Return what a simulation needs, from the scenario and from what is in the folder by now."""
         return make_world(self.scenario, self.folder.path)
 
     @property
     def model(self) -> ModelFile:
-        """Where the network is, and which it is."""
+        """Return the network's file and identity."""
         return model_file(self.scenario, self.folder.path)
 
     @cached_property
@@ -127,7 +127,7 @@ class ScenarioJob:
         return network_of(self.scenario)
 
     def made(self, kind: str) -> Path:
-        """Where the router of a kind is that this job makes, or will be."""
+        """Return the file of the router of a kind that this job makes, or will make."""
         return self.folder / made_file(kind)
 
     @property
@@ -137,7 +137,7 @@ class ScenarioJob:
 
     @property
     def routers_that_run(self) -> tuple[str, ...]:
-        """Those of the comparison, and of the validation where there is one."""
+        """Return those of the comparison, and of the validation if there is one."""
         return (*self.scenario.compare.routers, *(self.scenario.validate_.routers if self.can_validate else ()))
 
     @property
@@ -155,7 +155,7 @@ class ScenarioJob:
     # ----------------------------------------------------------------------------------------- what stages depend on
 
     def fingerprint(self, *parts: Any) -> str:
-        """Of what a stage reads, as `inputs_hash` takes it, and of the version of what reads it."""
+        """Return the fingerprint of what a stage reads, as `inputs_hash` takes it, and of its reader's version."""
         return inputs_hash(version_of(PRODUCT), *parts)
 
     @property
@@ -184,12 +184,12 @@ class ScenarioJob:
 
     @property
     def accuracy_path(self) -> Path:
-        """The scenario's accuracy table, or where the run's own is, or will be."""
+        """Return the path of the scenario's accuracy table, or of the run's own, made or not."""
         given = self.scenario.model.accuracy
         return Path(given) if given else self.folder / ACCURACY_FILE
 
     def router_parts(self, routers: Sequence[str]) -> list[Any]:
-        """Routers' names in tables, and what they decide by: files, or a user's code.
+        """Return routers' names in tables, and what they decide by: files, or a user's code.
 
         Raises:
             InputError: a user's class is not there, or own code is refused.
@@ -201,7 +201,7 @@ class ScenarioJob:
         return parts
 
     def scenario_parts(self, names: Sequence[str], *, is_training: bool = False) -> list[Any]:
-        """Some parts of the scenario, and its workload's files; that of tuning only where something is trained."""
+        """Return some parts of the scenario, and its workload's files; that of tuning only if something is trained."""
         dumped = with_paths(self.scenario, lambda path: "").model_dump(mode="json", include=set(names))
         files = []
         if "workload" in dumped:
@@ -210,14 +210,14 @@ class ScenarioJob:
         return [dumped, *(part for file in files for part in (file.key, file.path))]
 
     def world_parts(self, *, is_training: bool = False) -> list[Any]:
-        """All that a simulation reads but its seed, its length and its router."""
+        """Return all that a simulation reads but its seed, its length and its router."""
         profiles = [profile_source(server, self.folder.path) for server in self.scenario.cluster.owners]
         return [*self.scenario_parts(OF_A_WORLD, is_training=is_training), self.accuracy_path, *profiles]
 
 
 @contextmanager
 def blamed_on(scenario: Scenario) -> Iterator[None]:
-    """What is wrong with the `model` that the work was given stands under `model` in the scenario."""
+    """Report what is wrong with the `model` that the work was given under the scenario's key `model`."""
     try:
         yield
     except InputError as error:

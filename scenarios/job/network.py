@@ -30,7 +30,7 @@ from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE
 
 
 def require_accuracy(job: ScenarioJob) -> None:
-    """An accuracy table that the scenario brings must be of the network that it runs; before anything is measured.
+    """Check, before anything is measured, that the scenario's own accuracy table is of the network that it runs.
 
     Raises:
         InputError: it is not, or the images that it was measured on can't be opened.
@@ -56,7 +56,7 @@ def make_model(job: ScenarioJob) -> None:
     """Train the network, unless the scenario brings one."""
     given, network = job.scenario.model, job.network
     if given.checkpoint is not None or network is None:
-        job.model.load()  # refuses what is no model, before anything else runs
+        job.model.load()  # refuses what is not a model, before anything else runs
         return
     if network.is_own:
         require_conformance(network)  # a broken rule shows now, not after hours
@@ -71,7 +71,7 @@ def make_model(job: ScenarioJob) -> None:
 
 
 def make_accuracy(job: ScenarioJob) -> None:
-    """Every width tuple on every test image."""
+    """Evaluate every width tuple on every test image."""
 
     def work() -> Sequence[Path]:
         given = job.scenario.model
@@ -88,14 +88,14 @@ def make_accuracy(job: ScenarioJob) -> None:
 
 
 def training_knobs(scenario: Scenario) -> TrainingKnobs:
-    """The data set's recipe, with what the scenario changes."""
+    """Return the data set's recipe, with what the scenario changes."""
     given = scenario.model.training.model_dump(exclude_none=True)
     return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **given)
 
 
 @contextmanager
 def own_code(network: Network | None) -> Iterator[None]:
-    """Whatever goes wrong inside a user's network is the user's to know, in one line."""
+    """Report whatever goes wrong inside a user's network as the user's error, in one line."""
     try:
         yield
     except (InputError, WorkError):
@@ -107,7 +107,7 @@ def own_code(network: Network | None) -> Iterator[None]:
 
 
 def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
-    """The data set that an accuracy was measured on: the images that requests are drawn from.
+    """Load the data set that an accuracy was measured on: the images that requests are drawn from.
 
     Raises:
         InputError: it is not there, or is a folder that has changed since.
@@ -124,27 +124,29 @@ def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
 
 
 def training_text(knobs: TrainingKnobs) -> str:
-    """How a network was trained, as its file keeps it."""
+    """Return the text of how a network was trained, as its file keeps it."""
     return json.dumps(asdict(knobs), sort_keys=True)
 
 
 def runner_for(device: str) -> Runner:
-    """What is done on a GPU is done in a process of its own: the context that it opens would stay for good, and take
-    power and memory from what is measured afterwards."""
+    """Return what runs work on a device: a GPU's work runs in a separate process.
+
+    The context that it opens would otherwise stay, and take power and memory from what is measured afterwards.
+    """
     return apart if device.startswith("cuda") else here
 
 
 def trained(
     network: Network, data: Dataset, knobs: TrainingKnobs, checkpoint: Path, tensorboard: Path, tell: Tell
 ) -> bytes:
-    """The weights, as safetensors; see `hw.networks.training.train`."""
+    """Return the weights, as safetensors; see `hw.networks.training.train`."""
     with own_code(network):
         model = train(network, data, knobs, checkpoint=checkpoint, tensorboard=tensorboard, on_step=tell)
     return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
 def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evaluation:
-    """See `hw.networks.evaluation.evaluate`."""
+    """Evaluate a model; see `hw.networks.evaluation.evaluate`."""
     require_torch_device(device)
     model, _ = file.load()
     with own_code(file.network):
@@ -152,7 +154,7 @@ def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evalua
 
 
 def train_model(job: ScenarioJob, fingerprint: str) -> list[Path]:
-    """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
+    """Train the scenario's network, from the checkpoint of an interrupted training if it has the same settings."""
     network, folder = job.network, job.folder
     assert network is not None, "asked for by the caller"
     knobs = training_knobs(job.scenario)

@@ -44,11 +44,11 @@ class Candidate:
 
 
 class ModelOrders:
-    """At most one new model at a time: it is read beside the router's loop, then it is an order.
+    """At most one new model at a time: it is read in a thread next to the router's loop, then it is an order.
 
     Args:
         world: with the accuracies of what serves at first.
-        journal: is told of what comes of it.
+        journal: receives the outcome.
 
     Attributes:
         world: with the accuracies of what serves.
@@ -73,8 +73,7 @@ class ModelOrders:
         self._read = self._hands.submit(self._candidate, path, router, floor)
 
     def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
-        """The one that was read, for a cluster, whose clients are told of it; what can't serve is told, and changes
-        nothing."""
+        """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
         if self._read is None or not self._read.done():
             return
         read, self._read = self._read, None
@@ -118,18 +117,18 @@ class ModelOrders:
         return Candidate(file, version, world, policy)
 
     def policy(self, router: str, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
-        """See `endless_policy`."""
+        """Return a router; see `endless_policy`."""
         name = router if self.world is self._first else self._as_it_is(router)
         return endless_policy(self.world, name, self._job.folder.path, config, takes_over=takes_over)
 
     def _as_it_is(self, router: str) -> str:
-        """What the run has made with the first model's accuracies, it is not asked to make anew."""
+        """Return a router made with the first model's accuracies as it is, because it is not to be made again."""
         kind = made_kind(router)
         return str(self._job.made(kind)) if kind else router
 
 
 def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
-    """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
+    """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
     policy = world.router(name, folder)
     if isinstance(policy, PPORouter):
         return EndlessRouter(policy, nanoseconds(world.scenario.training.horizon_s))
@@ -140,10 +139,11 @@ def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, 
 
 
 def read_new_model(path: Path, serving: ModelFile | None, world: World) -> tuple[str, Evaluation]:
-    """The hash of a new model's weights, and its accuracy table, which lies beside it.
+    """Return the hash of a new model's weights, and its accuracy table, which is in the same folder.
 
     Raises:
-        InputError: it is none, or of another network; or the table is not there, or of other weights, images or widths.
+        InputError: it is not a model, or of another network; or the table is not there, or of other weights, images or
+            widths.
     """
     if serving is None or world.accuracy.evaluation is None:
         raise InputError(str(path), "", "emulated devices serve no network")

@@ -27,7 +27,7 @@ def make_compass(given: Clusters, folder: RunFolder, *, quiet: bool = False) -> 
         InputError: the distribution draws a cluster that can't run.
     """
     path, target, steps = (folder / name(COMPASS) for name in (made_file, score_file, training_file))
-    start = Numbers().model_dump(mode="json") | given.start  # those that ship may be others tomorrow
+    start = Numbers().model_dump(mode="json") | given.start  # the bundled ones may be others tomorrow
     drawn_from = given.model_copy(update={"start": start}).model_dump(mode="json", by_alias=True)
     fingerprint = inputs_hash(drawn_from, code_here())
 

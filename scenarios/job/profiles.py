@@ -33,8 +33,9 @@ from sim.profile import Profile
 def make_profiles(job: ScenarioJob) -> None:
     """Calibrate every device whose server names no profile, and put each server's profile in its place.
 
-    What lies there is from its source, for a scenario may have named another one since: the file that it names, or what
-    was calibrated here, with what serving costs once that is known. What a user has edited in its place stays.
+    A profile there is always from its current source, because a scenario may have named another one since: the file
+    that it names, or what was calibrated here, with what serving costs once that is known. What a user has edited in
+    its place stays.
     """
     owners = job.scenario.cluster.owners
     if _spans_hosts(job):
@@ -48,7 +49,7 @@ def make_profiles(job: ScenarioJob) -> None:
     for server in owners:
         path = (served_path if is_served else calibrated_path)(job.folder.path, server.name)
         if server.profile is not None:
-            _put(job, server, read_text(profile_file(server.profile)))  # the folder tells the whole run
+            _put(job, server, read_text(profile_file(server.profile)))  # the folder documents the whole run
         elif not _is_edited(job, server):
             _put(job, server, read_text(path))
         else:
@@ -59,7 +60,7 @@ def make_profiles(job: ScenarioJob) -> None:
 
 
 def _put(job: ScenarioJob, server: ServerSection, text: str) -> None:
-    """A server's profile in its place; what a user has edited there is kept beside."""
+    """Write a server's profile to its place; what a user has edited there is kept next to it."""
     target = profile_path(job.folder.path, server.name)
     if target.is_file() and target.read_bytes() == text.encode():
         return
@@ -93,7 +94,7 @@ LINKS_FILE: Final = "calibration/links.json"
 
 
 def _spans_hosts(job: ScenarioJob) -> bool:
-    """Whether real servers are on the hosts of a cluster, whose links nobody knows."""
+    """Check whether real servers are on the hosts of a cluster, whose links are unknown."""
     return job.can_validate and job.scenario.cluster.backend == "ray"
 
 
@@ -102,7 +103,7 @@ def _link_parts(job: ScenarioJob) -> list[Path]:
 
 
 def _measure_links(job: ScenarioJob) -> None:
-    """The stage `links`: what lies between the hosts, and how far their clocks are apart."""
+    """Run the stage `links`: the links between the hosts, and the offsets of their clocks."""
     section, target = job.scenario.cluster, job.folder / LINKS_FILE
     named = [section.host_of(server) or "" for server in section.owners]
 
@@ -174,7 +175,7 @@ def _peer_of(job: ScenarioJob, server: ServerSection) -> DeviceSpec | None:
 
 
 def make_serving(job: ScenarioJob) -> None:
-    """What serving costs on this host, into the profiles that were made here (the calibrated ones are kept)."""
+    """Write what serving costs on this host into the profiles that were made here (the calibrated ones are kept)."""
     if not _can_be_served(job):
         return
     servers = job.scenario.cluster.owners

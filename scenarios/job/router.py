@@ -32,11 +32,11 @@ SCORES = "scores.jsonl"  # of a direct search, so far
 def make_routers(
     job: ScenarioJob, world: World, kinds: Sequence[str], *, says_scores: bool = False
 ) -> dict[str, Score]:
-    """Make the routers of these kinds; what each was scored, by kind.
+    """Make the routers of these kinds; returns what each was scored, by kind.
 
     Args:
-        says_scores: tell the score of what learned by gradients once it is trained, for whoever has other results to
-            show.
+        says_scores: print the score of what learned by gradients once it is trained; not if the caller has other
+            results to show.
 
     Raises:
         InputError: the compiled engine, on which routers are trained, can't do what the scenario asks for.
@@ -103,7 +103,7 @@ def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPOR
     folder = job.folder / "training" / fingerprint[:12]
     checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
     if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_json):
-        checkpoint.unlink(missing_ok=True)  # the one goes on from where the other is
+        checkpoint.unlink(missing_ok=True)  # the one resumes from where the other is
         history.unlink(missing_ok=True)
     scalars: list[dict[str, float]] = read_json(history) if history.exists() else []
     decisions = world.scenario.training.decisions
@@ -111,7 +111,7 @@ def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPOR
 
         def tell(done: int, found: Mapping[str, float]) -> None:
             while scalars and scalars[-1]["decisions"] >= done:
-                scalars.pop()  # what was logged after the checkpoint that an interrupted training goes on from
+                scalars.pop()  # what was logged after the checkpoint that an interrupted training resumes from
             scalars.append({"decisions": float(done), **found})
             write_json(history, scalars)
             progress.set(done)

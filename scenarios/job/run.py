@@ -1,7 +1,7 @@
 """The main job, end to end: model, calibration, router, comparison, validation; each stage resumes.
 
-A stage is skipped when its outputs are there and what it was made from is unchanged, so an interrupted job goes on from
-the last finished stage (and, inside calibration, training and comparison, from the last finished piece).
+A stage is skipped when its outputs are there and what it was made from is unchanged, so an interrupted job resumes
+after the last finished stage (and, inside calibration, training and comparison, after the last finished piece).
 
 =============================  ===========================  ===========================================================
 stage                          by                           makes
@@ -11,7 +11,7 @@ stage                          by                           makes
 `train`, `train-KIND`          `scenarios.job.router`       the routers that the scenario names as its own, scores
 `decide-ROUTER`                `scenarios.job.deciding`     what each router's own decisions take on this host
 `compare`                      `scenarios.job.comparison`   every router with every seed, simulated
-`validate`                     `scenarios.job.validation`   simulation beside real executors
+`validate`                     `scenarios.job.validation`   simulation compared with real executors
 =============================  ===========================  ===========================================================
 """
 
@@ -49,7 +49,7 @@ class JobOutcome:
 
 
 def carry_out(job: ScenarioJob) -> JobOutcome:
-    """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
+    """Run everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
     with job.folder.opened(), ExitStack() as joined:
         if job.can_validate and job.scenario.cluster.backend == "ray":
             joined.enter_context(joined_hosts(job.scenario.cluster, job.scenario.name))  # once, for all its stages
@@ -94,7 +94,7 @@ def _carry_out(job: ScenarioJob) -> JobOutcome:
 
 
 def require_what_is_known(job: ScenarioJob) -> None:
-    """What can be known now to be wrong is said now, and not after hours; it needs no profile.
+    """Report what can be known now to be wrong now, and not after hours; it needs no profile.
 
     Raises:
         InputError: something does not fit this machine, or together.

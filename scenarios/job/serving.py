@@ -1,4 +1,4 @@
-"""Clients are served by a scenario's executors: what `validate` runs, with a door in place of planned arrivals."""
+"""Clients are served by a scenario's executors: what `validate` runs, with a door instead of planned arrivals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.routers import routers_ignoring
 from scenarios.world.world import World
 
-SLOTS = 4  # times what the servers can have outstanding: so many images may be inside
+SLOTS = 4  # times what the servers can have outstanding: the limit of images inside
 
 
 def serve(
@@ -63,7 +63,7 @@ def serve(
         room: where clients wait; it is closed when they are served.
         tokens: one of which they must bear, each with how many images may be inside; empty: none.
         certificate: that they are shown (TLS), with its key.
-        journal: is told of each change of state.
+        journal: receives each change of state.
 
     Raises:
         InputError: the scenario does not fit this machine.
@@ -115,7 +115,7 @@ def serve(
 
 
 def _log_of(job: ScenarioJob) -> SegmentLog | None:
-    """Where what is served is written down; None where the scenario wants no log."""
+    """Open the log of what is served; None if the scenario wants no log."""
     wanted = job.scenario.serve
     if not wanted.log_gb:
         return None
@@ -124,7 +124,7 @@ def _log_of(job: ScenarioJob) -> SegmentLog | None:
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
-    """What clients are told of it."""
+    """Return what clients receive of it."""
     name, model = job.scenario.name, job.model_to_serve
     config = world.cluster.router
     top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
@@ -147,8 +147,7 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
 
 
 class _Teller:
-    """Tells the ingress how the router is, some times a second; the journal, if that has changed; and systemd that the
-    loop goes on."""
+    """Reports the router's state: to the ingress, some times a second; to the journal, on changes; and to systemd."""
 
     def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
         self._door = door
@@ -158,7 +157,7 @@ class _Teller:
 
     def __call__(self, progress: RunProgress) -> None:
         """How far the loop is."""
-        if self._known != self._said:  # the ingress has heard of it by now
+        if self._known != self._said:  # the ingress has received it by now
             self._said = self._known
             if self._said:
                 self._journal.note("ready", "serve: ready")
@@ -183,7 +182,7 @@ class _OperatorOrders:
         self._asked = job.scenario.slo.goals(job.scenario.tuning.floor)[0]
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
-        """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
+        """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
         return self._models.policy(name, self._config, takes_over=takes_over)
 
     @property
@@ -195,7 +194,7 @@ class _OperatorOrders:
         return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
 
     def orders(self, wishes: Wishes, cluster: HardwareCluster, door: Ingress) -> Iterator[Order]:
-        """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
+        """Yield what the operator has changed since the last call; an unreadable request is reported, and ignored."""
         yield from self._models.orders(cluster, door)
         try:
             while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
@@ -209,7 +208,7 @@ class _OperatorOrders:
             self._job.say(f"serve: {error}")
 
     def _router_orders(self, name: str) -> Iterator[Order]:
-        """One that can't be made is told, and changes nothing."""
+        """Yield the order for a router; one that can't be made is reported, and changes nothing."""
         try:
             policy = self.policy(name, takes_over=True)
         except InputError as error:
@@ -233,7 +232,7 @@ class _OperatorOrders:
         self._warn_of([*goals])
 
     def warn_of_floor(self) -> None:
-        """Where one is promised that the router can't follow, say so."""
+        """Warn if a floor is promised that the router can't follow."""
         if any(goal.floor for goal in self.goals):
             self._warn_of(["floor"])
 
@@ -261,7 +260,7 @@ def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
 
     def wants_stop() -> bool:
         nonlocal told
-        if wished and not told:  # not by who hears the signal: a line may be half written at that moment
+        if wished and not told:  # not in the signal's handler: a line may be half written at that moment
             told = True
             journal.note("stopping")
         return wished

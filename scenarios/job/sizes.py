@@ -1,4 +1,4 @@
-"""What a run is made on, and what it does less of than usual: nobody takes a quick look for a measurement."""
+"""What a run is made on, and its sizes below the usual ones, so that a fast trial is not mistaken for a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scenarios.show.numbers import plural
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.world import World
 
-_SIZES: Final = (  # section, key: what costs time, and gives surer numbers or better routers where there is more of it
+_SIZES: Final = (  # section, key: what costs time, and gives surer numbers or better routers if there is more of it
     ("calibration", "budget"),
     ("training", "decisions"),
     ("tuning", "decisions"),
@@ -23,7 +23,7 @@ _SIZES: Final = (  # section, key: what costs time, and gives surer numbers or b
 
 
 def cuts_text(scenario: Scenario) -> str:
-    """The sizes that are below their defaults, in a line; empty where there are none."""
+    """Return the sizes that are below their defaults, in a line; empty if there are none."""
     cuts = []
     for section, key in _SIZES:
         part = getattr(scenario, section) if section else scenario
@@ -38,9 +38,9 @@ def _size(value: float) -> str:
 
 
 def devices_text(servers: Sequence[ServerSection]) -> str:
-    """What each real or emulated device is, in a line, and where the router's process runs; empty where there is none.
+    """Describe each real or emulated device, in a line, and where the router's process runs; empty if there is none.
 
-    Two unequal CPU devices are real, but the second may have been made slower: that is said.
+    Two unequal CPU devices are real, but the second may have been made slower: the line states that.
     """
     with_device = [server for server in servers if server.device is not None]
     if not with_device:
@@ -71,7 +71,7 @@ def _router_text(servers: Sequence[ServerSection]) -> str:
 
 
 def pressure_text(world: World) -> str:
-    """What arrives at most beside what the widest and the narrowest network carry, and whether widths matter then.
+    """Compare peak arrivals with the capacity of the widest and the narrowest network, and state whether widths matter.
 
     Empty for a trace.
     """

@@ -1,6 +1,6 @@
 """The suite: scenarios and drawn clusters with fixed seeds, on which routers race at equal accuracy.
 
-What ships of it: `scenarios/data/suite.yaml` (which cases, which seeds, the floors of the drawn clusters) and
+The bundled files: `scenarios/data/suite.yaml` (which cases, which seeds, the floors of the drawn clusters) and
 `scenarios/data/suite.csv` (the figures of the published routers, by `python -m benchmarks suite`).
 """
 
@@ -55,17 +55,17 @@ class SuiteCase:
 
 
 def read_suite() -> SuiteFile:
-    """The suite that ships."""
+    """Read the bundled suite."""
     return strict.validate(SuiteFile, strict.mapping(read_text(FILE), str(FILE)), str(FILE))
 
 
 def case_names(suite: SuiteFile) -> tuple[str, ...]:
-    """Of all cases."""
+    """Return the names of all cases."""
     return (*suite.scenarios, *(f"drawn-{name}" for name in suite.drawn))
 
 
 def load_case(suite: SuiteFile, name: str) -> SuiteCase:
-    """A case by its name."""
+    """Load a case by its name."""
     if name.startswith("drawn-"):
         world = drawn_world(suite.clusters, name.removeprefix("drawn-"))
         return SuiteCase(name, suite.drawn[name.removeprefix("drawn-")], world, suite.seeds)
@@ -76,7 +76,7 @@ def load_case(suite: SuiteFile, name: str) -> SuiteCase:
 
 
 def published() -> tuple[Case, ...]:
-    """The cases with the routers whose figures ship."""
+    """Return the cases with the routers whose figures are bundled."""
     with PUBLISHED.open(newline="", encoding="utf-8") as file:
         return cases_of([_typed(row) for row in csv.DictReader(file)])
 
@@ -129,5 +129,5 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
 
 
 def bound_s(case: SuiteCase) -> float:
-    """The mean latency that no router can beat at the case's floor."""
+    """Return the mean latency that no router can beat at the case's floor."""
     return FluidModel(case.world).bound(case.floor, case.world.mean_rate_img_s).latency_mean_s

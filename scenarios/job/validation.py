@@ -54,7 +54,7 @@ STAGE, PREDICT = "validate", "predict"
 
 
 def validate(job: ScenarioJob, world: World) -> ValidationDocument:
-    """The same arrivals in simulation and on real executors; goes on from the last finished run.
+    """Run the same arrivals in simulation and on real executors; resumes after the last finished run.
 
     Raises:
         InputError: the scenario has a server without a device, or no network that real ones need; or something of it
@@ -67,7 +67,7 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
     require_devices(job.scenario)
     require_ready(world, job.model_to_serve, given.routers, job.folder.path)
     warn_of_another_stack(job, world)
-    settings = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
+    settings = given.model_dump(mode="json", exclude={"routers", "go_on"})  # resuming keeps what is finished
     shape = (settings, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
     slo = job.scenario.slo.model_dump(mode="json")
     charged = world.decision_parts([display_name(router) for router in given.routers])
@@ -99,14 +99,14 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
         records = {folder / name for row in memo.rows for name in row["outputs"]}
         return [target, folder / CORES_FILE, *sorted(records)]
 
-    with suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
+    with suppress(_UnfinishedError):  # the results show it; the next try resumes after all the others
         job.stage(STAGE, fingerprint, work)
     document: ValidationDocument = job.folder.read_json(target.name)
     return document
 
 
 def require_executors(job: ScenarioJob, what: str = "validate") -> None:
-    """Raise `InputError` where a server has no device, or there is no network that real ones need."""
+    """Raise `InputError` if a server has no device, or there is no network that real ones need."""
     if not job.can_validate:
         simulated = [server.name for server in job.scenario.cluster.owners if server.device is None]
         problem = "real executors need a network (model.network or model.checkpoint)"
@@ -121,7 +121,7 @@ class _UnfinishedError(Exception):
 
 
 def warn_of_another_stack(job: ScenarioJob, world: World) -> None:
-    """A profile that was measured elsewhere may be good enough; the user should know before hardware is run."""
+    """Warn of a profile measured elsewhere, before hardware is run: it may be good enough."""
     servers = job.scenario.cluster.named_servers
     for server, profile in zip(servers, world.profiles, strict=True):
         if server.shares_device_with is None and server.emulated is None:
@@ -131,7 +131,7 @@ def warn_of_another_stack(job: ScenarioJob, world: World) -> None:
 
 
 def warn_of_other_programs(job: ScenarioJob) -> None:
-    """Whoever else computes here is in the hardware's latencies and not in the simulator's: better to know before."""
+    """Warn of other programs here: they are in the hardware's latencies and not in the simulator's."""
     servers = job.scenario.cluster.named_servers
     real = [server for server in servers if server.emulated is None]
     devices = {(device := device_of(server, servers)).physical: device for server in real}
@@ -182,7 +182,7 @@ def validate_world(
         progress.set(len(runs))
 
         def tell(_: Any) -> None:
-            progress.update(0)  # a run takes longer than its arrivals do: what is left only whole runs tell
+            progress.update(0)  # a run takes longer than its arrivals do: only whole runs show what is left
 
         observer = RunObserver(
             tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
@@ -273,7 +273,7 @@ def length_advice(plan: ValidationPlan, predictions: Predictions) -> str:
 
 
 def keep_runs(folder: RunFolder, made: FinishedRun, repeats: int) -> list[Path]:
-    """The records of a hardware run and, where it is new, of its paired simulation; returns the files."""
+    """Write the records of a hardware run and, if it is new, of its paired simulation; returns the files."""
     point, repeat = _point_and_repeat(made.run, repeats)
     files = write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=repeat)
     if made.simulated is not None:
@@ -282,13 +282,13 @@ def keep_runs(folder: RunFolder, made: FinishedRun, repeats: int) -> list[Path]:
 
 
 def _point_and_repeat(run: ValidationRun, repeats: int) -> tuple[str, int | None]:
-    """What tells a run's place from those of others."""
+    """Return what distinguishes a run's place from those of others."""
     point = load_point(run["load"]) if run["kind"] == "pair" else run["kind"]
     return point, run["repeat"] if repeats > 1 and run["kind"] != "saturated" else None
 
 
 def whole_runs(folder: RunFolder, rows: Sequence[Mapping[str, Any]], repeats: int) -> list[ValidationRun]:
-    """Of the runs that an earlier try has made, those whose files are as they were written; the rest are made again.
+    """Return the runs of an earlier try whose files are as they were written; the rest are made again.
 
     A saturated run sets the rates of others, so that without it all are made again.
     """
