@@ -1,9 +1,9 @@
 """Slim Scheduler from Python: scheduling of slimmable networks over unequal GPUs, simulated and for real.
 
-Each function is the command of its name (`slimsched --help`); `save_router` has no command, for it takes what another
-library has learned. Nothing prints: results hold numbers and remarks, and within `observed_by(callback)` long work
-tells how far it is. What is wrong in what was given is an `InputError`, a `ValueError` whose text names the file or
-argument, the key and the remedy.
+Each function is the command of its name (`slimsched --help`); `save_router` has no command, because it takes what
+another library has learned. Nothing prints: results hold numbers and remarks, and within `observed_by(callback)` long
+work reports its progress. An invalid argument or file raises an `InputError`, a `ValueError` whose text names the file
+or argument, the key and the remedy.
 
 `import slimsched.gym` registers `SlimCluster-v0` with Gymnasium.
 """
@@ -115,7 +115,7 @@ _ROOMS: Final = (
 
 
 def __getattr__(name: str) -> Any:
-    """What is public is opened where it is asked for: the command line opens this package, too."""
+    """Open a public module on first access: the command line opens this package, too."""
     if name == "__version__":
         from hw.version import own_version
 

@@ -120,7 +120,7 @@ def add_models(
 
 
 def _images(member: Member, images: str, size: int | None, pictures: int | None, folder: Path) -> tuple[Dataset, str]:
-    """The data set, and its name in the scenario; of a folder's pictures some are written into the family's."""
+    """Return the data set, and its name in the scenario; some images of a folder are written into the family's."""
     from torch import nn
 
     from hw.networks.accuracy import MIN_IMAGES
@@ -139,7 +139,7 @@ def _images(member: Member, images: str, size: int | None, pictures: int | None,
         target, name = folder / IMAGES, IMAGES
         if Path(images).resolve().is_relative_to(target.resolve()):
             raise InputError("--images", "", f"{images} is written anew; name the folder that it was made from")
-        shutil.rmtree(target, ignore_errors=True)  # of a former call: the folder is ours
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier call: the folder is ours
         with Progress("resize pictures", None, unit="picture", quiet=observer().quiet) as progress:
             unreadable = test_sample(Path(images), target, size, channels, pictures, progress.set)
         if unreadable:
@@ -184,7 +184,7 @@ class _Written:
         return self.folder / SCENARIO
 
     def write(self, family: Any, evaluation: Any) -> None:
-        """Network, table and scenario; the rules are checked where a class is the user's own."""
+        """Write network, table and scenario; the rules are checked if a class is the user's own."""
         from hw.networks.accuracy import save_accuracy
         from hw.networks.conformance import require_conformance
         from hw.networks.registry import ModelFile, Network, save_model
@@ -198,7 +198,7 @@ class _Written:
         self._write_scenario(1.0)
 
     def calibrated(self, widths: Sequence[float]) -> dict[str, Profile]:
-        """Each server's profile, by its name; the scenario then has a load at which its routers differ."""
+        """Return each server's profile, by its name; the scenario then has a load at which its routers differ."""
         from scenarios.job.profiles import make_profiles
         from scenarios.world.materials import read_profiles, with_named_servers
 
@@ -249,8 +249,10 @@ def _img_s(curve: LatencyCurve) -> float:
 
 
 def _within_chance(found: Sequence[Judged], beaten: Mapping[str, Judged]) -> list[tuple[Judged, Judged]]:
-    """Of those that are kept, each that knows more than the next, but not for sure: of images that one of both gets
-    right, nearly as many are the other's (McNemar's test, at 5 %)."""
+    """Return, of those that are kept, each that is better than the next, but not significantly.
+
+    Of images that one of both gets right, nearly as many are the other's (McNemar's test, at 5 %).
+    """
     from scipy.stats import binomtest
 
     kept = sorted((each for each in found if each.member.label not in beaten), key=lambda one: -one.top1)

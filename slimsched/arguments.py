@@ -38,7 +38,7 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """As the file says it; its run folder is `runs/NAME` where nobody names another."""
+        """The name in the file; its run folder is `runs/NAME` by default."""
         return self.keys.name
 
 
@@ -46,12 +46,12 @@ class Scenario:
 
 
 def flag_of(name: str) -> str:
-    """A parameter's flag: `budget_s` is `--budget`, for its unit is part of the value there."""
+    """Return a parameter's flag: `budget_s` is `--budget`, because its unit is part of the value there."""
     return f"--{name.strip('_').removesuffix('_s').replace('_', '-')}"
 
 
 def read_by(read: Callable[[str], Any], name: str | None = None, **options: Any) -> Parameter:
-    """Of one text; what `read` refuses (`ValueError`) is told with the flag."""
+    """Return a parameter of one text; what `read` refuses (`ValueError`) is reported with the flag."""
 
     def converted(_: Any, tokens: Sequence[Token]) -> Any:
         return read(tokens[0].value)
@@ -61,7 +61,7 @@ def read_by(read: Callable[[str], Any], name: str | None = None, **options: Any)
 
 
 def whole_number(text: str) -> int:
-    """A whole number: 1.5 is none, and is not rounded."""
+    """Read a whole number: 1.5 is refused, and is not rounded."""
     if not re.fullmatch(r"[+-]?\d{1,18}", text):
         several = "; for several values give the flag before each" if "," in text else ""
         raise ValueError(f"{text!r:.40} is no whole number{several}")
@@ -73,7 +73,7 @@ def _whole_numbers(_: Any, tokens: Sequence[Token]) -> list[int]:
 
 
 def duration_s(text: str) -> float:
-    """`45s`, `5m`, `1h`, in seconds."""
+    """Read `45s`, `5m`, `1h`, in seconds."""
     from kit.units import parse_duration
     from scenarios.files.spec import LONGEST_S
 
@@ -84,10 +84,10 @@ def duration_s(text: str) -> float:
 
 
 def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
-    """Other values of a scenario, by dotted keys: as Python gives them, or as texts `KEY=VALUE` with YAML's values.
+    """Read other values of a scenario, by dotted keys: as Python gives them, or as `KEY=VALUE` with YAML's values.
 
     Raises:
-        InputError: a text is none such.
+        InputError: a text is not of that form.
     """
     import yaml
 
@@ -107,10 +107,10 @@ def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any
 
 
 def network_of(text: str | None, source: str = "--network") -> Network | None:
-    """A network by its name; one of one's own has the options that its class is called with behind it, as JSON.
+    """Return a network by its name; behind a custom one are the options that its class is called with, as JSON.
 
     Raises:
-        InputError: there is no such network, or what stands behind the name is no JSON object.
+        InputError: there is no such network, or the text behind the name is not a JSON object.
     """
     from hw.networks.registry import Network
     from hw.networks.settings import options_of
@@ -126,7 +126,7 @@ def network_of(text: str | None, source: str = "--network") -> Network | None:
 
 
 def path(text: str) -> Path:
-    """A path that a system can have."""
+    """Read a path that a system can have."""
     from kit.files import possible_path
 
     if not text:
@@ -135,28 +135,28 @@ def path(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """One that can be written, into a folder that is there: a mistyped path makes no folders."""
+    """Read a path that can be written, into a folder that is there: a mistyped path makes no folders."""
     from scenarios.terminal.places import in_a_folder, writable_file
 
     return writable_file(in_a_folder(path(text)))
 
 
 def picture(text: str) -> Path:
-    """A file for a picture."""
+    """Read a file for an image."""
     if path(text).suffix not in (".png", ".svg"):
         raise ValueError(f"{text}: name a .png or .svg file")
     return new_file(text)
 
 
 def new_folder(text: str) -> Path:
-    """One that files can be written into."""
+    """Read a folder that files can be written into."""
     from scenarios.terminal.places import writable_folder
 
     return writable_folder(path(text))
 
 
 def new_page(text: str) -> Path:
-    """A file for a page (.html), or a folder for pictures."""
+    """Read a file for a page (.html), or a folder for images."""
     from scenarios.terminal.places import in_a_folder
 
     return new_file(text) if path(text).suffix == ".html" else new_folder(str(in_a_folder(path(text))))
@@ -201,7 +201,7 @@ LONGEST: Final = 10**15  # of any whole number: beyond, no machine gets there
 
 
 def require_within(flag: str, value: float | None, least: float, most: float) -> None:
-    """Raises `InputError` for a number out of its range, and helps where a share was meant in per cent."""
+    """Raise `InputError` for a number out of its range, with a hint if a share was given in per cent."""
     if value is None or least <= value <= most:
         return
     kind = "a whole number" if isinstance(value, int) and most > 1 else "a number"
@@ -210,7 +210,7 @@ def require_within(flag: str, value: float | None, least: float, most: float) ->
 
 
 def require_unique(flag: str, values: Sequence[Any]) -> tuple[Any, ...]:
-    """The values; raises `InputError` where one is given twice."""
+    """Return the values; raises `InputError` if one is given twice."""
     from scenarios.files.spec import unique
 
     try:

@@ -129,9 +129,9 @@ def _measured(
 def _of_cluster(
     address: str, file: Path, out: Path, how: Mapping[str, Any], *, beyond_loopback: bool
 ) -> tuple[list[Path], list[str]]:
-    """The same on every host of a Ray cluster, hosts of different machines beside each other; and links and clocks.
+    """Calibrate on every host of a Ray cluster, hosts of different machines in parallel; and measure links and clocks.
 
-    What brings activations to a host is measured between hosts, and takes the place of its own link.
+    The link that brings activations to a host is measured between hosts, and replaces its own link.
     """
     import msgspec
 
@@ -167,7 +167,7 @@ def _of_cluster(
 
 
 def calibrated_there(how: dict[str, Any], model: bytes) -> tuple[dict[str, str], Sequence[str]]:
-    """On a host: its devices' profiles by name, and what is wrong with them. Logs are kept there until it is done."""
+    """Calibrate on a host: returns its devices' profiles by name, and their problems. It keeps logs until done."""
     from hw.ray.host import cache, kept
     from kit.documents import inputs_hash
 
@@ -191,7 +191,7 @@ class _Subject:
 
 
 def _local(model: Path, asked_for: str | None, network: Network | None, *, out: Path, **how: Any) -> Iterator[_Subject]:
-    """Devices of this machine; what is no model shows now."""
+    """Calibrate devices of this machine; an invalid model is reported now."""
     from calibrate import CalibrationRequest as Measuring
     from calibrate import model_costs
     from hw.networks.registry import ModelFile
@@ -219,7 +219,7 @@ def _local(model: Path, asked_for: str | None, network: Network | None, *, out: 
 
 
 def _calibrated(subject: _Subject, reserved_s: float) -> Profile:
-    """Measured; a file in its place that is no profile of ours is kept."""
+    """Calibrate one device; an existing file that is not a profile of ours is kept."""
     from kit.files import set_aside
     from scenarios.executors.calibrate import calibrate_device
     from scenarios.files.reading import as_made
@@ -237,7 +237,7 @@ def _calibrated(subject: _Subject, reserved_s: float) -> Profile:
 
 @contextlib.contextmanager
 def _naming(device: str) -> Iterator[None]:
-    """What is wrong with a device is told of the one that was asked for, by that name."""
+    """Report what is wrong with a device under the name of the one that was asked for."""
     try:
         yield
     except InputError as error:

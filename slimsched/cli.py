@@ -15,7 +15,7 @@ from slimsched.commands import COMMANDS, JOBS, RESUMING
 
 
 def overview(group: str = "") -> str:
-    """All commands, or those of a group, a line each."""
+    """List all commands, or those of a group, a line each."""
     known = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(group)}
     if not group:
         known = {name: text for name, text in known.items() if not name.startswith("jobs ")} | {"jobs ...": JOBS}
@@ -34,7 +34,7 @@ def overview(group: str = "") -> str:
 
 
 def command_of(words: Sequence[str]) -> str:
-    """The command that words begin with; empty where they ask for the list of them (of a group).
+    """Return the command that words begin with; empty if they ask for the list of them (of a group).
 
     Raises:
         InputError: they begin with none; it names the nearest.

@@ -1,4 +1,4 @@
-"""Hosts of a cluster: looked at before a run, and steered while one goes on."""
+"""Hosts of a cluster: checked before a run, and steered during one."""
 
 from __future__ import annotations
 

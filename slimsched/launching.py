@@ -54,14 +54,14 @@ _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": Fal
 
 
 def function_of(command: str) -> Callable[..., Document]:
-    """What does it; its module is opened now."""
+    """Return a command's function; its module is opened now."""
     module, _, name = COMMANDS[command][0].rpartition(".")
     function: Callable[..., Document] = getattr(import_module(f"slimsched.{module}"), name)
     return function
 
 
 def app_of(command: str) -> App:
-    """The command line of one command."""
+    """Return the command line of one command."""
     app = App(
         name=f"slimsched {command}",
         help_format="markdown",
@@ -104,7 +104,7 @@ def _unknown_flag(flag: str, command: str) -> str:
 
 
 def flags_of(command: str) -> list[str]:
-    """Its long flags."""
+    """Return its long flags."""
     arguments = app_of(command).assemble_argument_collection()
     return [name for argument in arguments for name in argument.names if name.startswith("--")]
 
@@ -121,12 +121,12 @@ class Terminal:
         self._json = json
 
     def remark(self, text: str) -> None:
-        """Something about the work."""
+        """Print a remark about the work."""
         if not self.quiet:
             say(text)
 
     def show(self, result: Document) -> int:
-        """The result for people, and as a document where one was asked for; returns the exit code."""
+        """Print the result as text, and as a document if one was asked for; returns the exit code."""
         from kit.documents import json_text, write_json
 
         if self._json is not None and self._json != STANDARD_OUTPUT:

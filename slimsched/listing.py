@@ -1,6 +1,6 @@
-"""What can be named: scenarios, routers and profiles, those that ship and those that lie here; devices and runs here.
+"""What can be named: scenarios, routers and profiles, both bundled and local ones; local devices and runs.
 
-Files are known by what stands at their beginning, and are not checked: that is done where they are used.
+Files are recognised by their beginning, and are not checked: that is done when they are used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Named:
     Attributes:
         name: as a command takes it: a word, or a path from here.
         about: what it is, in a few words.
-        ships: whether it comes with the project.
+        ships: whether it is bundled with the project.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a command writes must not lie where it reads, nor where a run folder keeps what was made in it."""
+"""A command's output must not replace what it reads, nor what a run folder keeps."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def require_apart(written: Sequence[Path], read: Iterable[Path]) -> None:
 
 
 def require_beside(written: Sequence[Path], folder: Path) -> None:
-    """Whether the files that a command writes can lie beside what it makes in its run folder.
+    """Check that the files that a command writes can be in the same folder as what it makes in its run folder.
 
     Raises:
-        InputError: one would be the folder, or above it, or take the place of a file that a run makes.
+        InputError: one would be the folder, or above it, or replace a file that a run makes.
     """
     real = folder.resolve()
     for place in written:
@@ -54,7 +54,7 @@ def _are_one(place: Path, path: Path) -> bool:
 
 
 def _run_folder_of(place: Path) -> Path | None:
-    """The run folder that made the file which lies there."""
+    """Return the run folder that made the file there."""
     if not place.is_file():
         return None
     real = place.resolve()

@@ -97,7 +97,7 @@ def plan(
     steps = planning.steps_of(world, len(candidates), len(chosen_seeds))
     folder = RunFolder(session.folder, observer().remark)
     with (
-        nullcontext() if folder.is_in_use else folder.opened(session.path),  # a `serve` may go on there
+        nullcontext() if folder.is_in_use else folder.opened(session.path),  # a `serve` may be in progress there
         announcing_compilation(named, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
@@ -112,7 +112,7 @@ def plan(
 
 
 def _slo_of(world: World) -> Slo:
-    """The scenario's; with the untuned ladder's accuracy, where it names no floor."""
+    """Return the scenario's SLO; with the untuned ladder's accuracy, if it names no floor."""
     from scenarios.learn.tune import knobs_of
     from scenarios.metrics.slo import Slo
 
@@ -159,7 +159,7 @@ def _with_rule(plan: Plan, session: Session) -> Plan:
 
 
 def _commands(session: Session, words: Sequence[str], router: str) -> tuple[str, ...]:
-    """What to type to go on with a router; executors serve where each server has a device."""
+    """Return what to type to continue with a router; executors serve if each server has a device."""
     verbs = ("simulate", "serve") if session.job().can_validate else ("simulate",)
     scenario, *rest = words
     return tuple(shlex.join(["slimsched", verb, scenario, "--router", router, *rest]) for verb in verbs)

@@ -104,7 +104,7 @@ def _gpu(named: str) -> Gpu:
 
 
 def _require_synthesized(path: Path) -> None:
-    """Raises `InputError` where a file would be replaced that `profile synth` did not make, or that was edited."""
+    """Raise `InputError` if a file would be replaced that `profile synth` did not make, or that was edited."""
     from policies.vocabulary import Provenance
     from scenarios.files.reading import as_made
 

@@ -28,7 +28,7 @@ LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accurac
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little.
+    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None if there are too few.
 
     A format is of both: `f"{estimate:.3f} s"` gives `0.339 +-0.158 s`.
     """
@@ -37,7 +37,7 @@ class Estimate:
     ci95: float | None
 
     def __format__(self, spec: str) -> str:
-        """Both in that format; `-` for a mean of None, and no half-width where it is None."""
+        """Format both; `-` for a mean of None, and no half-width if it is None."""
         mean = "-" if self.mean is None else format(self.mean, spec)
         return mean if self.ci95 is None else f"{mean} +-{format(self.ci95, spec)}"
 
@@ -71,7 +71,7 @@ class RunResult(Document):
     """One run of one router: `slimsched.result/1`.
 
     Statistics are of the images that arrived between the end of the warm-up and the end of the arrivals; counts and
-    energies are of the whole run. A number is None where it means nothing: a latency where nothing was completed, say.
+    energies are of the whole run. A number is None if it means nothing: for example a latency if nothing was completed.
 
     Every number of docs/metrics.md is an attribute by its name: `run.latency_p99_s`, `run.energy_per_image_j`,
     `run.images_completed`. So are `scenario`, `router`, `seed`, `mode` (`simulation` or `hardware`), `engine`,
@@ -105,13 +105,13 @@ class RunResult(Document):
         return self.document.get("failures", {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row: what ran, and every number."""
+        """Return one row: what ran, and every number."""
         from scenarios.metrics.catalogue import MEASURES
 
         return [{name: getattr(self, name) for name in (*LABELS, *MEASURES)}]
 
     def require_whole(self) -> None:
-        """Raises `WorkError` where the run completed nothing."""
+        """Raise `WorkError` if the run completed nothing."""
         from scenarios.show.words import require_completed
 
         require_completed([self.document])
@@ -126,7 +126,7 @@ class RouterSummary:
 
     Attributes:
         seeds: one a run.
-        is_flagged: it left more than 1 % of the images unserved, and is no winner.
+        is_flagged: it left more than 1 % of the images unserved, and is not a winner.
         estimates: by name, as in `RunResult`: every number that is averaged over seeds.
         latency_change_pct, energy_per_image_change_pct: against the baseline's runs of the same seeds.
     """
@@ -159,7 +159,7 @@ class Comparison(Document):
 
     @property
     def baseline(self) -> str | None:
-        """Whom changes are against; None where it was not compared."""
+        """The router that changes are against; None if it was not compared."""
         return self.document["baseline"]
 
     @property
@@ -173,11 +173,11 @@ class Comparison(Document):
         return tuple(map(RunResult, self.results))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a router and seed, with every number of the run."""
+        """Return one row a router and seed, with every number of the run."""
         return [row for run in self.runs for row in run.rows()]
 
     def require_whole(self) -> None:
-        """Raises `WorkError` where a router completed nothing."""
+        """Raise `WorkError` if a router completed nothing."""
         from scenarios.show.words import require_completed
 
         require_completed(self.results)
@@ -202,13 +202,13 @@ def _summary(row: Mapping[str, Any]) -> RouterSummary:
 
 @dataclass(frozen=True)
 class Pair:
-    """One run in both worlds.
+    """One run on executors and its simulation.
 
     Attributes:
-        load: as a share of what the cluster carries; `rate_img_s`: in images a second. None: the scenario's own.
+        load: as a share of the cluster's capacity; `rate_img_s`: in images a second. None: the scenario's own.
         repeat: of how many on the same arrivals, counted from 0.
-        error_pct: by measure (`latency_mean`, `latency_p99` ...): 100 (simulated - hardware) / hardware; None where
-            it means nothing.
+        error_pct: by measure (`latency_mean`, `latency_p99` ...): 100 (simulated - hardware) / hardware; None if it
+            means nothing.
     """
 
     router: str
@@ -223,7 +223,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Validation(Document):
-    """Simulation beside real executors: `slimsched.validation/1`.
+    """Simulation compared with real executors: `slimsched.validation/1`.
 
     Attributes:
         folder: the run folder that keeps all of it.
@@ -239,7 +239,7 @@ class Validation(Document):
 
     @property
     def ranking_tau(self) -> float | None:
-        """Kendall's tau between the orders of the routers in both worlds, by mean latency."""
+        """Kendall's tau between the orders of the routers in simulation and on executors, by mean latency."""
         return self.document["ranking_tau"]
 
     @property
@@ -248,7 +248,7 @@ class Validation(Document):
         return tuple(map(_pair, self.document["pairs"]))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a run, two a pair (`mode` tells them apart), with every number of the run."""
+        """Return one row a run, two a pair (`mode` distinguishes them), with every number of the run."""
         return [
             {"load": pair.load, "rate_img_s": pair.rate_img_s, "repeat": pair.repeat, **run.rows()[0]}
             for pair in self.pairs
@@ -256,7 +256,7 @@ class Validation(Document):
         ]
 
     def require_whole(self) -> None:
-        """Raises `WorkError` where a run completed nothing, or the two worlds are too far apart to go on."""
+        """Raise `WorkError` if a run completed nothing, or simulation and executors are too far apart to continue."""
         from scenarios.metrics.fidelity import results_in
         from scenarios.show.validation import require_hopeful
         from scenarios.show.words import require_completed
@@ -272,12 +272,12 @@ def _pair(row: Mapping[str, Any]) -> Pair:
 
 @dataclass(frozen=True)
 class Job(Document):
-    """A whole job: what was compared, what was run on executors, and the page.
+    """The end-to-end workflow: what was compared, what was run on executors, and the page.
 
     Attributes:
-        validation: None where the scenario has no devices.
+        validation: None if the scenario has no devices.
         folder: the run folder.
-        endings: lines that stand below all tables: wall times, and what was cut.
+        endings: lines below all tables: wall times, and what was cut.
     """
 
     comparison: Comparison
@@ -295,7 +295,7 @@ class Job(Document):
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """Both documents, and where the page is."""
+        """Both documents, and the page's path."""
         validation = None if self.validation is None else self.validation.document
         return {"comparison": self.comparison.document, "validation": validation, "report": str(self.report)}
 
@@ -305,11 +305,11 @@ class Job(Document):
         return f"report: {self.report}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those of the comparison."""
+        """Return those of the comparison."""
         return self.comparison.rows()
 
     def require_whole(self) -> None:
-        """As both."""
+        """Raise `WorkError` as the comparison and the validation do."""
         self.comparison.require_whole()
         if self.validation is not None:
             self.validation.require_whole()
@@ -324,7 +324,7 @@ class TrainedRouter:
 
     Attributes:
         router: its file, which is a router's name wherever one is expected.
-        score: `slimsched.score/1` (docs/metrics.md), or `slimsched.clusters-score/1` where it was trained over drawn
+        score: `slimsched.score/1` (docs/metrics.md), or `slimsched.clusters-score/1` if it was trained over drawn
             clusters.
     """
 
@@ -357,14 +357,14 @@ class Training(OwnDocument):
     folder: Path
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a router: its kind and file, and the score."""
+        """Return one row a router: its kind and file, and the score."""
         return [
             {"path": str(each.path), **{key: value for key, value in each.score.items() if is_plain(value)}}
             for each in self.routers
         ]
 
     def require_whole(self) -> None:
-        """Raises `WorkError` where a router completed nothing on the run that it was scored on."""
+        """Raise `WorkError` if a router completed nothing on the run that it was scored on."""
         for each in self.routers:
             if "change" not in each.score and not each.score["shares"]["completed"]:
                 problem = f"the trained {each.kind} completed nothing on the run that it was scored on"
@@ -388,7 +388,7 @@ class Calibration(OwnDocument):
     warnings: tuple[str, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a profile: its file, device, network, and where its numbers come from."""
+        """Return one row a profile: its file, device, network, and the origin of its numbers."""
         from scenarios.files.reading import read_profile
 
         profiles = [(path, read_profile(path)) for path in self.profiles]
@@ -400,11 +400,11 @@ class Calibration(OwnDocument):
 
 @dataclass(frozen=True)
 class CommandResult(Document):
-    """What else was found or made: its document, and how it is told.
+    """What else was found or made: its document, and its text.
 
     Attributes:
         text: for people.
-        code: of the command that found it: 0 where all is well.
+        code: the exit code of the command that found it: 0 if all is well.
     """
 
     document: Mapping[str, Any] = field(repr=False)

@@ -1,4 +1,4 @@
-"""The whole job, its validation on real executors, and what is done with its run folder afterwards."""
+"""The end-to-end workflow, its validation on real executors, and operations on its run folder afterwards."""
 
 from __future__ import annotations
 

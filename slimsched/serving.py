@@ -147,7 +147,7 @@ def _opened(
 
 
 def _require_extras(*, speaks_grpc: bool) -> None:
-    """Raises `InputError` where a package is missing that is asked for, in the process or in its ingress."""
+    """Raise `InputError` if a package is missing that is asked for, in the process or in its ingress."""
     wanted = {"serve": ("hw.door.ingress",), "grpc": ("grpc", "google.protobuf") if speaks_grpc else ()}
     for extra, packages in wanted.items():
         with _naming_the_extra(extra):

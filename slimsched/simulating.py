@@ -190,7 +190,7 @@ def compare(
 
 
 def _engine_for(world: World, given: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
-    """What computes the comparison; raises `InputError` where memory or a solver for all of it lacks."""
+    """Return what computes the comparison; raises `InputError` without memory or a solver for all of it."""
     from scenarios.runs.bound import require_solvable
     from scenarios.runs.engines import engine_of, require_memory
 
@@ -272,7 +272,7 @@ def capacity(
     world = session.world()
     chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
     searched = searching.under_poisson(world)
-    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4 + NEW_RUNS  # most of the seeds say whether it is carried
+    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4 + NEW_RUNS  # most of the seeds decide if it is sustained
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
     warn_of_routers(world, (named,), session.folder)
     slo = Slo(floor, p99_s, classes=Slo.of(session.scenario).classes)

@@ -119,7 +119,7 @@ def _opened(
 
 
 def _images(network: Network, images: str, size: int | None, out: Path) -> tuple[Dataset, str]:
-    """The data set, and its name in a scenario; with `size` a folder's pictures are made equally large first."""
+    """Return the data set, and its name in a scenario; with `size` a folder's images are made equally large first."""
     import torch
 
     from hw.networks.accuracy import MIN_IMAGES

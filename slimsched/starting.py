@@ -1,4 +1,4 @@
-"""A first scenario of one's own, from arguments, or from answers on a terminal."""
+"""A first custom scenario, from arguments, or from answers on a terminal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def init(
 
 
 class _Choice(NamedTuple):
-    """One choice: its flag, what is asked, what is taken where nobody says, and what a text (a word) is read as."""
+    """One choice: its flag, the question, the default, and what a text (a word) is read as."""
 
     flag: str
     question: str
@@ -86,13 +86,13 @@ class _Choice(NamedTuple):
     is_list: bool = False
 
     def made_of(self, text: str) -> Any:
-        """Of an answer; words of a list have spaces between them, or commas, which routers' numbers have as well."""
+        """Convert an answer; a list's words have spaces between them, or commas, as in routers' numbers."""
         if not self.is_list:
             return self.read(text)
         return self.made_of_each((text.replace(",", " ") if self.flag == "gpu" else text).split())
 
     def made_of_each(self, words: Sequence[str]) -> list[Any]:
-        """Of the words of a list."""
+        """Convert the words of a list."""
         if not words:
             raise InputError(f"--{self.flag}", "", "name at least one")
         return [self.read(word) for word in words]
@@ -143,7 +143,7 @@ def _found(choice: _Choice, given: Any, *, asks: bool) -> Any:
 
 
 def _from(folder: Path, named: Path) -> str:
-    """As a scenario in that folder names a file; what ships has its name."""
+    """Return a file's name in a scenario of that folder; a bundled one has its own name."""
     from scenarios.files.shipped import is_shipped_name
 
     return str(named) if is_shipped_name(str(named)) and not named.exists() else os.path.relpath(named, folder)

@@ -118,15 +118,16 @@ def save_router(
     waits). The router chooses each part by its logits, among what is not masked: of widths, those that the chosen
     server holds.
 
-    Of a `torch.nn.Sequential` what stands between two activations may be anything affine, such as a scaling of inputs.
-    The file is only written if it gives the module's own logits on 256 observations.
+    Between two activations of a `torch.nn.Sequential` may be any affine modules, such as a scaling of inputs. The file
+    is only written if it gives the module's own logits on 256 observations.
 
     Args:
         scenario: the one that was learned on; what `load` returned, or takes.
         layers: a `torch.nn.Sequential`; or from the input on, with a tanh between them, each layer's weights
             (outputs, inputs) and biases (outputs,), as `torch.nn.Linear` has them.
         out: the file, `NAME.safetensors`. A router that is there is replaced, another file is not.
-        deterministic: the router takes the most probable of each part; else it draws, as libraries do in training.
+        deterministic: the router takes the most probable of each part; by default it draws, as libraries do in
+            training.
 
     Returns:
         The file, which is a router's name wherever one is expected.

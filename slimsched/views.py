@@ -111,5 +111,5 @@ _VIEWS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 def text_of(result: Document) -> str:
-    """A result for people."""
+    """Return a result as text."""
     return _VIEWS[type(result).__name__](result)

@@ -1,4 +1,4 @@
-"""Around the work of every function: who hears of it, the scenario and run folder, and what is told beforehand."""
+"""Around the work of every function: its observer, the scenario and run folder, and what is reported beforehand."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ R = TypeVar("R", bound="Document")
 
 
 class Observer(Protocol):
-    """Who hears of the work.
+    """The observer of the work.
 
     Attributes:
-        quiet: whether nobody wants to.
-        written: the files that are to be written beside the run folder.
+        quiet: whether progress is not wanted.
+        written: the files that are to be written in addition to the run folder's.
     """
 
     quiet: bool
     written: Sequence[Path]
 
     def remark(self, text: str) -> None:
-        """Something about the work."""
+        """Receive a remark about the work."""
 
 
 @dataclass
 class Remarks:
-    """Keeps what there is to remark, for the result, and tells it to who hears of progress."""
+    """Keeps the remarks, for the result, and passes them to the observer of progress."""
 
     hear: Callable[[Step], None]
     said: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Remarks:
     written: Sequence[Path] = ()
 
     def remark(self, text: str) -> None:
-        """Kept, and told at once."""
+        """Keep a remark, and pass it on at once."""
         self.said.append(text)
         self.hear(Step(text=text))
 
@@ -68,7 +68,7 @@ _observer: ContextVar[Observer | None] = ContextVar("listener", default=None)
 
 @contextlib.contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Within it, functions tell this one of their work."""
+    """Make this the observer of functions' work within it."""
     before = _observer.set(observer)
     try:
         yield
@@ -77,14 +77,14 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def observer() -> Observer:
-    """Whom the function that works now tells of it."""
+    """Return the observer of the function that works now."""
     listener = _observer.get()
     assert listener is not None, "it is a verb"
     return listener
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that a command does, too: from Python it prints nothing, and names its own arguments in errors."""
+    """Make a function that is a command, too: from Python it prints nothing, and names its own arguments in errors."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -100,7 +100,7 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def _naming(function: Callable[..., Any]) -> Iterator[None]:
-    """What is wrong with a flag is told of the argument of that function."""
+    """Report what is wrong with a flag under the name of that function's argument."""
     try:
         yield
     except InputError as error:
@@ -126,7 +126,7 @@ class Session:
     folder: Path
 
     def with_routers(self, section: str, routers: Sequence[str | Path], seeds: Sequence[int] = ()) -> Session:
-        """With these routers and seeds in a section (`compare`, `validate_`), where some are named.
+        """Return the session with these routers and seeds in a section (`compare`, `validate_`), if some are named.
 
         Raises:
             InputError: one is not known, or named twice.
@@ -149,18 +149,18 @@ class Session:
         return self.with_section(section, **update)
 
     def with_section(self, section: str, **update: Any) -> Session:
-        """With other values in a section of the scenario."""
+        """Return the session with other values in a section of the scenario."""
         changed = getattr(self.scenario, section).model_copy(update=update)
         return replace(self, scenario=self.scenario.model_copy(update={section: changed}))
 
     def world(self) -> World:
-        """The world that scenario and run folder make."""
+        """Return the world that scenario and run folder make."""
         from scenarios.world.materials import make_world
 
         return make_world(self.scenario, self.folder)
 
     def job(self) -> ScenarioJob:
-        """Its stages."""
+        """Return the job with its stages."""
         from scenarios.job.job import ScenarioJob
 
         return ScenarioJob(self.scenario, self.folder, say=observer().remark, quiet=observer().quiet)
@@ -200,9 +200,9 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
 def begin(
     scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = None, out: str | Path | None = None
 ) -> Session:
-    """A scenario, and the run folder `out`, or else the scenario's own, which must not be that of another file.
+    """Read a scenario, and open the run folder `out`, or the scenario's own, which must not be that of another file.
 
-    That is the folder in which a run has kept its scenario, wherever it lies now, and `runs/NAME` of any other.
+    That is the folder in which a run has kept its scenario, wherever it is now, and `runs/NAME` of any other.
 
     Raises:
         InputError: something is wrong with the one or the other, or a result would replace a file that is read.
@@ -227,7 +227,7 @@ def begin(
 
 
 def router_name(named: str | Path) -> str:
-    """A router's name, or its file."""
+    """Return a router's name, or its file."""
     return str(named)
 
 
@@ -237,7 +237,7 @@ def router_name(named: str | Path) -> str:
 def ready_engine(
     world: World, choice: EngineChoice, runs: int, seed: int, *, duration_s: float | None = None
 ) -> Simulator:
-    """The engine of runs that nobody has begun yet, of which this is one's seed.
+    """Return the engine of runs that are not begun yet, of which this is one's seed.
 
     Raises:
         InputError: the runs take more memory than this machine has.
@@ -261,7 +261,7 @@ def warn_of_routers(world: World, routers: Sequence[str], made_in: Path) -> None
 
 
 def tell_overload(world: World) -> None:
-    """Warn of an odd trace, and of a rate beyond any router's capacity: the work goes on, for it may be looked at."""
+    """Warn of an odd trace, and of a rate beyond any router's capacity: the work continues, as it may be intended."""
     from scenarios.runs.bound import busy_router_of, overload_of
 
     if observer().quiet:
@@ -273,7 +273,7 @@ def tell_overload(world: World) -> None:
 def announcing_compilation(
     routers: Sequence[str], engine: Simulator = "simpy"
 ) -> contextlib.AbstractContextManager[None]:
-    """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
+    """Report what must be compiled, within it; numba is opened only if the engine or a trained router needs it."""
     from scenarios.files.router_names import is_compiled
 
     if engine == "simpy" and not any(map(is_compiled, routers)):
@@ -284,7 +284,7 @@ def announcing_compilation(
 
 
 def solving(programmes: int) -> Progress:
-    """A bar over the programmes of a bound."""
+    """Return a bar over the programs of a bound."""
     from scenarios.terminal.progress import Progress
 
     return Progress("bound", programmes, unit="programme", quiet=observer().quiet)

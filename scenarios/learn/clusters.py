@@ -91,7 +91,7 @@ class Clusters(StrictModel):
 
 
 def read_clusters(path: Path, changes: Mapping[str, Any]) -> Clusters:
-    """The distribution; raises `InputError` where anything in its file is wrong."""
+    """Read the distribution; raises `InputError` if anything in its file is wrong."""
     path = clusters_file(path)
     raw = strict.mapping(read_text(path), str(path))
     for key, value in changes.items():
@@ -109,7 +109,7 @@ def _one(items: tuple[Any, ...], rng: np.random.Generator) -> Any:
 
 
 def drawn_world(given: Clusters, name: str) -> World:
-    """A cluster with its load; its name gives its seed.
+    """Draw a cluster with its load; its name gives its seed.
 
     Raises:
         InputError: it can't run: the distribution allows what no cluster can be.
@@ -176,7 +176,7 @@ def _accuracy(given: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
 
 
 def _carried_img_s(world: World) -> float:
-    """What devices carry at middle widths, or the router's host in small blocks, whichever is less."""
+    """Return the rate of the devices at middle widths, or of the router's host in small blocks, whichever is less."""
     config, host = world.cluster.router, world.cluster.host
     middle = middle_widths(config)
     devices_img_s = sum(NS_PER_S / path_ns(world.costs, server, middle) for server in range(config.servers))

@@ -25,7 +25,7 @@ from sim.compiled.scoring import RunScore
 MAX_THREADS = 2
 BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
 NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
-UNSERVED_PRICE = 100.0  # in the logarithm of the latency: nothing is so quick that it could pay this
+UNSERVED_PRICE = 100.0  # in the logarithm of the latency: no latency is so low that it could pay this
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Decisions:
         return self.search + self.settings + self.matching + self.final_evaluation
 
     def at_least(self, other: Decisions) -> Decisions:
-        """Of each part the larger number."""
+        """Return, of each part, the larger number."""
         return Decisions(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
     @property
@@ -60,7 +60,7 @@ Try = tuple[RouterSpec, SampledRun]
 
 
 def search_threads() -> ThreadPoolExecutor:
-    """Threads to measure on, no more than cores; what is measured does not depend on how many there are."""
+    """Return threads to measure on, no more than cores; results do not depend on how many there are."""
     return ThreadPoolExecutor(min(core_count(), MAX_THREADS))
 
 
@@ -97,7 +97,7 @@ class Evaluator:
         self._spent, self._on_measured = Counter[str](), on_measured
 
     def seeded(self, number: int) -> Evaluator:
-        """The runs of one of several searches, of which the first keeps the seed; what is spent is counted together."""
+        """Return the runs of one of several searches, the first with the same seed; decisions are counted together."""
         evaluator = copy(self)
         seed = self.knobs.seed if number == 0 else derived_seed(self.knobs.seed, f"search:{number}")
         evaluator.knobs, evaluator.decisions = replace(self.knobs, seed=seed), 0
@@ -109,25 +109,25 @@ class Evaluator:
         return Decisions(**self._spent)
 
     def trace_slice(self, name: str, part: int) -> SampledRun:
-        """A run of the search, from one part of the scenario; its name gives its seed."""
+        """Return a run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.knobs.seed, f"tune:{name}")
         scale = float(stream(seed, "load").uniform(*self.knobs.rates))
         length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
         return SampledRun(seed, scale, length_s, TraceSlice(part, self.knobs.episodes))
 
     def full(self, number: int) -> SampledRun:
-        """A run of full length, for accuracy matching."""
+        """Return a run of full length, for accuracy matching."""
         return self._whole(f"tune:level:{number}")
 
     def fresh(self, number: int) -> SampledRun:
-        """A run of full length that no search and no accuracy matching saw, for the final evaluation."""
+        """Return a run of full length that no search and no accuracy matching saw, for the final evaluation."""
         return self._whole(f"tune:race:{number}")
 
     def _whole(self, name: str) -> SampledRun:
         return SampledRun(derived_seed(self.knobs.seed, name), trace_slice=TraceSlice())
 
     def measure(self, tries: Sequence[Try]) -> list[RunScore]:
-        """Each router on its run."""
+        """Measure each router on its run."""
         if (known := next(self._known, None)) is not None:
             scores = [RunScore(**score) for score in known]
         else:
@@ -148,7 +148,7 @@ class Evaluator:
         runs: Sequence[SampledRun],
         early: Callable[[Sequence[RunScore]], float] | None = None,
     ) -> dict[int, list[RunScore]]:
-        """Each on all runs, by place; with `early` those alone that are in its lower half after the first run."""
+        """Measure each on all runs, by place; with `early` only those in its lower half after the first run."""
         first = self.measure([(spec, runs[0]) for spec in specs])
         kept = list(range(len(specs)))
         if early is not None and len(runs) > 1:
@@ -162,9 +162,10 @@ class Evaluator:
 
 
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
-    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs; or energy in a limit.
+    """Return what is minimised: mean latency and, with a weight, 99th percentile, over runs; or energy within a limit.
 
-    Who sheds images is quick with the others: whoever leaves more than `LIMIT` unserved is behind all who do not.
+    A router that sheds images has low latency for the others: one that leaves more than `LIMIT` unserved ranks behind
+    all that do not.
     """
     share = unserved(scores)
     return _cost(scores, knobs) + (UNSERVED_PRICE * (1 + share) if share > LIMIT else 0.0)
@@ -183,13 +184,16 @@ def _beyond(score: RunScore, limit_s: float) -> float:
 
 
 def shortfall(scores: Sequence[RunScore], floor: float) -> float:
-    """Points of accuracy below the floor, over the images of all runs; negative above it."""
+    """Return points of accuracy below the floor, over the images of all runs; negative above it."""
     return (floor - mean_accuracy(scores)) / POINT
 
 
 def lacking(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
-    """Points of accuracy below the floor; of classes of requests what the one lacks that is furthest below its own,
-    of those in which somebody was completed."""
+    """Return points of accuracy below the floor.
+
+    With classes of requests, those of the class that is furthest below its own, of those in which a request was
+    completed.
+    """
     if not knobs.class_floors:
         return shortfall(scores, knobs.floor)
     points = []

@@ -18,7 +18,7 @@ USUAL_TRIES: Final = 5  # of accuracy matching, each on all its runs
 
 
 def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions:
-    """From a run of each slice with the router that the search begins with: about what tuning will simulate.
+    """Return about what tuning will simulate, from a run of each slice with the router that the search begins with.
 
     Others make larger or smaller blocks, searches settle early, and accuracy matching takes more tries or fewer.
 
@@ -49,7 +49,7 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
 
 @contextmanager
 def announced(world: World, kind: str, knobs: TuningKnobs, *, say: Say, quiet: bool) -> Iterator[OnMeasured]:
-    """Says what is expected; within it, a bar over all of it, which is to be told what was simulated so far."""
+    """Print what is expected, and show a bar over all of it, which is updated with what was simulated so far."""
     expected = expected_decisions(world, kind, knobs)
     say(f"tune {kind}: about {expected.text}")
     spent = Decisions()

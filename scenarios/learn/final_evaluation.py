@@ -1,7 +1,7 @@
 """The final evaluation: everything that tuning found, on full-length runs that are new to it.
 
-The quickest at the floor wins. Each search was matched on the same runs, so that what they
-found is about equally accurate, and differs in its cost.
+The fastest at the floor wins. Each search was matched on the same runs, so that what they found is about equally
+accurate, and differs in its cost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RouterFigures:
 
 
 def figures_of(scores: Sequence[RunScore]) -> RouterFigures:
-    """Of some runs of one router."""
+    """Return the figures of some runs of one router."""
     return RouterFigures(
         accuracy=mean_accuracy(scores),
         mean_s=float(np.mean([score.mean_s for score in scores])),
@@ -60,10 +60,10 @@ class Finalist:
     """A router in the final evaluation.
 
     Attributes:
-        name: where it comes from: `search 1`, `start`, or a tuple.
+        name: its origin: `search 1`, `start`, or a tuple.
         origin: what of that was matched.
         spec: what makes such routers.
-        matched: on the runs that the floor was set on; None where there is nothing to set.
+        matched: on the runs that the floor was set on; None if there is nothing to set.
         history: of its search; of a start, the first's.
     """
 
@@ -94,7 +94,7 @@ class FinalScore:
 
 
 def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> tuple[Finalist, tuple[FinalScore, ...]]:
-    """The winner, and all: at the floor, or as near to it as the most accurate came, whoever costs least."""
+    """Return the winner, and all: at the floor, or as near to it as the most accurate came, the cheapest one."""
     evaluator.part = "final_evaluation"
     runs = [evaluator.fresh(number) for number in range(evaluator.knobs.matching_runs)]
     scores = [evaluator.measure([(finalist.spec, run) for run in runs]) for finalist in finalists]

@@ -31,10 +31,10 @@ NEAR: Final = 1e-3  # of the largest logit: float32 adds in another order
 
 
 def write_router(world: World, layers: Layers | nn.Sequential, path: Path, deterministic: bool) -> None:
-    """A router's file for a world; what it takes is told at `slimsched.save_router`.
+    """Write a router's file for a world; `slimsched.save_router` describes what it takes.
 
     Raises:
-        InputError: the network is not one for this world, or what lies there is no router.
+        InputError: the network is not one for this world, or the file there is not a router.
     """
     if path.suffix != ROUTER_SUFFIX:
         raise InputError("out", "", f"{path}: the file of a learned router ends with {ROUTER_SUFFIX}")
@@ -116,7 +116,7 @@ def _folded(parts: Sequence[nn.Module], kinds: tuple[type, ...], inputs: int) ->
 
 
 def _observations(spec: PolicySpec) -> npt.NDArray[np.float32]:
-    """Of idle and of full clusters alike (`policies.observation`), the same ones every time."""
+    """Return observations of idle and of full clusters (`policies.observation`), the same ones every time."""
     rng = np.random.default_rng(0)
     counts = np.log1p(10.0 ** rng.uniform(-1, 5, (PROVED, spec.observation.size)))
     shares = rng.random((PROVED, spec.observation.size))
@@ -155,7 +155,7 @@ def _plain(values: Any) -> npt.NDArray[np.float32]:
 
 
 def _require_a_router(path: Path) -> None:
-    """Raises `InputError` where a file would be replaced that is no router."""
+    """Raise `InputError` if a file would be replaced that is not a router."""
     if path.exists():
         try:
             checkpoint.read(path)

@@ -15,15 +15,16 @@ class TuningKnobs:
 
     Attributes:
         floor: mean accuracy, a share, that must be kept; of classes of requests the strictest.
-        class_floors: where requests have classes, of each the floor that must be kept; 0 for none.
-        decisions: how many simulated decisions a search may take; accuracy matching comes on top, for all alike.
+        class_floors: if requests have classes, of each the floor that must be kept; 0 for none.
+        decisions: how many simulated decisions a search may take; accuracy matching comes on top, the same for all.
         searches: independent ones; a final evaluation picks from what they found.
         seed: of the first search, and of the runs it sees; those of the others are derived from it.
         episodes: runs that every candidate is measured on in a generation.
         episode_s: their length; slices of the scenario.
         matching_runs: full-length runs that the floor is set on.
-        tail: weight of log p99 beside the log mean: the tail constraint.
-        pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
+        tail: weight of log p99 relative to the log mean: the tail constraint.
+        pid: the price of a point of accuracy is controlled (a Lagrangian multiplier); otherwise the floor is a steep
+            wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
         as_they_are: settings that are not picked from lists (`scenarios.learn.settings.options_of`).
         population, elite: of a generation.

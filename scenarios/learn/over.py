@@ -1,8 +1,8 @@
-"""Trains Compass over drawn clusters (`scenarios.learn.clusters`): one set of numbers that serves clusters nobody saw.
+"""Trains Compass over drawn clusters (`scenarios.learn.clusters`): one set of numbers that serves unseen clusters.
 
-A candidate is judged by whole runs. On each cluster it is held against a reference, the numbers that the last round
-found, at a dial of the accuracy that is drawn, too; what it is more accurate there counts by what accuracy costs there.
-All candidates of a generation see the same runs. The search is the separable CMA-ES (Ros and Hansen 2008).
+A candidate is judged by whole runs. On each cluster it is compared with a reference, the numbers that the last round
+found, at a dial of the accuracy that is drawn, too; its extra accuracy there counts by what accuracy costs there. All
+candidates of a generation see the same runs. The search is the separable CMA-ES (Ros and Hansen 2008).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRICES: Final = (0.1, 1.0)  # what a point of accuracy costs there, in the logar
 SLOPES: Final = (0.02, 2.0)  # a point of accuracy, in the logarithm of the latency
 NEAR: Final = 0.1  # points: so far beyond its two runs a candidate's price is still believed
 BEYOND: Final = 0.4  # what a point further off costs
-MOST: Final = 0.4  # that one cluster can say for or against a candidate
+MOST: Final = 0.4  # weight of one cluster for or against a candidate
 FAILED: Final = 20.0  # what the share of images that failed costs
 MIN_POINTS: Final = 0.05  # between the reference's two runs: else a dial moves nothing there
 DROWNED: Final = 0.05  # of the images are left when a run ends
@@ -46,27 +46,27 @@ SIGMA: Final = 0.5  # of the first deviations (`policies.rules.compass.SPREAD`)
 
 Try = tuple[Scorer, CompassRule, SampledRun]
 Pair = tuple[RunScore, RunScore]
-"""Of one run, at the more accurate dial and at the quicker one."""
+"""Of one run, at the more accurate dial and at the faster one."""
 
 
 def cost_of(score: RunScore) -> float:
-    """What is made small."""
+    """Return what is minimised."""
     return log(score.mean_s) + TAIL * log(score.p99_s) + FAILED * score.failed / max(1, score.images)
 
 
 def points_between(pair: Pair) -> float:
-    """Of accuracy."""
+    """Return the points of accuracy between the two."""
     return (pair[0].accuracy - pair[1].accuracy) / POINT
 
 
 def slope_of(pair: Pair) -> float:
-    """What a point of accuracy costs."""
+    """Return what a point of accuracy costs."""
     points = points_between(pair)
     return float(np.clip((cost_of(pair[0]) - cost_of(pair[1])) / points, *SLOPES)) if points > 0 else SLOPES[1]
 
 
 def cost_at(pair: Pair, accuracy: float) -> float:
-    """What a router costs at an accuracy, between its two runs or beyond them."""
+    """Return what a router costs at an accuracy, between its two runs or beyond them."""
     accurate, quick = pair
     above, below = (accuracy - accurate.accuracy) / POINT, (quick.accuracy - accuracy) / POINT
     slope = slope_of(pair)
@@ -90,25 +90,25 @@ class Case:
     references: tuple[Pair, ...]
 
     def cost(self, pair: Pair, run: int) -> float:
-        """A candidate's on one run, at the accuracy of the reference: below 0 where it does better."""
+        """Return a candidate's cost on one run, at the accuracy of the reference: below 0 if it does better."""
         reference = self.references[run]
         accuracy = (reference[0].accuracy + reference[1].accuracy) / 2
         return float(np.clip(cost_at(pair, accuracy) - cost_at(reference, accuracy), -MOST, MOST))
 
     def tries(self, numbers: Reals, run: int) -> list[Try]:
-        """A candidate's two."""
+        """Return a candidate's two tries."""
         return [(self.scorer, rule_of(numbers, self.dial + step), self.runs[run]) for step in (-STEP, STEP)]
 
 
 def rule_of(numbers: Reals, dial: float) -> CompassRule:
-    """Compass with these numbers, at a dial, and no goal to keep."""
+    """Return Compass with these numbers, at a dial, and no goal to keep."""
     its = Numbers.of_vector(numbers)
     return CompassRule(numbers=its.model_copy(update={"level": its.level + dial}), control=None)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What is told of one: its number, the decisions simulated until its end, and the median candidate's cost."""
+    """What is reported of one: its number, the decisions simulated until its end, and the median candidate's cost."""
 
     number: int
     decisions: int
@@ -123,7 +123,7 @@ class Found:
     Attributes:
         decisions: simulated for it.
         costs: (clusters,) what the numbers cost on clusters that no training sees, at the accuracy of those that it
-            began with: below 0 where they do better (`Case.cost`).
+            began with: below 0 if they do better (`Case.cost`).
     """
 
     numbers: Numbers
@@ -132,7 +132,7 @@ class Found:
 
 
 def _is_told(pairs: Sequence[Pair]) -> bool:
-    """Whether they tell what accuracy costs: a dial moves it, and the cluster does not drown."""
+    """Check whether they show what accuracy costs: a dial moves it, and the cluster is not overloaded."""
     return all(points_between(pair) > MIN_POINTS and pair[1].unfinished < DROWNED * pair[1].images for pair in pairs)
 
 
@@ -144,7 +144,7 @@ class ClusterTraining:
     """One training. What it finds follows from the distribution alone.
 
     Args:
-        on_generation: is told of each.
+        on_generation: called after each.
         memo: what was measured before it was interrupted.
     """
 
@@ -154,7 +154,7 @@ class ClusterTraining:
         self._known = iter([] if memo is None else [*memo.rows])
 
     def run(self) -> Found:
-        """From the numbers that ship on."""
+        """Train, starting from the bundled numbers."""
         given = self.given
         start = strict.validate(Numbers, given.start, f"{given.name}: start").to_vector()
         self._spread = SPREAD
@@ -183,9 +183,9 @@ class ClusterTraining:
         return Found(Numbers.of_vector(numbers), self.decisions, np.reshape(costs, (-1, RUNS)).mean(axis=1))
 
     def _cases(self, scorers: Sequence[Scorer], reference: Reals, workers: ThreadPoolExecutor) -> list[Case]:
-        """Each cluster at the dial where accuracy costs about what is drawn, as an operator would choose his floor.
+        """Return each cluster at the dial where accuracy costs about what is drawn, as an operator would choose it.
 
-        Those where the reference has no such dial are left out.
+        Clusters for which the reference has no such dial are left out.
         """
         runs = tuple(SampledRun(derived_seed(self.given.seed, f"over:run:{n}")) for n in range(RUNS))
         rules = [rule_of(reference, dial - STEP) for dial in (*DIALS, DIALS[-1] + 2 * STEP)]

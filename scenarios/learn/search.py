@@ -1,7 +1,7 @@
 """Direct search: the cross-entropy method over a few numbers, with a floor that a measured quantity must keep.
 
-Rubinstein 1999; Mannor, Rubinstein, Gat 2003. It knows nothing of what it searches: ask for candidates, then tell what
-they cost.
+Rubinstein 1999; Mannor, Rubinstein, Gat 2003. It is independent of what it searches: `ask` for candidates, then report
+their costs to `tell`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SearchKnobs:
         population: candidates of one generation.
         elite: how many of the best the next generation is drawn around.
         inertia: share of the old mean and deviation that is kept.
-        widening: the elite's deviation is multiplied by this: few samples tell too little of it.
+        widening: the elite's deviation is multiplied by this, because few samples underestimate it.
         least_spread: the deviation never falls below this share of the first one.
     """
 
@@ -55,11 +55,11 @@ class CrossEntropy:
 
     @property
     def settled(self) -> bool:
-        """Whether every number is searched within a seventh of where the search began: more of it changes little."""
+        """Whether every number is searched within a seventh of the initial spread: more of it changes little."""
         return bool(np.all(self.deviation <= _SETTLED * self._spread))
 
     def ask(self) -> Reals:
-        """(population, K) candidates; the first is the mean, the second the best so far (once there is one)."""
+        """Return (population, K) candidates; the first is the mean, the second the best so far (once there is one)."""
         drawn = self._rng.standard_normal((self.knobs.population, len(self.mean)))
         candidates: Reals = self.mean + self.deviation * drawn
         candidates[0] = self.mean
@@ -68,7 +68,7 @@ class CrossEntropy:
         return candidates
 
     def tell(self, candidates: Reals, costs: Reals, *, comparable: bool = True) -> None:
-        """What candidates cost; not a number, or infinite, for those that were given up.
+        """Record what candidates cost; not a number, or infinite, for those that were given up.
 
         Args:
             comparable: whether these costs can be compared with earlier generations' (the same chance in both).
@@ -109,7 +109,7 @@ class FloorMultiplier:
         self.value, self._sum, self._last = state
 
     def update(self, shortfall: float) -> float:
-        """The new price after a shortfall (negative where the floor was passed)."""
+        """Return the new price after a shortfall (negative if the floor was passed)."""
         proportional, integral, derivative = self._gains
         self._sum = max(0.0, self._sum + integral * shortfall)
         change, self._last = shortfall - self._last, shortfall

@@ -1,7 +1,7 @@
-"""What tuning picks from lists, for every kind of router alike: its placement, what is held for it, its largest group.
+"""What tuning picks from lists, for every kind of router: its placement, what is held for it, its largest group.
 
-One after the other is set to what does best with the
-others as they are, on runs that all see alike; after the first of them the better half goes on.
+Each setting in turn is set to the best option with the others as they are, on runs that are the same for all options;
+after the first of them the better half continues.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Settings = Mapping[str, Any]
 
 
 def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
-    """Nothing; until so many or for so long, in every segment alike or at the first alone; or Compass' way.
+    """Return the options: nothing; until N or for a time, in every segment or at the first alone; or Compass' way.
 
-    That is: as many as arrive while the router's host decides an image's whole way alone, so many times (`HOST`).
-    Where nobody may be held, nothing alone.
+    That is: as many as arrive while the router's host decides an image's end-to-end path alone, times a factor
+    (`HOST`). If holding is not allowed, the only option is nothing.
     """
     config = context.config
     limit_s, later = config.max_batching_delay_ns / NS_PER_S, config.segments - 1
@@ -54,12 +54,12 @@ def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
 
 
 def with_settings(spec: RuleSpec, settings: Settings) -> RuleSpec:
-    """The same router with these."""
+    """Return the same router with these."""
     return spec.model_copy(update=dict(settings))
 
 
 def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Settings) -> Settings:
-    """What does best with this router, beginning with some settings; the runs are named after `name`.
+    """Return the best settings for this router, beginning with some; the runs are named after `name`.
 
     Finding it comes on top of the budget of the search.
     """
@@ -78,7 +78,7 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
 
 
 def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The settings in the order in which they are looked at; those with one option, or left as they are, not."""
+    """Yield the settings in the order of the search; those with one option, or left as they are, not."""
     context, is_placed = evaluator.context, isinstance(spec, PlacedRule)
     options: dict[str, tuple[Any, ...]] = {
         "placement": PLACEMENT_NAMES if is_placed else (),
@@ -91,5 +91,5 @@ def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tupl
 
 
 def settled(space: Space, settings: Settings) -> Space:
-    """A space whose routers all have these settings."""
+    """Return a space whose routers all have these settings."""
     return replace(space, spec=lambda values: with_settings(space.spec(values), settings))

@@ -40,7 +40,7 @@ SCORED_S = 60.0  # of arrivals after the warm-up, at most
 
 
 def episode(world: World, seed: int, load_range: tuple[float, float]) -> RunSpec:
-    """A run to train on, at a rate drawn from a range, in times of the workload's own.
+    """Return a run to train on, at a rate drawn from a range, in times of the workload's own.
 
     It is cut at its horizon, so that an episode that blew up costs no more than any other.
     """
@@ -52,14 +52,14 @@ def episode(world: World, seed: int, load_range: tuple[float, float]) -> RunSpec
 
 
 def ppo_knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
-    """The scenario's training settings, with another number of decisions if one is given."""
+    """Return the scenario's training settings, with another number of decisions if one is given."""
     given = world.scenario.training
     known = {name: getattr(given, name) for name in PPOKnobs.__dataclass_fields__}
     return PPOKnobs(**{**known, **({"decisions": decisions} if decisions is not None else {})})
 
 
 def require_trainable(world: World) -> None:
-    """Raises `InputError` where the compiled engine can't train for a world, or score what was learned."""
+    """Raise `InputError` if the compiled engine can't train for a world, or score what was learned."""
     from sim.compiled import UnsupportedScenario
 
     try:
@@ -72,7 +72,7 @@ def require_trainable(world: World) -> None:
 
 
 def require_one_class(scenario: Scenario) -> None:
-    """Raises `InputError` where requests have classes: what learns by gradients is told of none."""
+    """Raise `InputError` if requests have classes: a router learned by gradients does not observe them."""
     if scenario.classes:
         problem = "ppo is trained without classes of requests; take compass, or tuned:compass"
         raise InputError(scenario.name, "classes", problem)
@@ -135,7 +135,7 @@ def _run(trainer: TrainingLoop, folder: Path, resume: bool, on_progress: OnProgr
 
 
 def spec_of(world: World) -> PolicySpec:
-    """The shape of a router that is learned for a world."""
+    """Return the shape of a router that is learned for a world."""
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
     return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.holds_s)
 

@@ -1,9 +1,9 @@
-"""Tunes a router on a scenario: the quickest one whose mean accuracy keeps a floor, by direct search on whole runs.
+"""Tunes a router on a scenario: the fastest one whose mean accuracy keeps a floor, by direct search on whole runs.
 
-Learned router and rules are tuned alike: the same search, the same number of simulated decisions, the same runs (seeds
-that no report uses, slices of the scenario, its `tuning_file` where it follows a curve), the same objective. Then one
-number of each, that which trades latency for accuracy, is set so that the floor is kept on full-length runs. Of several
-searches A final evaluation on other runs picks one.
+Learned router and rules are tuned with the same budget: the same search, the same number of simulated decisions, the
+same runs (seeds that no report uses, slices of the scenario, its `tuning_file` if it follows a curve), the same
+objective. Then one number of each, that which trades latency for accuracy, is set so that the floor is kept on
+full-length runs. A final evaluation on other runs picks one of several searches.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Tuned:
         kind: one of `policies.registry.TUNED`.
         floor, class_floors: of accuracy; see `TuningKnobs`.
         winner: of the final evaluation; its spec goes into the router's file.
-        figures: over the full-length runs that the floor was set on, or of the final evaluation where there was nothing
-            to set.
-        searches: how many there were; 0 where all that there is was looked at.
+        figures: over the full-length runs that the floor was set on, or of the final evaluation if there was nothing to
+            set.
+        searches: how many there were; 0 if all candidates were evaluated.
         final_scores: of all finalists.
         spent: simulated decisions.
     """
@@ -123,7 +123,7 @@ def tune_world(
         finalists = _tuples(evaluator) if space is None else _searches(kind, space, evaluator)
         winner, final_scores = evaluate_finalists(finalists, evaluator)
         figures = winner.matched or next(each.figures for each in final_scores if each.finalist is winner)
-        is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is told
+        is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is reported
         if winner.matched is None and is_low and not knobs.class_floors:  # some servers hold too little
             raise FloorError(_too_low(kind, evaluator, figures.accuracy))
         searches = 0 if space is None else knobs.searches
@@ -146,7 +146,7 @@ def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
 
 
 def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
-    """What is searched over; None where all that there is can be looked at."""
+    """Return the space to search; None if all candidates can be evaluated."""
     space: Space | None = KINDS[kind].load().space(world.context, knobs.floor)
     if space is None or not _keeps_classes(kind, knobs):
         return space
@@ -155,16 +155,16 @@ def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
 
 
 def _keeps_classes(kind: str, knobs: TuningKnobs) -> bool:
-    """Whether each candidate keeps the floors of the classes by itself; other kinds treat all as the strictest."""
+    """Check whether each candidate keeps the floors of the classes alone; other kinds treat all as the strictest."""
     return bool(knobs.class_floors) and kind in CONTROLLED
 
 
 def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
-    """What each search found, matched, and their start where accuracy matching costs little beside a search.
+    """Return what each search found, matched, and their start if accuracy matching costs little compared with a search.
 
-    Compass' start is always among them: it is a router by itself, made for any cluster.
+    Compass' start is always among them: it is a complete router, made for any cluster.
 
-    Where even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
+    If even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
     """
     finalists: list[Finalist] = []
     settled_space = space
@@ -190,7 +190,7 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
 
 
 def _start(space: Space) -> list[tuple[str, RuleSpec]]:
-    """Where the search begins, to be matched; of one number every dial is the same line."""
+    """Return the starting point of the search, to be matched; of one number every dial is the same line."""
     return [(ORIGINS[-1], space.spec(space.start))] if len(space.start) > 1 else []
 
 
@@ -230,7 +230,7 @@ def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple
 
 
 def _first(space: Space, evaluator: Evaluator) -> Reals:
-    """Where the search begins; finding that comes on top of the budget."""
+    """Return the starting point of the search; finding that comes on top of the budget."""
     if not space.starts:
         return space.start
     starts = np.array(space.starts)
@@ -306,7 +306,7 @@ def at_floor(spec: RuleSpec, evaluator: Evaluator, runs: Sequence[SampledRun]) -
 
 
 def able_tuples(evaluator: Evaluator, floor: float) -> list[tuple[float, ...]]:
-    """The four cheapest efficient ones that are as accurate as a floor."""
+    """Return the four cheapest efficient ones that are as accurate as a floor."""
     prior = evaluator.context.prior
     return [widths for widths in efficient_tuples(evaluator.context) if prior(widths) >= floor][-4:]
 
@@ -330,10 +330,10 @@ def _tuples(evaluator: Evaluator) -> list[Finalist]:
 
 
 def knobs_of(world: World) -> TuningKnobs:
-    """How the scenario says that rules are tuned on it; a floor that it does not name is the untuned ladder's.
+    """Return the scenario's settings for tuning rules; a floor that it does not name is the untuned ladder's.
 
     Raises:
-        InputError: energy without a limit of the p99 latency: whoever waits longest would have the least.
+        InputError: energy without a limit of the p99 latency: the longest wait would have the least.
     """
     scenario = world.scenario
     section, limit_s = scenario.tuning, scenario.slo.p99_limit_s
@@ -347,7 +347,7 @@ def knobs_of(world: World) -> TuningKnobs:
 
 
 def natural_floor(world: World, knobs: TuningKnobs) -> float:
-    """What the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
+    """Return what the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
     with search_threads() as workers:
         evaluator = Evaluator(world, knobs, workers)
         scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(knobs.matching_runs)])
@@ -355,5 +355,5 @@ def natural_floor(world: World, knobs: TuningKnobs) -> float:
 
 
 def floor_to(value: float, step: float) -> float:
-    """The next lower multiple of a step."""
+    """Return the next lower multiple of a step."""
     return round(int(value / step) * step, 6)

@@ -1,4 +1,4 @@
-"""The file of a tuned router, which says how it was made."""
+"""The file of a tuned router, which records how it was made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scenarios.world.routers import MADE_WITH, deciding_in
 from scenarios.world.world import World
 
 FOLLOWING: Final = ControlSpec()
-LOW: Final = 0.001  # of accuracy: so far below the floor on other runs is told
+LOW: Final = 0.001  # of accuracy: a larger shortfall from the floor on other runs is reported
 
 
 def save_tuned(
@@ -40,8 +40,8 @@ def save_tuned(
     Args:
         scenario: its file or name, for the command that the router's file names.
         wall_s: how long it took; without it the file is the same every time.
-        command: that makes the file again, where that is none of `slimsched train`.
-        is_of_a_run: it lies in a run's folder under its kind's name: the file says all that it was made for.
+        command: that makes the file again, if that is not one of `slimsched train`.
+        is_of_a_run: it is in a run's folder under its kind's name: the file has all that it was made for.
     """
     spec = with_control(tuned.spec) if knobs.control and tuned.kind in CONTROLLED else tuned.spec
     making = {"command": command or train_command(scenario, tuned.kind, knobs), **_making(tuned, world, knobs)}
@@ -52,7 +52,7 @@ def save_tuned(
 
 
 def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
-    """What tunes the same again, with the numbers that the scenario decided."""
+    """Return the command that tunes the same again, with the numbers that the scenario decided."""
     settings: dict[str, object] = {} if knobs.class_floors else {"tuning.floor": f"{knobs.floor:g}"}
     settings |= {"tuning.decisions": knobs.decisions, "tuning.searches": knobs.searches, "seed": knobs.seed}
     if knobs.objective != "latency":
@@ -64,19 +64,19 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
 
 
 def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
-    """The same router, told to keep goals: those of the operator, if nothing else is said."""
+    """Return the same router with goals to keep: those of the operator, by default."""
     assert isinstance(spec, CompassRule | LadderRule | LookaheadRule), "one of policies.registry.CONTROLLED"
     return spec.model_copy(update={"control": control})
 
 
 def load_of(scenario: Scenario) -> dict[str, Any]:
-    """What a router had to serve when it was tuned; files by their names alone."""
+    """Return what a router had to serve when it was tuned; files by their names alone."""
     named = with_paths(scenario, lambda path: Path(path).name)
     return named.model_dump(mode="json", include={"workload", "faults", "duration_s"}, exclude_defaults=True)
 
 
 def world_of_now(world: World) -> dict[str, Any]:
-    """What a router's file says of the world that it was tuned in."""
+    """Return what a router's file records of the world that it was tuned in."""
     devices, deciding = list(world.device_names), deciding_in(world.cluster)
     return {"devices": devices, "deciding": deciding, "load": load_of(world.scenario)}
 
@@ -106,7 +106,7 @@ def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
 
 
 def tuned_text(tuned: Tuned, limit_s: float | None = None) -> str:
-    """What was found, in a line or two; `limit_s`: of the p99, where energy was made small."""
+    """Describe what was found, in a line or two; `limit_s`: of the p99, if energy was minimised."""
     figures, beware = tuned.figures, ""
     final = next(each for each in tuned.final_scores if each.finalist is tuned.winner)
     others = final.figures.accuracy

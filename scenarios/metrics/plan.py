@@ -132,7 +132,7 @@ class Plan(OwnDocument):
         assumed: parts of the profiles that are not measured, each with its origin.
         unreliable: the servers whose calibration stayed disturbed.
         trusted: what real runs in the run folder show of the simulation, in lines; empty if there are none.
-        file: where the choice's rule was written; None if it has a name or a file already.
+        file: the path of the choice's rule; None if it has a name or a file already.
         commands: what to type to continue with the choice.
     """
 

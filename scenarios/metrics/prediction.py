@@ -13,7 +13,7 @@ SURE: Final = 0.05  # significance level of the binomial test
 WIDE_PCT: Final = 25.0  # half a range as a share of its median: a wider one is of little use
 GOAL_PCT: Final = 10.0  # half a range that a run is long enough for
 NEW_RUNS: Final = 19
-"""The next of 20 exchangeable runs lies between the least and the greatest of the others with a chance of 18/20."""
+"""The next of 20 exchangeable runs is between the least and the greatest of the others with a chance of 18/20."""
 
 Case = Literal["inside", "wide", "outside"]
 

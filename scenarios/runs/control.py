@@ -24,7 +24,7 @@ from scenarios.runs.folder import CONTROL, RunFolder
 from sim.profile import Share
 
 Server = tuple[str, str]
-"""A server's name, and its host's; empty where all are on one."""
+"""A server's name, and its host's; empty if all are on one."""
 
 _SERVERS: Final = "servers.json"
 _DRAIN = re.compile(r"drain-(\d+)")

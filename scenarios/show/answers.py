@@ -39,7 +39,7 @@ Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
 TRUSTED, WON, EXCLUDED, SLO, NEXT = "Trusted", "Winner", "Excluded", "SLO", "Next"
 _MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
-_MAX_SEEDS: Final = 200  # more are no advice
+_MAX_SEEDS: Final = 200  # more seeds are not advised
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _ATTAINMENT = MEASURES["latency_mean_s"], MEASURES["slo_attainment"]
 _OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput_img_s"))
@@ -47,7 +47,7 @@ _OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A label with its lines; the mood says how a page colors it: a good answer, a bad one, or none."""
+    """A label with its lines; the mood is how a page colors it: a good answer, a bad one, or none."""
 
     label: str
     lines: Sequence[str]
@@ -78,7 +78,7 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
 def format_answers(
     comparison: ComparisonDocument | None, validation: ValidationDocument | None, more: Sequence[Answer] = ()
 ) -> str:
-    """Return the answers and more as lines that fit the terminal; empty if there are no two routers to compare."""
+    """Return the answers and more as lines that fit the terminal; empty without two routers to compare."""
     entries = answers(comparison, validation)
     return answers_text([*entries, *more], screen_width()) if entries else ""
 
@@ -105,7 +105,7 @@ def _of_worlds(comparison: ComparisonDocument | None, validation: ValidationDocu
 
 
 def _on_executors(validation: ValidationDocument) -> str:
-    """Where a validation's runs on executors were made, and how many."""
+    """Describe the devices of a validation's runs on executors, and how many runs there are."""
     runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
     devices = emulated_devices(validation)
     return ", ".join(filter(None, ("executors", devices, f"{plural(runs, 'run')} a router")))
@@ -167,12 +167,12 @@ class Contest:
 
     @property
     def mood(self) -> Mood:
-        """Good where somebody has won."""
+        """Good if a router has won."""
         return "yes" if self.case == "won" else "no" if self.case == "nobody" else "open"
 
     @property
     def behind(self) -> list[RankedRouter]:
-        """Learned routers that lose to the first by more than chance, but for the one that it is set beside anyhow."""
+        """Learned routers that lose significantly to the first, but for the one that it is compared with anyhow."""
         lost = (one for one in self.ranking.able[2:] if one.router not in self.ranking.first)
         return [one for one in lost if one.router in self.learned]
 
@@ -193,7 +193,7 @@ def _saturated_on_executors(validation: ValidationDocument) -> list[Saturated]:
 
 
 def _best_attainment(comparison: ComparisonDocument | None) -> dict[str, Any] | None:
-    """The row of who keeps what is promised in most of the windows; None where nothing is, or nobody can be judged."""
+    """Return the row of the router that keeps its promise in most windows; None without a promise, or any to judge."""
     if comparison is None or not slo_measures(comparison["slo"]):
         return None
     rows = [row for row in comparison["rows"] if not row["is_flagged"] and _ATTAINMENT.of(row)["mean"] is not None]
@@ -205,11 +205,12 @@ def _best_attainment(comparison: ComparisonDocument | None) -> dict[str, Any] | 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What validation says of the simulation; without one only where its numbers come from is known.
+    """What validation shows of the simulation; without one only the origin of its numbers is known.
 
     Attributes:
-        apart, alike: pairs of routers that executors tell apart, and those of them that simulation orders so.
-        named: whom simulation of the same arrivals had named as winner, if that is another one.
+        apart, alike: pairs of routers that differ significantly on executors, and those of them that simulation orders
+            so.
+        named: the router that simulation of the same arrivals had named as winner, if that is another one.
         unreliable: servers whose calibration stayed disturbed.
         coverage: by the title of a latency, how many measured values lie inside their predicted ranges.
         widest_pct: half the widest predicted range, as a share of its median.
@@ -271,7 +272,7 @@ def _judged(rows: Sequence[Row], coverage: Sequence[Coverage]) -> TrustCase:
 
 
 def _alike_pairs(ranking: RankCorrelation) -> int:
-    """How many of the pairs that executors tell apart simulation orders alike."""
+    """Count the pairs that executors distinguish and simulation orders the same way."""
     return round(((ranking["tau_separated"] or 0.0) + 1) / 2 * ranking["separated_pairs"])
 
 
@@ -315,8 +316,10 @@ def _is_too_much(contest: Contest) -> bool:
 
 
 def _runs_needed(one: RankedRouter, other: RankedRouter) -> int | None:
-    """About how many would show their difference (an interval narrows with the root of their number), where it is
-    more than there are, and somebody could make them."""
+    """Return about how many runs would show their difference, if it is more than there are and they can be made.
+
+    An interval narrows with the root of their number.
+    """
     lead = one.lead(other)
     if lead["ratio"] is None or lead["high"] is None or not log(lead["ratio"]):
         return None

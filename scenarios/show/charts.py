@@ -1,7 +1,7 @@
 """The charts of routers and runs: data in, a chart out. It reads no file and decides nothing but how things look.
 
 Every axis carries its unit. A router has the same color in every chart; hardware is dashed, simulation solid. Names are
-drawn as they are: none is a formula, and none is left out of a legend for how it begins.
+drawn as they are: none is a formula, and none is left out of a legend for its first characters.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#C86DA2", "#B07A00", "#2E94CF", "#6A
 MARKERS = "osD^vPX*<>"
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # as it is measured; the whole list stands at each word else
+    "font.sans-serif": ["DejaVu Sans"],  # as it is measured; otherwise the whole list is written at each word
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.spines.top": False,
@@ -83,7 +83,7 @@ LINE = 40  # characters of a name
 GREY = "#777777"
 Line = tuple[Sequence[float], Sequence[float]]  # x and y, point by point
 Loc = Literal["outside lower center", "outside upper center"]
-_EXCESS = re.compile(r"(?<=\.\d\d)\d+")  # of a coordinate in points: digits that no eye sees, and a page carries
+_EXCESS = re.compile(r"(?<=\.\d\d)\d+")  # of a coordinate in points: digits too small to see, which make a page larger
 _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -110,14 +110,14 @@ class Telemetry:
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """An empty chart in the house's style, and its axes: of so many inches and panels."""
+    """Return an empty chart in the house's style, and its axes: by its inches and number of panels."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=BESIDE / 2))
         yield figure, figure.subplots(rows, columns, **options)
 
 
 def to_svg(figure: Figure) -> Markup:
-    """The chart as an `<svg>` element on whatever color is there; deterministic, and with no reference to anything."""
+    """Return the chart as an `<svg>` element on a transparent background; deterministic, and without any references."""
     buffer = io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata=_UNDATED, transparent=True)
@@ -127,20 +127,20 @@ def to_svg(figure: Figure) -> Markup:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The chart as a PNG or SVG file, by its ending: whole or not at all, and the same whenever it is drawn."""
+    """Write the chart as a PNG or SVG file, by its ending: whole or not at all, and the same whenever it is drawn."""
     metadata: Any = _UNDATED if path.suffix == ".svg" else {"Software": None}
     with atomic_path(path) as temporary, mpl.rc_context(STYLE):
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=PNG_DPI, metadata=metadata)
 
 
 def label_of(name: str) -> str:
-    """A name in a picture: what can't be seen is written out, and a long one goes on in the next line."""
+    """Return a name for a chart: what can't be seen is written out, and a long one continues in the next line."""
     seen = visible(name)
     return "\n".join(seen[start : start + LINE] for start in range(0, len(seen), LINE))
 
 
 def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: int, loc: Loc) -> None:
-    """Draw a legend with as many names beside each other as there is room for, but at most so many."""
+    """Draw a legend with as many columns of names as there is room for, but at most `most`."""
     labels = [label_of(name) for name in names]
     for columns in range(min(most, len(names)), 0, -1):
         legend = figure.legend(handles, labels, loc=loc, ncols=columns)
@@ -150,7 +150,7 @@ def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: 
 
 
 def router_colors(routers: Sequence[str]) -> dict[str, str]:
-    """One color a router, in their order."""
+    """Return one color a router, in their order."""
     return {router: COLORS[index % len(COLORS)] for index, router in enumerate(dict.fromkeys(routers))}
 
 
@@ -158,7 +158,7 @@ def router_colors(routers: Sequence[str]) -> dict[str, str]:
 
 
 def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]) -> Figure:
-    """The share of images done within a time, a line a router; on executors dashed, simulated solid."""
+    """Draw the share of images done within a time, a line a router; on executors dashed, simulated solid."""
     handles: dict[str, Artist] = {}
     with canvas(WIDTH, 3.6) as (figure, axes):
         for curve in curves:
@@ -193,7 +193,7 @@ class Standing(NamedTuple):
 def standings(
     comparison: ComparisonDocument | None, validation: ValidationDocument | None
 ) -> dict[str, list[Standing]]:
-    """The routers that executors ran, predicted and measured; without a validation those that were compared."""
+    """Return the routers that executors ran, predicted and measured; without a validation those that were compared."""
     if validation is not None and validation["rows"]:
         long_run = long_run_accuracies(comparison)
         real, promised = (
@@ -224,11 +224,11 @@ def ranking_chart(
     first: Collection[str] = (),
     floor: float | None = None,
 ) -> Figure:
-    """A line a router, the fastest above: p99 latency, hollow simulated and filled on executors; and the accuracy.
+    """Draw a line a router, the fastest above: p99 latency, hollow simulated and filled on executors; and the accuracy.
 
     Args:
         accuracy: which one the routers are judged by.
-        first: who has won, or ties; in bold letters.
+        first: the routers that have won, or tie; in bold letters.
         floor: of accuracy, drawn as a line.
     """
     routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.p99_ms)]
@@ -270,10 +270,10 @@ def _frame_accuracies(axes: Axes, floor: float | None) -> None:
 
 
 def trade_off_chart(comparison: ComparisonDocument) -> Figure:
-    """A panel a cost: the routers with their 95 % intervals, their front, and the bound where it is known.
+    """Draw a panel a cost: the routers with their 95 % intervals, their front, and the bound if it is known.
 
     Raises:
-        InputError: no router has any of these costs, for nothing was completed.
+        InputError: no router has any of these costs, because nothing was completed.
     """
     stored = comparison["pareto"]
     costs = [cost for cost in COSTS if stored["fronts"][cost.name]]
@@ -290,9 +290,9 @@ def trade_offs(
     colors: Mapping[str, str],
     bounds: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
 ) -> Figure:
-    """Accuracy against costs side by side, with one legend, of a comparison's rows.
+    """Draw accuracy against costs side by side, with one legend, of a comparison's rows.
 
-    The dotted line joins what no other router beats on both; dashed is where no router can be beyond it.
+    The dotted line joins what no other router beats on both; the dashed one is a limit that no router can pass.
 
     Args:
         bounds: by cost, points (accuracy, least cost) as they are stored.
@@ -331,8 +331,10 @@ def _point(row: Mapping[str, Any], accuracy: Measure, cost: Measure) -> ChartPoi
 def _draw_trade_off(
     axes: Axes, points: Sequence[ChartPoint], bound: Sequence[tuple[float, float]], colors: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What its legend tells: by name what was drawn. Who leaves too many images unserved is flagged, and on no
-    front."""
+    """Draw one trade-off; returns what its legend needs: by name what was drawn.
+
+    A router that leaves too many images unserved is flagged, and on no front.
+    """
     drawn = dict[str, Any]()
     front = pareto.pareto_front(
         [pareto.ParetoPoint(point.name, point.y, point.x) for point in points if not point.is_flagged]
@@ -357,7 +359,7 @@ def _draw_trade_off(
 
 
 def _interval(axes: Axes, along: Literal["x", "y"], ends: tuple[float, float], at: float, color: str) -> None:
-    """Pale, and below all points: a wide one hides none. One that goes on ends at the frame."""
+    """Draw an interval, pale and below all points: a wide one hides none. One beyond the frame ends there."""
     line = ends, (at, at)
     axes.plot(*(line if along == "x" else line[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
 
@@ -390,7 +392,7 @@ def _frame_points(axes: Axes, points: Sequence[ChartPoint]) -> None:
 
 
 def over_time(servers: Sequence[Telemetry]) -> Figure:
-    """Each server's utilization and power along the run."""
+    """Draw each server's utilization and power along the run."""
     handles: list[Artist] = []
     with canvas(WIDTH, 3.8, 2, 1, sharex=True) as (figure, (top, bottom)):
         for index, server in enumerate(servers):
@@ -406,7 +408,7 @@ def over_time(servers: Sequence[Telemetry]) -> Figure:
 
 
 def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]) -> Figure:
-    """Each server's utilization along the run, a panel a server: simulated solid, on executors dashed."""
+    """Draw each server's utilization along the run, a panel a server: simulated solid, on executors dashed."""
     count = len(simulated)
     with canvas(WIDTH, 0.9 + 1.4 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
         for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
@@ -421,14 +423,16 @@ def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]
 
 
 def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
-    """Choose evenly as many values as can be seen."""
+    """Choose evenly spaced values, at most as many as are visible."""
     return np.asarray(values)[:: max(1, len(values) // TIMELINE_POINTS)]
 
 
 def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Where an image's time goes, of a validation's rows that know it in both worlds: two bars of shares a router, with
-    the milliseconds of all behind them, simulation above executors (hatched). A stage that takes next to nothing of
-    every bar is left out; each keeps its color."""
+    """Draw where an image's time goes, two bars of shares a router: simulation above executors (hatched).
+
+    Rows are those of a validation with stages in simulation and on executors; the milliseconds of all are behind the
+    bars. A stage that takes next to nothing of every bar is left out; each keeps its color.
+    """
     every = [of for row in rows for of in row["stages_s"].values()]
     colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(every[0])}
     stages = [stage for stage in colors if any(of[stage] > LITTLE * sum(of.values()) for of in every)] or list(colors)
@@ -453,7 +457,7 @@ def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def training_curves(routers: Mapping[str, Mapping[str, Sequence[Line]]]) -> Figure:
-    """What learners reported along decisions: by router, one panel a scalar, with a line a training.
+    """Draw what learners reported along decisions: by router, one panel a scalar, with a line a training.
 
     Of one training its values are pale behind their running mean. Of several the running means are pale behind their
     mean, in a band from the lowest to the highest, as far as all of them got.
@@ -493,7 +497,7 @@ def _draw_training(panel: Axes, lines: Sequence[Line]) -> None:
 
 
 def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
-    """An exponential mean, so that a trend can be seen."""
+    """Return an exponential mean, so that a trend can be seen."""
     means: list[float] = []
     for value in values:
         means.append(value if not means else keep * means[-1] + (1 - keep) * value)
@@ -501,7 +505,7 @@ def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
 
 
 def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
-    """Set about so many ticks, written as plain numbers."""
+    """Set about `most` ticks, written as plain numbers."""
     low, high = axis.get_view_interval()
     decades = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=most)
     axis.set_major_locator(decades if high > 10 * low else MaxNLocator(most - 1))
@@ -510,5 +514,5 @@ def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
 
 
 def plain(value: float, _: int | None) -> str:
-    """A number on an axis, without powers of ten."""
+    """Format a number on an axis, without powers of ten."""
     return f"{value:g}"

@@ -18,12 +18,12 @@ _ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_in
 
 
 def format_check(profile: Profile, checked: Sequence[CheckedMetric]) -> str:
-    """A row a quantity; then what has drifted, in words, and what to do."""
+    """Format a row a quantity; then what has drifted, in words, and what to do."""
     return to_text([check_table(profile, checked)], screen_width())
 
 
 def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
-    """How far each quantity is off, and what is allowed; what could not be measured has no row, but a note."""
+    """Return how far each quantity is off, and what is allowed; what could not be measured has no row, but a note."""
     errors = (Column("error", "%"), Column("largest", "%"), Column("bias", "%"), Column("95 % of it"))
     allowed = (Column("allowed", "%"), Column("allowed bias", "%"))
     head = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
@@ -48,7 +48,7 @@ def _row(metric: CheckedMetric) -> list[str]:
 
 
 def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedMetric]) -> dict[str, Any]:
-    """`slimsched.check/1`: errors in per cent, predicted and measured values in the quantity's own unit."""
+    """Return `slimsched.check/1`: errors in per cent, predicted and measured values in the quantity's own unit."""
     return {
         "schema": SCHEMA,
         "profile": profile.name,

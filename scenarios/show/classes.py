@@ -1,4 +1,4 @@
-"""What each class of requests was promised, and what it got: a table of a run, of a comparison, or of both worlds."""
+"""What each class of requests was promised, and what it got: a table of a run, of a comparison, or of a validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACCURACY, _P99 = MEASURES["expected_accuracy"], MEASURES["latency_p99_s"]
 def classes_table(
     slo: SloDocument | None, rows: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], *heads: str, title: str = ""
 ) -> Table | None:
-    """A line for each class of each row: who served it (under `heads`), and its `classes`; None without classes."""
+    """Return a line for each class of each row: the router (under `heads`), and its `classes`; None without classes."""
     promised = {} if slo is None else slo.get("classes", {})
     if not promised:
         return None

@@ -11,7 +11,7 @@ from scenarios.terminal.screen import screen_width
 
 
 def format_cluster(checked: CheckedCluster) -> str:
-    """Tables, then a line for each thing that does not fit, or that all does."""
+    """Format tables, then a line for each thing that does not fit, or that all does."""
     head = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
     head += [Column("cores"), Column("memory free", "GB"), Column("disk free", "GB")]
     tables = [Table(head, [_host(each) for each in checked.hosts], "Hosts")]

@@ -30,7 +30,7 @@ _CHANGES = {  # what they are called, against the baseline
 
 
 def comparison_table(comparison: ComparisonDocument) -> Table:
-    """One row a router, mean +- 95 % half-width over seeds; then changes seed by seed, and trade-offs."""
+    """Return one row a router, mean +- 95 % half-width over seeds; then changes seed by seed, and trade-offs."""
     baseline, compared = comparison["baseline"], comparison["rows"]
     served = {row["router"]: served_of(row) for row in compared}
     promised = slo_measures(comparison["slo"])
@@ -90,7 +90,7 @@ def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, li
 
 
 def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
-    """Tell at which costs no other router is as accurate for less, and how far a cost lies above its known bound."""
+    """Return at which costs no other router is as accurate for less, and how far a cost is above its known bound."""
     pareto, cells = comparison["pareto"], dict[str, list[str]]()
     places = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]

@@ -1,4 +1,4 @@
-"""Learning curves: of one run folder's trainings, and of several folders' in one picture."""
+"""Learning curves: of one run folder's trainings, and of several folders' in one chart."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scenarios.show import charts
 
 Steps = Sequence[Mapping[str, float]]  # what a learner reported, update by update, or generation by generation
 Trained = tuple[Mapping[str, Any], Mapping[str, Steps]]  # a run folder's scenario, and its trainings by kind
-PANELS = 4  # as many scalars as a page can bear
+PANELS = 4  # the number of scalars that fit on a page
 FIRST = ("reward", "accuracy", "inside")  # what is learned, before how
 LABELS = {"objective": "cost", "inside": "images inside"}
 _UNLEARNED = {"seed", "name", "compare", "validate"}  # of a scenario: what trainings may differ by
 
 
 def trainings_in(folder: RunFolder) -> dict[str, Steps]:
-    """What a run folder keeps of its trainings, by the kind of router."""
+    """Return what a run folder keeps of its trainings, by the kind of router."""
     files = {kind: training_file(kind) for kind in MADE_KINDS if (folder / training_file(kind)).exists()}
     return {kind: steps for kind, name in files.items() if (steps := folder.read_json(name))}
 
 
 def curves_of(runs: Sequence[Steps]) -> dict[str, list[charts.Line]]:
-    """A line a training, by the scalar: the first with each beginning (`reward/mean`, `loss/value` ...)."""
+    """Return a line a training, by the scalar: the first with each beginning (`reward/mean`, `loss/value` ...)."""
     first: dict[str, str] = {}
     for name in runs[0][0]:
         first.setdefault(name.partition("/")[0], name)
@@ -43,7 +43,7 @@ def curves_of(runs: Sequence[Steps]) -> dict[str, list[charts.Line]]:
 
 
 def save_curves(trained: Mapping[Path, Trained], picture: Path, say: Callable[[str], None]) -> None:
-    """The curves of all trainings in these run folders, kind by kind (PNG or SVG, by the file's ending).
+    """Draw the curves of all trainings in these run folders, kind by kind (PNG or SVG, by the file's ending).
 
     Raises:
         InputError: nothing was trained in one of them.
@@ -64,7 +64,7 @@ def save_curves(trained: Mapping[Path, Trained], picture: Path, say: Callable[[s
 
 
 def _doubts(scenarios: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
-    """Why a mean over these trainings may mean little: in all but the seed they should be alike."""
+    """Yield why a mean over these trainings may mean little: in all but the seed they should be the same."""
     first, one = next(iter(scenarios.items()))
     seeds: dict[Any, Path] = {}
     for folder, other in scenarios.items():

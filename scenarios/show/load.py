@@ -11,7 +11,7 @@ from scenarios.terminal.screen import screen_width
 
 
 def format_load(found: Mapping[str, Any]) -> str:
-    """One row: what was offered, what was answered and how soon, and what was not."""
+    """Format one row: what was offered, what was answered and how soon, and what was not."""
     latency_s = found["latency_s"]
     other = found["requests"] - sum(found[name] for name in ("answered", "refused", "late", "unanswered"))
     row = [

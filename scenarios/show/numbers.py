@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 NONE = "-"
 PLUS_MINUS = " +-"  # plain ASCII; pages write ± instead
-COUNTING = 3  # digits, where a measure has no number of its own
+COUNTING = 3  # digits, if a measure has no number of its own
 
 
 def number(
     value: float | None, digits: int | None, scale: float = 1.0, *, signed: bool = False, grouped: bool = False
 ) -> str:
-    """Write a number with so many digits after the point, or with three that count; `-` for none."""
+    """Format a number with `digits` after the point, or with three significant ones; `-` for none."""
     if value is None:
         return NONE
     after = places(value * scale, COUNTING) if digits is None else digits
@@ -34,7 +34,7 @@ def interval(
     signed: bool = False,
     unit: str = "",
 ) -> str:
-    """`mean +-half-width`, or the mean alone where there is no interval; `-` for no mean."""
+    """Format `mean +-half-width`, or the mean alone if there is no interval; `-` for no mean."""
     mean, half = estimate["mean"], estimate["ci95"]
     if mean is None:
         return NONE
@@ -45,18 +45,18 @@ def interval(
 
 
 def shown(measure: Measure, value: Any) -> str:
-    """A value or an estimate as its measure is shown; the unit is the column's."""
+    """Format a value or an estimate as its measure is shown; the unit is the column's."""
     write = interval if isinstance(value, Mapping) else number
     return write(value, measure.digits, measure.scale)
 
 
 def change(estimate: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
-    """A change or an error in percent, with its sign."""
+    """Format a change or an error in percent, with its sign."""
     return interval(estimate, 1, signed=True, unit=unit)
 
 
 def ratio_change(ratio: PairedRatio) -> str:
-    """`-10.3 (-14.1 to -6.3) %` of a ratio and its interval, which never passes -100 %; `-` for none."""
+    """Format a ratio and its interval as `-10.3 (-14.1 to -6.3) %`, which never passes -100 %; `-` for none."""
     if ratio["ratio"] is None:
         return NONE
     known = [each for each in (ratio["ratio"], ratio["low"], ratio["high"]) if each is not None]
@@ -70,15 +70,15 @@ def places(value: float, counting: int) -> int:
 
 
 def share(value: float | None) -> str:
-    """A share in percent, with the sign: for sentences."""
+    """Format a share in percent, with the sign: for sentences."""
     return NONE if value is None else f"{number(value, 2, 100)} %"
 
 
 def duration(value_s: float | None) -> str:
-    """Seconds, or milliseconds below one."""
+    """Format seconds, or milliseconds below one."""
     return NONE if value_s is None else f"{value_s:.3f} s" if value_s >= 1 else f"{value_s * 1000:.2f} ms"
 
 
 def plural(count: int, word: str) -> str:
-    """`1 seed`, `2 seeds`."""
+    """Format a count with its word: `1 seed`, `2 seeds`."""
     return f"{count} {word}{'' if count == 1 else 's'}"

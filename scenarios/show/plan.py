@@ -20,7 +20,7 @@ RUN: Final = "Run"
 
 
 def format_plan(plan: Plan) -> str:
-    """All of it; below it what to type next."""
+    """Format all of it; below it what to type next."""
     one, width = plan.of(plan.choice), screen_width()
     plain = [each for each in plan.routers if each.role != "candidate"]
     parts = [Answer(RUN, lines_of("plan", "choice", plan, one))]
@@ -36,7 +36,7 @@ def format_plan(plan: Plan) -> str:
 
 
 def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> list[Answer]:
-    """What a comparison alone says of it: the best router, and where its passes run; nothing where none can win."""
+    """Return a comparison's part of it: the best router, and where its passes run; nothing if none can win."""
     ranking = compared(comparison)
     if not ranking.able:
         return []
@@ -52,7 +52,7 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
 
 
 def servers_table(plan: Plan) -> Table:
-    """What the choice has each server do."""
+    """Return what the choice has each server do."""
     numbers = [Column("of the passes", "%"), Column("busy", "%"), Column("power", "W"), Column("mean batch")]
     widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
     head = [Column("server"), Column("device", is_text=True), *numbers, Column(widths, is_text=True)]
@@ -73,7 +73,7 @@ def _server(of: PlannedServer) -> list[str]:
 
 
 def working_set_text(of: PlannedServer) -> str:
-    """The widths that it holds, segment by segment, or a family's members; `all` where memory holds all."""
+    """Format the widths that it holds, segment by segment, or a family's members; `all` if memory holds all."""
     if not of.working_set:
         return "all"
     if of.names:
@@ -82,7 +82,7 @@ def working_set_text(of: PlannedServer) -> str:
 
 
 def routers_table(plan: Plan) -> Table:
-    """All that was tried, those that carry most first."""
+    """Return all that was tried, by descending sustained rate."""
     head = [Column("router"), Column("carries", "images/s"), *columns("of that, least", "and most", "J/image there")]
     here = [Column("p99 here", "ms"), Column("accuracy here", "%"), Column("J/image here"), Column("kept here")]
     ranked = sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0)

@@ -21,7 +21,7 @@ PROMISES_NOTHING = (
 
 
 def described(profile: Profile) -> str:
-    """All that a profile says of itself, but for its curves."""
+    """Describe all of a profile but its curves."""
     width = screen_width()
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
     disturbed = unreliable(profile) or profile.device.stamps.get(DISTURBED, "")
@@ -33,12 +33,12 @@ def described(profile: Profile) -> str:
 
 
 def tables_of(profile: Profile) -> list[Table]:
-    """Its errors, and where they hold; none of what it does not say."""
+    """Return its errors, and where they hold; no table of what it lacks."""
     return [table for table in (error_table(profile), range_table(profile)) if table.rows]
 
 
 def error_table(profile: Profile) -> Table:
-    """How far each quantity of the profile may be off."""
+    """Return how far each quantity of the profile may be off."""
     percents = (Column(head, "%") for head in ("median", "mean", "90th percentile", "largest"))
     rows = []
     for error in profile.errors:
@@ -48,13 +48,13 @@ def error_table(profile: Profile) -> Table:
 
 
 def range_table(profile: Profile) -> Table:
-    """Where errors hold; beyond that everything is extrapolated."""
+    """Return where errors hold; beyond that everything is extrapolated."""
     rows = [[held.metric, held.quantity, f"{held.low:g}", f"{held.high:g}"] for held in profile.ranges]
     return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
 
 
 def unreliable(profile: Profile) -> str:
-    """What to say of a calibration of which many steps stayed disturbed, and by what; empty for a good one."""
+    """Describe a calibration of which many steps stayed disturbed, and by what; empty for a good one."""
     text = profile.device.stamps.get(DISTURBED, "")
     if match := re.search(r"of (\d+) steps .* (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
         steps, still, taken, slow = map(int, match.groups())

@@ -21,14 +21,14 @@ from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
 from sim.tables import BatchKey
 
-NESTED_BY = 1.4  # points, for each line that lies on top
+NESTED_BY = 1.4  # points, for each line on top
 SHADE = 0.3  # how opaque what is shaded is
 PALEST = 0.58  # of the color map: what is paler does not stand out from white
 SAME = 0.02  # shares that differ by less are the same to the eye
 
 
 def charts_of(profile: Profile) -> dict[str, Figure]:
-    """The latency curves and the paper's Figures 1-3, by name."""
+    """Return the latency curves and the paper's Figures 1-3, by name."""
     loaded = under_load(profile)
     return {
         "latency": latency_curves(profile),
@@ -47,7 +47,7 @@ def write_charts(profile: Profile, folder: Path) -> list[Path]:
 
 
 def latency_curves(profile: Profile) -> Figure:
-    """Solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
+    """Draw solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
     error_share = stated_solo_error(profile)
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
@@ -76,7 +76,7 @@ def latency_curves(profile: Profile) -> Figure:
 
 
 def utilization_by_batch(profile: Profile) -> Figure:
-    """Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs where it is known."""
+    """Draw Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs if it is known."""
     widths = profile.model.widths
     is_all_one = is_flat(profile)
 
@@ -98,18 +98,18 @@ def utilization_by_batch(profile: Profile) -> Figure:
 
 
 def is_flat(profile: Profile) -> bool:
-    """Whether the utilization is the same at all batch sizes, as a CPU's is: then it tells nothing."""
+    """Check whether the utilization is the same at all batch sizes, as a CPU's is: then it is uninformative."""
     return bool(np.ptp([share for curve in profile.latency for share in curve.utilization]) < SAME)
 
 
 def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
-    """Figure 2 of the paper: the energy of one batch (mean power x latency) as load on the device grows."""
+    """Draw Figure 2 of the paper: the energy of one batch (mean power x latency) as load on the device grows."""
     power = f"power {profile.power.provenance}"
     return _by_utilization(profile, under_load, lambda point: point.energy_j, "energy of a batch, J", power)
 
 
 def latency_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
-    """Figure 3 of the paper: mean latency of a batch as load on the device grows."""
+    """Draw Figure 3 of the paper: mean latency of a batch as load on the device grows."""
     return _by_utilization(profile, under_load, lambda point: 1000 * point.latency_s, "mean latency of a batch, ms")
 
 
@@ -120,7 +120,7 @@ def _by_utilization(
     ylabel: str,
     source: str = "",
 ) -> Figure:
-    """A ring where the device is nearly idle, a dot at the knee of latency; shaded, where the paper saw the bend."""
+    """Draw a ring for the nearly idle device, a dot at the knee of latency; shaded, the bend in the paper."""
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         points = under_load[curve.segment, curve.width, curve.previous_width]
@@ -158,7 +158,7 @@ def _panels(
     notes: Mapping[str, Artist],
     source: str = "",
 ) -> Figure:
-    """A panel a segment; `notes` stand in the legend below the widths, `source` behind the device."""
+    """Draw a panel a segment; `notes` are in the legend below the widths, `source` is behind the device."""
     segments, widths = profile.model.segments, profile.model.widths
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
@@ -171,7 +171,7 @@ def _panels(
             _dress_panel(panel, index, segments, log)
         figure.suptitle(_heading(profile, source), fontsize=8.5)
         for panel in grid[-1]:
-            panel.set_xlabel(xlabel)  # a label of the whole figure would lie on the legend
+            panel.set_xlabel(xlabel)  # a label of the whole figure would cover the legend
         figure.supylabel(ylabel, fontsize=9)
         handles, labels = grid[0][0].get_legend_handles_labels()
         handles, labels = [*handles, *notes.values()], [*(f"width {label}" for label in labels), *notes]
@@ -180,7 +180,7 @@ def _panels(
 
 
 def _heading(profile: Profile, source: str) -> str:
-    """Whose curves these are, where they are from, and which of them are drawn."""
+    """Describe the curves: their device, their origin, and which of them are drawn."""
     drawn, known = sum(1 for _ in uniform_curves(profile)), len(profile.latency)
     which = "" if drawn == known else f"\n{drawn} of {known} curves: where the previous width is the same"
     named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.origin}"

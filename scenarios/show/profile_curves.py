@@ -15,23 +15,23 @@ from sim.profile import JITTER_QUANTILES, LatencyCurve, Profile
 from sim.steady import AT_ONCE, LOADS, SteadyPoint, shared_device, steady_points
 from sim.tables import BatchKey, compile_tables
 
-LOADED_BATCH = 16  # of the stream of batches that loads the device, or the profile's limit where that is lower
+LOADED_BATCH = 16  # of the stream of batches that loads the device, or the profile's limit if that is lower
 SPREAD = (0.05, 0.95)
 SLICE_CENTRES = (np.arange(JITTER_QUANTILES) + 0.5) / JITTER_QUANTILES  # a row of jitter: the means of equal slices
 
 
 def uniform_curves(profile: Profile) -> Iterator[LatencyCurve]:
-    """The curves that are shown: segment 1, and those whose previous width is their own."""
+    """Yield the curves that are shown: segment 1, and those whose previous width is their own."""
     return (c for c in profile.latency if c.segment == 1 or c.width == c.previous_width)
 
 
 def loaded_batch(profile: Profile) -> int:
-    """How large the batches are that load the device in Figures 2 and 3."""
+    """Return how large the batches are that load the device in Figures 2 and 3."""
     return min(LOADED_BATCH, profile.batch_limit)
 
 
 def loaded_at_once(profile: Profile) -> int:
-    """How many of them run together at most: no more than calibration ever ran at once."""
+    """Return how many of them run together at most: no more than calibration ever ran at once."""
     measured = [stated.high for stated in profile.ranges if stated.quantity == MEASURED_AT_ONCE]
     return int(min([AT_ONCE, *measured]))
 
@@ -39,7 +39,7 @@ def loaded_at_once(profile: Profile) -> int:
 def under_load(
     profile: Profile, loads: Sequence[float] = LOADS, at_once: int | None = None
 ) -> Mapping[BatchKey, Sequence[SteadyPoint]]:
-    """The device's steady state along the load, for every curve that is shown; batches are of one process."""
+    """Return the device's steady state along the load, for every curve that is shown; batches are of one process."""
     tables = compile_tables(profile, profile.batch_limit, jitter=False)
     keys = [(curve.segment, curve.width, curve.previous_width) for curve in uniform_curves(profile)]
     batch = loaded_batch(profile)
@@ -48,7 +48,7 @@ def under_load(
 
 
 def band_of_repeats_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
-    """The 5th and the 95th percentile of repeats along the batches, from the jitter; the median where none was kept."""
+    """Return the 5th and 95th percentile of repeats along the batches, from the jitter; the median without repeats."""
     if not curve.jitter:
         return curve.p50_s, curve.p95_s or curve.p50_s
     low, high = np.asarray([np.interp(SPREAD, SLICE_CENTRES, row) for row in curve.jitter]).T
@@ -56,7 +56,7 @@ def band_of_repeats_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[fl
 
 
 def stated_solo_error(profile: Profile) -> float | None:
-    """The mean error that is stated of solo latency, as a share: the held-out one, or else the cross-validated one."""
+    """Return the stated mean error of solo latency, as a share: the held-out one, or the cross-validated one."""
     for kind in ("held out", "cross-validated"):
         errors_pct = [e.mean_abs_pct for e in profile.errors if e.metric == SOLO_ERROR and e.kind == kind]
         if errors_pct:

@@ -7,11 +7,11 @@ from typing import Final
 
 from scenarios.runs.replays import ReplayedLog, ReplayedRun
 
-MAX_PROBLEMS: Final = 5  # that are told of a run
+MAX_PROBLEMS: Final = 5  # that are listed for a run
 
 
 def format_replay(runs: Mapping[str, ReplayedRun]) -> str:
-    """What is wrong with each run; of one that replays, a line, and one more for each log, unless one holds all."""
+    """Describe what is wrong with each run; of one that replays, a line, and one for each log, unless one holds all."""
     return "\n".join(_run_text(place, run) for place, run in runs.items())
 
 

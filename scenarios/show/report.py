@@ -1,7 +1,7 @@
 """Pages of HTML: a run folder's report, and one profile's curves. Nothing in them is fetched from anywhere.
 
 A report reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and
-the page says so. Words and looks: `templates/page.html.j2`.
+the page states it. Words and looks: `templates/page.html.j2`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     """Write `report.html` into a run folder; returns its path.
 
     Raises:
-        InputError: this is no run folder, or there is nothing in it to report yet.
+        InputError: this is not a run folder, or there is nothing in it to report yet.
     """
     folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder(run_folder)
     path = folder.path
@@ -100,7 +100,7 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
 
 
 def save_picture(folders: Sequence[Path], picture: Path, say: Callable[[str], None]) -> None:
-    """Of one run folder the latency distributions of both worlds, or the comparison's trade-offs, or learning curves.
+    """Save, of one run folder, the latency distributions of a validation, or trade-offs, or learning curves.
 
     Of several it is their learning curves. It is PNG or SVG, by the file's ending.
 
@@ -150,7 +150,7 @@ def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
 
 
 def report(material: Material) -> str:
-    """The page, section by section."""
+    """Return the page, section by section."""
     comparison, validation = material.comparison, material.validation
     timelines, traces = list(_timelines(material)), list(_traces(material))
     sections = {
@@ -191,7 +191,7 @@ def report(material: Material) -> str:
 
 
 def page_of(title: str, answers: Sequence[Answer], summary: Table, parts: Sequence[Mapping[str, Any]]) -> str:
-    """A page of answers, one table, and parts: each a `title`, a `chart` with its `caption` or None, and `tables`."""
+    """Return a page of answers, one table, and parts: each a `title`, a `chart` with `caption`, or None, `tables`."""
     run: Mapping[str, Any] = defaultdict(  # a run folder's own parts are not here
         lambda: None, answers=answers, summary=summary, parts=parts, contents=[part["title"] for part in parts]
     )
@@ -199,7 +199,7 @@ def page_of(title: str, answers: Sequence[Answer], summary: Table, parts: Sequen
 
 
 def profile_page(profile: Profile) -> str:
-    """A page of one profile's curves and the paper's Figures 1-3."""
+    """Return a page of one profile's curves and the paper's Figures 1-3."""
     return _page(profile.name, None, [_profile(profile.name, profile)])
 
 
@@ -248,7 +248,7 @@ def _answers(material: Material) -> list[Answer]:
 
 
 def _ranking(material: Material) -> Markup | None:
-    """The first answer as a picture."""
+    """Draw the first answer as a chart."""
     worlds = charts.standings(material.comparison, material.validation)
     routers = [one.router for candidates in [*worlds.values()][-1:] for one in candidates]
     if len(routers) < 2:
@@ -315,7 +315,7 @@ def _validation(validation: ValidationDocument) -> dict[str, Any]:
 
 
 def _first_seeds(material: Material) -> list[StoredRun]:
-    """One run a router and world: at the middle load where there are several, of its lowest seed."""
+    """Return one run a router and mode: at the middle load if there are several, of its lowest seed."""
     rows = material.validation["rows"] if material.validation else []
     wanted = load_point(middle_load(row["load"] for row in rows))
     chosen: dict[tuple[str, str], StoredRun] = {}
@@ -389,7 +389,7 @@ def _downtimes(material: Material) -> Table | None:
 
 
 def _traces(material: Material) -> Iterator[dict[str, str]]:
-    """Each charted run, batch by batch, as a file beside the page."""
+    """Yield each charted run, batch by batch, as a file next to the page."""
     for run in _first_seeds(material):
         path = run.path / "timeline.json"
         if path.exists():
@@ -401,7 +401,7 @@ def _traces(material: Material) -> Iterator[dict[str, str]]:
 
 
 def _pack(material: Material, traces: Sequence[dict[str, str]], room: int) -> None:
-    """Put as many as there is room for, the smallest first, into the page (gzip and base64): a click opens them."""
+    """Pack the traces that fit, the smallest first, into the page (gzip and base64): a click opens them."""
     paths = [run.path / "timeline.json" for run in _first_seeds(material)]
     held = [b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode() for path in paths if path.exists()]
     for trace, packed in sorted(zip(traces, held, strict=True), key=lambda each: len(each[1])):
@@ -444,7 +444,7 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
 
 
 def _training(material: Material) -> Iterator[dict[str, Any]]:
-    """Gradients raise a reward, where the learner tells one; a direct search lowers a cost."""
+    """Yield the curves: gradients raise a reward, if the learner reports one; a direct search lowers a cost."""
     for kind, steps in material.training.items():
         curves, name = curves_of([steps]), made_name(kind)
         tells_reward = next(iter(curves)).startswith("reward")
@@ -456,14 +456,14 @@ def _training(material: Material) -> Iterator[dict[str, Any]]:
 
 
 def origin_badge(profile: Profile) -> tuple[str, str]:
-    """The weaker origin of latency and power, which colors it, and both in words: nothing modelled looks measured."""
+    """Return the weaker origin of latency and power, for the color, and both in words: no model looks measured."""
     latency, power = profile.provenance, profile.power.provenance
     weakest = Provenance.weakest(latency, power)
     return (profile.origin,) * 2 if weakest == latency else (str(weakest), f"latency {profile.origin}, power {power}")
 
 
 def _profiles(profiles: Mapping[str, Profile]) -> Iterator[dict[str, Any]]:
-    """What is said of each; of the second of two that are alike only that. Not all of many have room for charts."""
+    """Yield each one's description; of the second of two equal ones only that. Charts of many may not fit."""
     seen: dict[str, str] = {}
     for server, profile in profiles.items():
         first = seen.setdefault(profile.to_yaml(), server)
@@ -488,7 +488,7 @@ def _profile(server: str, profile: Profile, *, has_charts: bool = True) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _Drawable:
-    """A profile that is told from others by its text."""
+    """A profile that is identified by its text."""
 
     text: str
     profile: Profile = field(compare=False)

@@ -18,7 +18,7 @@ MAX_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sens
 
 
 def format_result(result: Result) -> str:
-    """One run: its numbers, then its servers."""
+    """Format one run: its numbers, then its servers."""
     head = say("run", "head", result)
     few, many = unserved_lines([(result["router"], "", served([result]))])
     late, cpu = result["lateness_s"], result["cpu"]
@@ -39,13 +39,13 @@ def format_result(result: Result) -> str:
 
 
 def servers_table(result: Result) -> Table:
-    """What each server did."""
+    """Return what each server did."""
     rows = [[server["name"], *(shown(each, each.of(server)) for each in OF_SERVERS)] for server in result["servers"]]
     return Table([Column("server"), *map(column, OF_SERVERS)], rows)
 
 
 def format_score(score: Score | ClustersScore) -> str:
-    """What a trained router was scored."""
+    """Format what a trained router was scored."""
     if "change" in score:
         return "\n".join(lines_of("run", "clusters_score", score))
     return "\n".join(lines_of("run", "score", score, leaves_many(score["shares"])))

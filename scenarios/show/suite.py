@@ -1,4 +1,4 @@
-"""The suite's table: each entrant beside the bound, Compass and the best published rule, at equal accuracy."""
+"""The suite's table: each entrant next to the bound, Compass and the best published rule, at equal accuracy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scenarios.show.numbers import NONE, number, ratio_change, share
 from scenarios.show.table import Column, Table
 
 _MEAN = "mean / p99 latency, in ms"
-FAR = 0.0005  # so much above the case's accuracy is told: a dial of few steps comes no nearer
+FAR = 0.0005  # a larger excess over the case's accuracy is reported: a dial of few steps comes no nearer
 
 
 def suite_table(score: SuiteScore, entrant: str) -> Table:
-    """A row a case: the bound, the two rivals, the entrant, and its p99 against theirs."""
+    """Return a row a case: the bound, the two rivals, the entrant, and its p99 against theirs."""
     rules = [name for name in score.published if name != COMPASS]
     rivals = [name for name in (COMPASS, "") if name != entrant]  # "": the best published rule of the case
     head = [Column("case"), Column("accuracy", "%"), Column("bound", "ms")]
@@ -72,7 +72,7 @@ def _notes(score: SuiteScore, entrant: str, rules: Sequence[str]) -> Iterator[st
 
 
 def ratios(score: SuiteScore, entrant: str, rival: str, rules: Sequence[str], figure: Figure) -> Iterator[PairedRatio]:
-    """Of the cases in which both may be compared; `rival`: empty for the rule that is best in each."""
+    """Yield ratios of the cases in which both may be compared; `rival`: empty for the rule that is best in each."""
     for case in score.cases:
         other = case.routers.get(rival or case.best(rules, figure) or "")
         if other is not None and other.counts and case.routers[entrant].counts:
@@ -80,7 +80,7 @@ def ratios(score: SuiteScore, entrant: str, rival: str, rules: Sequence[str], fi
 
 
 def counts_text(found: Sequence[PairedRatio]) -> str:
-    """The median change, and in how many cases a router is ahead or behind for certain."""
+    """Describe the median change, and in how many cases a router is ahead or behind for certain."""
     changes = [100 * ((each["ratio"] or 1.0) - 1.0) for each in found]
     behind = sum(1 for each in found if each["differs"] and (each["ratio"] or 1.0) > 1.0)
     ahead = sum(1 for each in found if each["differs"] and (each["ratio"] or 1.0) < 1.0)

@@ -1,4 +1,4 @@
-"""The one table that a command prints: six columns, which tell the routers apart. All else stands in the report."""
+"""The one table that a command prints: six columns that distinguish the routers. All else is in the report."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _LONG_RUN: Final = "Of many runs as long as these, as far as simulation tells of
 
 
 def format_summary(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> str:
-    """The table, and below it what nobody should miss of those that it stands for."""
+    """Format the table, and below it the warnings on the runs that it stands for."""
     warnings = [*comparison_table(comparison).warnings] if comparison else []
     if validation is not None:
         judged = [*errors_tables(validation), *saturation_tables(validation)]
         warnings += [text for table in judged for text in table.warnings]
         warnings += disturbance_warnings(validation, "rows that the report flags")
-        warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells
+        warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # or its command's error has them
     tables = [summary_table(comparison, validation), compared_classes(comparison), validated_classes(validation)]
     return to_text([*(each for each in tables if each), "\n".join(warnings)], screen_width())
 
 
 def compared_classes(comparison: ComparisonDocument | None) -> Table | None:
-    """What each class got by each router in simulation; None where requests have no classes."""
+    """Return what each class got by each router in simulation; None if requests have no classes."""
     if comparison is None:
         return None
     rows = [((row["router"],), row.get("classes", {})) for row in comparison["rows"]]
@@ -52,7 +52,7 @@ def compared_classes(comparison: ComparisonDocument | None) -> Table | None:
 
 
 def validated_classes(validation: ValidationDocument | None) -> Table | None:
-    """The same of a validation's pairs of runs."""
+    """Return the same of a validation's pairs of runs."""
     if validation is None or not validation["pairs"]:
         return None
     rows = [
@@ -65,7 +65,7 @@ def validated_classes(validation: ValidationDocument | None) -> Table | None:
 
 
 def summary_table(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Table | None:
-    """Of both worlds where executors ran, else of simulation; of nothing but saturated runs their throughput."""
+    """Return executors' and simulated figures, or simulated ones alone; of saturated runs alone their throughput."""
     if validation is not None and validation["rows"]:
         return _of_both_worlds(comparison, validation)
     if comparison is not None:
@@ -74,7 +74,7 @@ def summary_table(comparison: ComparisonDocument | None, validation: ValidationD
 
 
 def places(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> dict[str, str]:
-    """Who wins, or ties for it, on executors where they ran: by router the word."""
+    """Return the winner, or the tied routers, on executors if they ran: by router the word."""
     ranking = _ranking(comparison, validation)
     if ranking is None or len(ranking.able) < 2 or ranking.is_open:
         return {}
@@ -116,7 +116,7 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _of_both_worlds(comparison: ComparisonDocument | None, validation: ValidationDocument) -> Table:
-    """What executors did beside a simulation of the same arrivals; then what many simulated runs tell, if there are."""
+    """Return executors' figures, simulation's for the same arrivals, and those of many simulated runs, if any."""
     real = {row["router"]: row for row in rows_at_middle(validation["rows"])}
     long = {} if comparison is None else {row["router"]: row for row in comparison["rows"]}
     ranking = _ranking(comparison, validation)

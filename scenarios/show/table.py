@@ -1,7 +1,7 @@
 """A table, and two ways to write it in plain characters: for a terminal, as wide as that is, and as Markdown.
 
-A row is a sequence of cells, which are text already. The first column says what a row is about. In HTML it is written
-by the page's template.
+A row is a sequence of cells, which are text already. The first column identifies a row. In HTML it is written by the
+page's template.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scenarios.metrics.catalogue import Measure
 from scenarios.show.numbers import PLUS_MINUS
 from scenarios.terminal.screen import visible
 
-ENDLESS: Final = 10_000  # characters of a line, where there is no terminal
+ENDLESS: Final = 10_000  # characters of a line, if there is no terminal
 NAME_SHARE: Final = 0.375  # of a line, for the words of one column
 GAP: Final = 2  # between columns
 LABEL: Final = 11  # characters of the longest label
@@ -56,9 +56,9 @@ class Table:
     """Rows under columns.
 
     Attributes:
-        notes: sentences below it; `warnings`: those that nobody should miss.
+        notes: sentences below it; `warnings`: those that must not be missed.
         base: first cell of the row that the others are set against.
-        marks: by first cell, a word that a page sets behind it: who wins.
+        marks: by first cell, a word that a page sets behind it, for the winner.
     """
 
     columns: Sequence[Column]
@@ -71,12 +71,12 @@ class Table:
 
 
 def column(measure: Measure, head: str = "", provenance: str = "") -> Column:
-    """The column of a measure, as the catalogue heads it or under another head."""
+    """Return the column of a measure, as the catalogue heads it or under another head."""
     return Column(head or measure.head, measure.unit, meaning=measure.meaning, provenance=provenance)
 
 
 def columns(*heads: str) -> list[Column]:
-    """Columns of which there is no more to say."""
+    """Return columns with nothing but a head."""
     return [Column(head) for head in heads]
 
 
@@ -84,7 +84,7 @@ def columns(*heads: str) -> list[Column]:
 
 
 def to_text(parts: Iterable[Table | str], width: int | None = None) -> str:
-    """Tables and paragraphs, an empty line between them.
+    """Format tables and paragraphs, an empty line between them.
 
     Args:
         width: characters of a line. Lines are broken there, and a table that is wider is shown in several blocks, each
@@ -130,7 +130,7 @@ def _is_text(table: Table, place: int) -> bool:
 
 
 def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Which columns stand beside each other, each block with the first one and at least one more."""
+    """Return which columns are in each block, each with the first one and at least one more."""
     blocks, left = [[0]], width - widths[0]
     for place in range(1, len(widths)):
         needed = GAP + widths[place]
@@ -143,7 +143,7 @@ def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _block(table: Table, chosen: Sequence[int], widths: Sequence[int]) -> Grid:
-    """Columns of words are narrower where there is no room for the widest."""
+    """Format a block; columns of words are narrower if there is no room for the widest."""
     grid = Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for place in chosen:
         if _is_text(table, place):
@@ -176,7 +176,7 @@ def labelled(parts: Iterable[tuple[str, Sequence[str]]], width: int | None = Non
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table; a `|` in a cell would end it, so it becomes `/`."""
+    """Format a pipe table; a `|` in a cell would end it, so it becomes `/`."""
     lines = [[head.title for head in table.columns], ["---"] * len(table.columns), *table.rows]
     return "\n".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |" for line in lines)
 

@@ -64,11 +64,11 @@ class _Disturbance:
         return any(load and self.share(load) > self.limit for load in self.of(_all_rows(validation)))
 
     def of(self, rows: Sequence[AnyRow]) -> list[Any]:
-        """What each of the rows had of it; None where nothing was measured."""
+        """Return what each of the rows had of it; None if nothing was measured."""
         return [row[self.key] for row in rows]
 
     def text(self, load: Any) -> str:
-        """`12`, `55 busy`, `40 (20 stolen) busy`."""
+        """Format one row's load: `12`, `55 busy`, `40 (20 stolen) busy`."""
         if load is None:
             return NONE
         stolen = load.get("stolen", 0.0)
@@ -94,7 +94,7 @@ _DISTURBANCES: Final = (
 
 
 def emulated_devices(validation: ValidationDocument) -> str:
-    """What the executors' devices were where they were emulated, `emulated x20`; empty where they were real."""
+    """Describe the executors' devices if they were emulated, `emulated x20`; empty if they were real."""
     slowdowns = {k for pair in validation["pairs"] for k in pair["hardware"]["emulated_slowdowns"]}
     return origin_of("emulated", sorted(slowdowns)) if slowdowns else ""
 
@@ -105,19 +105,19 @@ def is_host_busy(validation: ValidationDocument) -> bool:
 
 
 def _of_devices(tables: Sequence[Table], validation: ValidationDocument) -> list[Table]:
-    """Add emulated devices to the titles: nobody takes such a table for one of real devices."""
+    """Add emulated devices to the titles, so that no such table passes for one of real devices."""
     devices = emulated_devices(validation)
     return [replace(table, title=f"{table.title} ({devices})") if devices else table for table in tables]
 
 
 def title_at_middle(validation: ValidationDocument) -> str:
-    """Of a table of that load: the load, how many runs there were, and whether devices were emulated."""
+    """Return the title of a table of that load: the load, the number of runs, and whether devices were emulated."""
     title = say("validation", "load", rows_at_middle(validation["rows"])[0])
     return _of_devices([Table((), (), title)], validation)[0].title
 
 
 def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
-    """Those of the load that charts show."""
+    """Return the rows of the load that charts show."""
     chosen = middle_load(row["load"] for row in rows)
     return [row for row in rows if row["load"] == chosen]
 
@@ -138,7 +138,7 @@ def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]
 
 
 def errors_tables(validation: ValidationDocument) -> list[Table]:
-    """A table a load: both worlds' mean latency, then each error and what is allowed."""
+    """Return a table a load: simulated and measured mean latency, then each error and what is allowed."""
     by_load: dict[float | None, list[Row]] = {}
     for row in validation["rows"]:
         by_load.setdefault(row["load"], []).append(row)
@@ -165,13 +165,13 @@ def _errors_table(rows: Sequence[Row]) -> Table:
 
 
 def prediction_columns(measure: Measure, name: str) -> list[Column]:
-    """Of what was predicted, what was measured, and how many values lie inside."""
+    """Return columns of what was predicted, what was measured, and how many values are inside."""
     head = [column(measure, f"{name} {word}") for word in ("predicted", "measured")]
     return [*head, Column(f"{name} inside", is_text=True)]
 
 
 def prediction_cells(row: Row | None, measure: Measure) -> list[str]:
-    """`83.1 (76.0-106)`, `82.4 (78.0-88.0)`, `5 of 5`; nothing for a router that did not run on executors."""
+    """Return `83.1 (76.0-106)`, `82.4 (78.0-88.0)`, `5 of 5`; nothing for a router that did not run on executors."""
     if row is None:
         return [NONE] * 3
     predicted, measured = row["predicted"].get(measure.stem), row["measured"][measure.stem]
@@ -215,7 +215,7 @@ def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
 
 
 def stages_table(rows: Sequence[Row]) -> Table:
-    """Mean milliseconds an image spent in each stage, simulated/on executors; no rows where no run kept them."""
+    """Return mean milliseconds an image spent in each stage, simulated/on executors; no rows if no run kept them."""
     known = [(_name(row), row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
     body = [
         [router, *(f"{number(simulated.get(name), 2, 1000)}/{number(hardware.get(name), 2, 1000)}" for name in STAGES)]
@@ -229,7 +229,7 @@ def stages_table(rows: Sequence[Row]) -> Table:
 
 
 def saturation_tables(validation: ValidationDocument) -> list[Table]:
-    """Throughput of saturated runs, where there were any."""
+    """Return throughput of saturated runs, if there were any."""
     saturated = validation["saturated"]
     return _of_devices([_saturated_table(saturated)] if saturated else [], validation)
 
@@ -262,7 +262,7 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
 
 
 def _kept_up(row: SaturatedRow) -> str:
-    """Which world carried what arrived, if one did: it was not saturated."""
+    """Return whether simulation or executors kept up with arrivals, if one did: it was not saturated."""
     kept_up = [world for world, is_saturated in row["saturated"].items() if not is_saturated]
     return f"not saturated: {', '.join(kept_up)}" if kept_up else ""
 
@@ -277,7 +277,7 @@ def _allowed(target: float | None, is_met: bool | None) -> str:
 
 
 def validation_notes(validation: ValidationDocument) -> list[str]:
-    """What ranges and errors are, how routers rank, and what cannot be known."""
+    """Describe what ranges and errors are, how routers rank, and what cannot be known."""
     rows, everything = validation["rows"], _all_rows(validation)
     reasons: dict[str, dict[str, None]] = {}
     for pair in validation["pairs"]:
@@ -293,7 +293,7 @@ def validation_notes(validation: ValidationDocument) -> list[str]:
 
 
 def disturbance_warnings(validation: ValidationDocument, rows: str = "rows flagged") -> list[str]:
-    """What nobody should miss: all that is in the executors' numbers and in no simulation, in which rows."""
+    """Warn of all that is in the executors' numbers and in no simulation, and in which rows."""
     warnings = [
         say("validation", "warning", each.key, each.limit, rows) for each in _DISTURBANCES if each.is_strong(validation)
     ]
@@ -302,18 +302,18 @@ def disturbance_warnings(validation: ValidationDocument, rows: str = "rows flagg
 
 
 def first_far_text(run: FarRun) -> str:
-    """Tell of the first run alone, while it is not known what the next one says."""
+    """Describe the first run alone, while the next one's result is not known."""
     return say("validation", "first_far", run, MAX_APART_PCT)
 
 
 def far_apart_warnings(validation: ValidationDocument) -> list[str]:
-    """What nobody should miss in a report."""
+    """Return the warnings of a report."""
     far_apart = validation.get("far_apart")
     return [] if far_apart is None else [f"Far apart: {say('validation', 'far_apart', far_apart, MAX_APART_PCT)}"]
 
 
 def require_hopeful(validation: ValidationDocument) -> None:
-    """Raises `WorkError` where the validation was stopped as hopeless; all that was made is kept."""
+    """Raise `WorkError` if the validation was stopped as hopeless; all that was made is kept."""
     if was_stopped(validation):
         text = say("validation", "far_apart", validation.get("far_apart"), MAX_APART_PCT)
         raise WorkError(f"validate: {text} Everything that was made is kept")

@@ -1,8 +1,8 @@
 """Templates of sentences and pages, and how they write what they are given.
 
-A template of sentences (`NAME.j2`) is macros: each is called with facts, and gives them as text, for a terminal and for
-the report alike. A line break in it is a blank; where a macro makes several lines, each begins with `|`. Templates of
-pages (`NAME.html.j2`) escape every name.
+A template of sentences (`NAME.j2`) is macros: each is called with facts, and gives them as text, for both the terminal
+and the report. A line break in it is a blank; if a macro makes several lines, each begins with `|`. Templates of pages
+(`NAME.html.j2`) escape every name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scenarios.show import numbers
 
 @cache
 def environment() -> Environment:
-    """A name that a template has no value for is an error."""
+    """Return the environment, in which a name without a value is an error."""
     templates = Environment(
         loader=PackageLoader("scenarios.show", "templates"),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # noqa: S701 - sentences are none
@@ -40,12 +40,12 @@ def environment() -> Environment:
 
 
 def say(template: str, macro: str, *facts: Any, **more: Any) -> str:
-    """What a macro of a template of sentences makes of some facts, in one line."""
+    """Return what a macro of a template of sentences makes of some facts, in one line."""
     return _in_a_line(_made(template, macro, *facts, **more))
 
 
 def lines_of(template: str, macro: str, *facts: Any, **more: Any) -> list[str]:
-    """What a macro makes of some facts, line by line."""
+    """Return what a macro makes of some facts, line by line."""
     lines = re.split(r"^\s*\| ", _made(template, macro, *facts, **more), flags=re.MULTILINE)
     return list(filter(None, map(_in_a_line, lines)))
 

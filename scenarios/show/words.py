@@ -27,35 +27,35 @@ _CAUSES: Final = {PLANNED: "outage", WORKER_DIED: "worker died", WORKER_HUNG: "w
 
 
 def provenance(of: Result | ComparisonDocument) -> str:
-    """The weakest origin of the numbers, and the accuracy's where no network was measured."""
+    """Return the weakest origin of the numbers, and the accuracy's if no network was measured."""
     origin = origin_of(of["provenance"], of["emulated_slowdowns"])
     return origin if of["accuracy_provenance"] == MEASURED else f"{origin}; accuracy: {of['accuracy_provenance']}"
 
 
 def origin_text(of: ComparisonDocument) -> str:
-    """Tell the origin in a sentence or two, for who does not know the words."""
+    """Return the origin in a sentence or two, for readers new to the terms."""
     slowdowns = "/".join(f"{slowdown:g}" for slowdown in of["emulated_slowdowns"])
     return say("results", "origin", of["provenance"], slowdowns, of["accuracy_provenance"])
 
 
 def decisions_text(charged: Mapping[str, float]) -> list[str]:
-    """How much longer routers' own decisions take in simulation, as it was measured; nothing where none does."""
+    """Describe how much longer routers' own decisions take in simulation, as measured; nothing if none does."""
     return [say("results", "decisions", charged)] if charged else []
 
 
 def flagged(name: str, is_flagged: bool) -> str:
-    """A router's name, with the mark behind it where it leaves too many images unserved."""
+    """Return a router's name, with the mark behind it if it leaves too many images unserved."""
     return f"{name}{FLAG if is_flagged else ''}"
 
 
 def served_measures(served: Iterable[Served]) -> list[Measure]:
-    """The columns that say how much was served: unfinished and failed where there are any."""
+    """Return the columns of how much was served: unfinished and failed if there are any."""
     known = [{"shares": each} for each in served if each["completed"] is not None]
     return [each for each in SERVED if known and (each is SERVED[0] or any(map(each.of, known)))]
 
 
 def slo_measures(slo: SloDocument | None) -> list[Measure]:
-    """The columns that say in how much of the time a promise was kept; its two parts where it has two."""
+    """Return the columns of how much of the time a promise was kept; its two parts if it has two."""
     if slo is None:
         return []
     promised = [slo, *slo.get("classes", {}).values()]
@@ -66,7 +66,7 @@ def slo_measures(slo: SloDocument | None) -> list[Measure]:
 
 
 def slo_text(result: Result) -> str | None:
-    """Tell in how much of a run its promise was kept; None where there is none."""
+    """Describe in how much of a run its promise was kept; None if there is none."""
     measures = slo_measures(result["slo"])
     shares = [NONE if each.of(result) is None else f"{number(each.of(result), 1, 100)} %" for each in measures]
     parts = zip((each.title.removeprefix("SLO attainment, ") for each in measures[1:]), shares[1:], strict=True)
@@ -74,7 +74,7 @@ def slo_text(result: Result) -> str | None:
 
 
 def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], list[str]]:
-    """Tell who left few images unserved, and (with what that means) who many; rows are (router, where, how much)."""
+    """Return which routers left few images unserved, and (with the meaning) many; rows are (router, where, share)."""
     few, many = [], []
     is_cut = False
     for name, where, of in rows:
@@ -94,10 +94,10 @@ def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], 
 
 
 def require_completed(results: Iterable[Result]) -> None:
-    """A run that completed nothing says nothing of its router.
+    """Check that every run completed something: otherwise it shows nothing of its router.
 
     Raises:
-        WorkError: there are such runs; it tells what became of their images, and what to do.
+        WorkError: there are such runs; it reports what happened to their images, and what to do.
     """
     empty_run: dict[tuple[str, str], list[Result]] = {}
     for result in filter(completed_nothing, results):
@@ -126,10 +126,10 @@ def served_of(row: Mapping[str, Any]) -> Served:
 
 
 def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) -> Table | None:
-    """When a server was down, in which run, and why; None where none was.
+    """Return when a server was down, in which run, and why; None if none was.
 
     Args:
-        runs: each with what tells it from the others.
+        runs: each with what distinguishes it from the others.
         most: rows that are shown.
     """
     head = [Column("server"), *(Column(name, is_text=True) for name in ("router", "which run", "cause"))]
@@ -152,6 +152,6 @@ def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) 
 
 
 def signature_lines(comparison: ComparisonDocument) -> list[str]:
-    """Which routers show which failures, in how many of their runs."""
+    """Return which routers show which failures, in how many of their runs."""
     rows = [row for row in comparison["rows"] if row["signatures"]]
     return [f"{row['router']} shows {tally_text(row['signatures'], len(row['seeds']))}" for row in rows]

@@ -12,12 +12,12 @@ Answer = TypeVar("Answer")
 
 
 def can_ask() -> bool:
-    """Whether somebody sits there: both what is asked and what is answered go by a terminal."""
+    """Check for an interactive user: both the questions and the answers go by a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
-    """The answer as `read` makes it of a line; what it refuses is told, and asked again.
+    """Return the answer as `read` makes it of a line; what it refuses is reported, and asked again.
 
     Args:
         read: raises `ValueError` for what is none.

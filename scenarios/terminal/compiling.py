@@ -1,6 +1,6 @@
-"""What is told when something must be compiled before it runs. It needs numba, so it is imported late.
+"""The message when something must be compiled before it runs. It needs numba, so it is imported late.
 
-Whether that is so is known when numba begins, and not before: what it keeps is for one kind of processor.
+The need is known when numba begins, and not before: its cache is for one kind of processor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Teller(Listener):
         self._signals: _Signals | None = None
 
     def on_start(self, event: Any) -> None:
-        """Tell of it before numba compiles a function; those that it calls come within."""
+        """Report it before numba compiles a function; those that it calls come within."""
         if self._depth == 0:
             if threading.current_thread() is threading.main_thread():
                 self._signals = _Signals()
@@ -90,7 +90,7 @@ def _end_late(signals: socket.socket) -> None:
 
 @contextmanager
 def telling(say: Say) -> Iterator[None]:
-    """Within it, what must be compiled is told in a line beforehand, and that `SLIMSCHED_JIT=0` forbids it, at once."""
+    """Print a line before anything is compiled, or, at once, that `SLIMSCHED_JIT=0` forbids it."""
     if not IS_ON:
         say("SLIMSCHED_JIT=0: nothing is compiled, and the compiled engine is no faster than the reference")
     with install_listener("numba:compile", _Teller(say)):
@@ -98,6 +98,6 @@ def telling(say: Say) -> Iterator[None]:
 
 
 def compiling_text(module: str) -> str:
-    """What is said before an entry of this module is compiled."""
+    """Return the message before an entry of this module is compiled."""
     what = next((text for part, text in _PARTS.items() if module.startswith(part)), module)
     return f"compiling {what}; {cache_problem() or f'once, it is kept in {cache_folder()}'}"

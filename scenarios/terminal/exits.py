@@ -21,11 +21,11 @@ BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begin
 
 
 def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str] = lambda: RESUMES) -> int:
-    """The exit code of some work.
+    """Return the exit code of some work.
 
     Args:
         name: of the command, before a message.
-        interrupted: what to say of an interrupted one.
+        interrupted: the message for an interrupted one.
     """
     try:
         return work()
@@ -44,7 +44,7 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Within it, SIGTERM ends the work as Ctrl-C does; in the main thread alone."""
+    """Make SIGTERM end the work as Ctrl-C does; in the main thread alone."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Where a command may write: what can't be written is told before the work, and nothing is made by looking."""
+"""Where a command may write: an unwritable path is an error before the work, and the check creates nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.files import destination
 
 
 def writable_file(path: Path) -> Path:
-    """The path, if a file can be written there, or to what is there; folders that are missing would be made.
+    """Return the path, if a file can be written there, or to what is there; folders that are missing would be made.
 
     A regular file would be replaced, and a link's target; a device, a pipe or an open descriptor be written to.
 
@@ -32,7 +32,7 @@ def writable_file(path: Path) -> Path:
 
 
 def writable_folder(path: Path) -> Path:
-    """The path, if files can be written into a folder there; it would be made where it is missing.
+    """Return the path, if files can be written into a folder there; it would be made if it is missing.
 
     Raises:
         InputError: they can't.
@@ -45,7 +45,7 @@ def writable_folder(path: Path) -> Path:
 
 
 def in_a_folder(path: Path) -> Path:
-    """The path, if its folder is there: a mistyped path makes no folders; raises `InputError` if it is not."""
+    """Return the path, if its folder is there: a mistyped path makes no folders; raises `InputError` if it is not."""
     with _told_of(path):
         if not path.absolute().parent.is_dir():
             problem = f"there is no folder {path.parent}; make it, or name one that exists"

@@ -1,7 +1,7 @@
-"""How long work tells that it goes on: a bar on a terminal, a plain line every few seconds elsewhere, or nothing.
+"""Progress of long work: a bar on a terminal, a plain line every few seconds elsewhere, or nothing.
 
-It always writes to standard error, so that standard output holds results alone. A Python program may hear of it
-instead (`observed_by`).
+It always writes to standard error, so that standard output holds results alone. A Python program may receive it instead
+(`observed_by`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Step:
     Attributes:
         title: what is being done; empty for a remark about all of it.
         done: how many steps are done.
-        total: of how many; None where nobody knows.
+        total: of how many; None if unknown.
         unit: what a step is, in the singular: `run`, `decision`, `point`.
         text: the remark; empty where steps were done.
     """
@@ -51,7 +51,7 @@ _hearing: ContextVar[OnStep | None] = ContextVar("hearing", default=None)
 
 @contextmanager
 def observed_by(hear: OnStep) -> Iterator[None]:
-    """Within it, progress is told to `hear`, and nothing is written. What `hear` raises ends the work."""
+    """Pass progress to `hear` within it, and write nothing. What `hear` raises ends the work."""
     before = _hearing.set(hear)
     try:
         yield
@@ -60,7 +60,7 @@ def observed_by(hear: OnStep) -> Iterator[None]:
 
 
 def current_observer() -> OnStep | None:
-    """Who hears of it here; None where it is written."""
+    """Return the current observer; None if progress is written."""
     return _hearing.get()
 
 
@@ -69,7 +69,7 @@ class Progress:
 
     Args:
         title: what is being done.
-        total: how many steps there are; None where nobody knows.
+        total: how many steps there are; None if unknown.
         unit: what a step is, in the singular.
         quiet: write nothing at all.
         stream: where to write; standard error by default.
@@ -112,7 +112,7 @@ class Progress:
             write_line(f"{self._amount()} in {_now_s() - self._started_s:.1f} s", self._stream)
 
     def update(self, steps: int = 1) -> None:
-        """So many more steps are done; with none, that the one that is under way goes on."""
+        """Count `steps` more as done; with none, show that the one in progress continues."""
         self._done += steps
         self._stepped_s = _now_s() if steps else self._stepped_s
         self._is_heard()
@@ -127,9 +127,9 @@ class Progress:
             write_line(text, self._stream)
 
     def set(self, done: int, total: int | None = None, left_s: float | None = None) -> None:
-        """This many steps are done (of so many, where that is known only now); the first call says where work began.
+        """Set how many steps are done (and of how many, if only now known); the first call marks where work began.
 
-        Steps that take unequal times say better themselves how much time is left (`left_s`) than their pace does.
+        Steps of unequal times give a better estimate of the time left (`left_s`) than their pace does.
         """
         self._left_s = left_s
         self._total = self._total if total is None else total
@@ -137,7 +137,7 @@ class Progress:
         self.update(done - self._done)
 
     def tell(self, text: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """Print a separate line, above the bar if there is one."""
         self._is_heard(text)
         if not self._quiet:
             write_line(text, self._stream)
@@ -167,7 +167,7 @@ def _many(unit: str, count: int) -> str:
 
 
 def write_line(text: str, stream: TextIO) -> None:
-    """Above the bars that are there, which would else go on in it."""
+    """Write a line above the current bars, which would otherwise continue in it."""
     if stream.isatty():
         _console(stream).print(visible_text(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
     else:
@@ -176,13 +176,13 @@ def write_line(text: str, stream: TextIO) -> None:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     write_line(text, sys.stderr)
 
 
 @lru_cache(maxsize=1)
 def _console(stream: TextIO) -> Console:
-    """All bars of a stream are drawn by one, which knows where they are."""
+    """Return the console of a stream: one draws all its bars, and has their positions."""
     from rich.console import Console
 
     return Console(file=stream)

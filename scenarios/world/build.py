@@ -96,7 +96,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
 
 
 def _require_reachable(scenario: Scenario, world: World) -> None:
-    """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
+    """Raise `InputError` if the operator asks for more accuracy than any width tuple that servers hold has."""
     goals = scenario.slo.goals(scenario.tuning.floor)
     config, tuples = world.cluster.router, world.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
@@ -115,7 +115,7 @@ def _require_reachable(scenario: Scenario, world: World) -> None:
 
 
 def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int = -1) -> float:
-    """The rate at which every device would be busy all the time with full batches at the last width, or the one `at`.
+    """Return the rate at which all devices are always busy with full batches at the last width, or the one `at`.
 
     An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
     finds the largest rate that is really stable with a given router. Of several models a device's rate is a mean of
@@ -132,7 +132,7 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int 
 
 
 def _speed_as_promised(scenario: Scenario, cluster: ClusterSpec, costs: ProfileCosts) -> float:
-    """How many times as many images the first server does at the accuracy that is promised as at full width."""
+    """Return the first server's speedup at the promised accuracy relative to full width."""
     config, top1 = cluster.router, cluster.prior.top1
     floors = [each.floor for each in scenario.classes] or [scenario.slo.goals(scenario.tuning.floor)[0].floor]
     shares = [each.share for each in scenario.classes] or [1.0]
@@ -147,14 +147,14 @@ def _speed_as_promised(scenario: Scenario, cluster: ClusterSpec, costs: ProfileC
 
 
 def device_section(device: DeviceSpec) -> DeviceSection:
-    """A device as a scenario would name it."""
+    """Return a device as a scenario would name it."""
     others = ("emulated", "slowdown", "vram_gb", "memory_format", "graphs")
     known = {name: getattr(device, name) for name in DeviceSection.model_fields if name not in others}
     return DeviceSection(**known, vram_gb=device.vram_bytes / GB)
 
 
 def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenario:
-    """`cluster.servers: auto` spelled out: a server for each device of this machine."""
+    """Spell out `cluster.servers: auto`: a server for each device of this machine."""
     if scenario.cluster.servers != "auto":
         return scenario
     sections = tuple(
@@ -253,7 +253,7 @@ def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachm
 
 
 def _in_rack(scenario: Scenario, server: ServerSection, attachment: Attachment) -> Attachment:
-    """Where racks are alike, `server.rack` has a number behind the name."""
+    """Return the attachment within its rack; if racks are alike, `server.rack` has a number behind the name."""
     if server.rack is None:
         return attachment
     racks = {name: rack for rack in scenario.cluster.racks for name in rack.names}
@@ -295,7 +295,7 @@ def _router_config(
 
 
 def _models_of_classes(scenario: Scenario, models: tuple[str, ...]) -> tuple[int, ...]:
-    """For each class its model's number; empty where there is one model.
+    """Return, for each class, its model's number; empty if there is one model.
 
     Raises:
         InputError: a class names a model that there is not, or none of several.
@@ -310,7 +310,7 @@ def _models_of_classes(scenario: Scenario, models: tuple[str, ...]) -> tuple[int
 
 
 def _outstanding_blocks(scenario: Scenario) -> int:
-    """As given; else so many that a GPU, whose passes are short, has some while words are on their way."""
+    """Return the given number; by default enough that a GPU, whose passes are short, has work during messages."""
     if scenario.router.outstanding_blocks is not None:
         return scenario.router.outstanding_blocks
     devices = [server.device for server in scenario.cluster.named_servers]
@@ -328,7 +328,7 @@ def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[Devi
 
 
 def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
-    """The CPU devices, where they leave the router's process no core of its own (`hw.router.loop.own_cores`)."""
+    """Return the CPU devices, if they leave the router's process no dedicated core (`hw.router.loop.own_cores`)."""
     shared = [index for index, tables in enumerate(devices) if tables.chores is not None]
     if not shared:
         return ()
@@ -344,7 +344,7 @@ def _usual_s(host: RouterHost) -> float:
 
 
 def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
-    """The policy's own time: as the scenario says, else within what was measured of the host, else an assumption."""
+    """Return the policy's own time: the scenario's, or within what was measured of the host, or an assumption."""
     if not isinstance(scenario.router.decision_s, str):
         return scenario.router.decision_s
     is_measured = any(profile.router_host is not None for profile in profiles)

@@ -37,12 +37,13 @@ class Judged(Generic[Runs]):
 
 @dataclass(frozen=True)
 class Dial(Generic[Runs]):
-    """Where a dial was set.
+    """The value a dial was set to.
 
     Attributes:
         by: how far; above 0 towards accuracy.
         judged: what the router has there.
-        is_kept: whether the floor is kept there; else no dial that was tried keeps it, and this is the most accurate.
+        is_kept: whether the floor is kept there; if not, no dial that was tried keeps it, and this is the most
+            accurate.
     """
 
     by: float
@@ -51,12 +52,12 @@ class Dial(Generic[Runs]):
 
 
 def judged(scores: list[RunScore]) -> Judged[list[RunScore]]:
-    """What some scores come to."""
+    """Return the judgement of some scores."""
     return Judged(mean_accuracy(scores), unserved(scores), scores)
 
 
 def find_dial(measure: Callable[[float], Judged[Runs]], floor: float) -> Dial[Runs]:
-    """Find the quickest dial at which the floor is kept: within `CLOSE` above it, if the tries last.
+    """Find the fastest dial at which the floor is kept: within `CLOSE` above it, if the tries last.
 
     Of those that keep it, one that serves all is taken first.
 
@@ -87,7 +88,7 @@ def find_dial(measure: Callable[[float], Judged[Runs]], floor: float) -> Dial[Ru
 
 
 def crossing(found: Mapping[float, float], wanted: float, low: float, high: float) -> float:
-    """The next point to try when looking for where a rising quantity reaches a value: secant within a bracket.
+    """Return the next point in the search for where a rising quantity reaches a value: secant within a bracket.
 
     Args:
         found: what was measured so far, point -> quantity.

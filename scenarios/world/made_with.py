@@ -1,9 +1,9 @@
-"""What a scenario's files were made with, as they say themselves, held against what the scenario says now.
+"""What a scenario's files were made with, as they record it, compared with the scenario now.
 
 Accuracies, profiles and routers are made once and read often: what has changed meanwhile is refused, never answered
-with the old numbers. A file that says nothing of something is taken as it is: somebody brought it.
+with the old numbers. A file that does not record something is taken as it is: it was brought from elsewhere.
 
-Seeds are left out: with another one the same thing would only have been drawn anew.
+Seeds are left out: with another one the same thing would only be drawn again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OF_A_WORLD: Final = (
     "end",
 )
 """The parts of a scenario that every simulation reads."""
-_PLAYED: Final = {"emulated", "slowdown"}  # by a device that is measured by nobody
+_PLAYED: Final = {"emulated", "slowdown"}  # by a device without measurements
 _WATCHED: Final = {"device", "checkpoint_epochs", "probe_epochs"}  # where and how often, not what
 
 
 def of_network(scenario: Scenario) -> MadeWith:
-    """The network that the scenario names, and a user's code; empty where it names none."""
+    """Return the network that the scenario names, and a user's code; empty if it names none."""
     given = scenario.model
     if given.network is None:
         return {}
@@ -46,7 +46,7 @@ def of_network(scenario: Scenario) -> MadeWith:
 
 
 def of_accuracy(scenario: Scenario) -> MadeWith:
-    """What an accuracy table depends on: network, images, and how the network was trained where that is done here."""
+    """Return what an accuracy table depends on: network, images, and the network's training if that is done here."""
     given, origin = scenario.model, of_network(scenario)
     if given.accuracy is None or "dataset" in given.model_fields_set:  # a table that is brought may be of any other
         try:
@@ -60,7 +60,7 @@ def of_accuracy(scenario: Scenario) -> MadeWith:
 
 
 def of_profile(scenario: Scenario, server: ServerSection) -> MadeWith:
-    """What a device's calibration depends on: network, budget, and what the scenario says of the device."""
+    """Return what a device's calibration depends on: network, budget, and the scenario's keys of the device."""
     device = server.device or DeviceSection()
     settings = device.model_dump(mode="json", exclude_none=True, exclude=_PLAYED)
     budget = {"calibration.budget": f"{scenario.calibration.budget:g} s"}
@@ -68,7 +68,7 @@ def of_profile(scenario: Scenario, server: ServerSection) -> MadeWith:
 
 
 def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tuple[float, ...], float]) -> MadeWith:
-    """The world that a router is made for: load, cluster, profiles and accuracies; not how long it learned.
+    """Return the world that a router is made for: load, cluster, profiles and accuracies; not how long it learned.
 
     Args:
         profiles: each server's.
@@ -97,10 +97,10 @@ def _flat(key: str, value: Any) -> MadeWith:
 def require_same(
     path: Path, origin: Mapping[str, str] | None, wanted: Mapping[str, str], remedy: str, *, is_brought: bool = False
 ) -> None:
-    """A file must have been made with what the scenario says now.
+    """Check that a file was made with the scenario's present settings.
 
     Args:
-        is_brought: the scenario names it, so that only what both speak of must agree.
+        is_brought: the scenario names it, so that only settings in both must agree.
 
     Raises:
         InputError: something differs; it names the file and the first such setting.
@@ -115,7 +115,7 @@ def require_same(
 
 
 def require_weights(path: Path, model: Path, evaluation: Evaluation, remedy: str) -> None:
-    """An accuracy table must be of the weights that are there, where some are.
+    """Check that an accuracy table is of the weights that are there, if some are.
 
     Raises:
         InputError: it is of others, or they can't be read.

@@ -1,7 +1,7 @@
 """What a scenario needs before it can be simulated: its servers named, their profiles, the network and its accuracy.
 
-A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This module knows
-where they lie and reads them; `scenarios.job` makes them.
+A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This module has
+their paths and reads them; `scenarios.job` makes them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _CALIBRATED = "`slimsched run` makes it again"
 
 
 def default_folder(scenario: Scenario) -> Path:
-    """`runs/NAME`, where the user is."""
+    """Return `runs/NAME`, in the current folder."""
     return Path("runs") / scenario.name
 
 
 def with_named_servers(scenario: Scenario) -> Scenario:
-    """The scenario with `cluster.servers: auto` spelled out for this machine."""
+    """Return the scenario with `cluster.servers: auto` spelled out for this machine."""
     if scenario.cluster.servers != "auto":
         return scenario
     from hw.device import local_devices  # opens torch, which a simulation does not need
@@ -50,19 +50,19 @@ def with_named_servers(scenario: Scenario) -> Scenario:
 
 
 def model_path(scenario: Scenario, folder: Path) -> Path:
-    """Where the network is, or will be."""
+    """Return the path of the network, made or not."""
     return Path(scenario.model.checkpoint) if scenario.model.checkpoint else folder / MODEL_FILE
 
 
 def model_file(scenario: Scenario, folder: Path) -> ModelFile:
-    """The network's file, and which network the scenario says it is."""
+    """Return the network's file, and which network it is according to the scenario."""
     from hw.networks.registry import ModelFile  # opens torch, which a simulation does not need
 
     return ModelFile(model_path(scenario, folder), network_of(scenario))
 
 
 def network_of(scenario: Scenario) -> Network | None:
-    """The network that the scenario names; raises `InputError` for a name that is none."""
+    """Return the network that the scenario names; raises `InputError` for an unknown name."""
     from hw.networks.registry import Network
 
     given = scenario.model
@@ -70,22 +70,22 @@ def network_of(scenario: Scenario) -> Network | None:
 
 
 def profile_path(folder: Path, server: str) -> Path:
-    """Where a server's profile is, or will be."""
+    """Return the path of a server's profile, made or not."""
     return folder / "profiles" / f"{server}.yaml"
 
 
 def calibrated_path(folder: Path, server: str) -> Path:
-    """A server's profile as calibration left it, before the overheads of serving were added."""
+    """Return the path of a server's profile as calibration left it, before the overheads of serving were added."""
     return folder / "calibration" / f"{server}.yaml"
 
 
 def served_path(folder: Path, server: str) -> Path:
-    """Where a server's profile with the overheads of serving is, if they were measured on this host."""
+    """Return the path of a server's profile with the overheads of serving, if they were measured on this host."""
     return folder / "calibration" / "served" / f"{server}.yaml"
 
 
 def read_accuracy(scenario: Scenario, folder: Path) -> NetworkAccuracy:
-    """The scenario's accuracy file, else the one that its run made.
+    """Read the scenario's accuracy file, or the one that its run made.
 
     Raises:
         InputError: there is none yet, it is broken, or it was made with something else than the scenario has now.
@@ -108,7 +108,7 @@ def read_accuracy(scenario: Scenario, folder: Path) -> NetworkAccuracy:
 
 
 def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
-    """Each server's profile (one that shares a device has that server's).
+    """Read each server's profile (one that shares a device has that server's).
 
     Raises:
         InputError: a server has not been calibrated yet, its file is broken, or was made with something else than the
@@ -141,7 +141,7 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
 
 
 def profile_source(server: ServerSection, folder: Path) -> Path:
-    """The file that a server's profile is made of: the one that it names, that its run keeps, or that it plays."""
+    """Return the file that a server's profile is made of: the one that it names, its run keeps, or it emulates."""
     if server.profile:
         return profile_file(server.profile)
     path = profile_path(folder, server.name)
@@ -151,7 +151,7 @@ def profile_source(server: ServerSection, folder: Path) -> Path:
 
 
 def emulated_profile(device: DeviceSection) -> Profile:
-    """What an emulated device plays; raises `InputError` where there is no such profile."""
+    """Return the profile of an emulated device; raises `InputError` if there is no such profile."""
     assert device.emulated is not None, "asked of an emulated one"
     return emulated(read_profile(Path(device.emulated)), device.slowdown)
 
@@ -165,7 +165,7 @@ def _is_played(device: DeviceSection, path: Path) -> bool:
 
 
 def make_world(scenario: Scenario, folder: Path) -> World:
-    """Everything together; raises `InputError` for what is missing or does not fit."""
+    """Combine everything; raises `InputError` for what is missing or does not fit."""
     scenario = with_named_servers(scenario)
     profiles = read_profiles(scenario, folder)
     accuracy = read_accuracy(scenario, folder)
@@ -174,16 +174,16 @@ def make_world(scenario: Scenario, folder: Path) -> World:
 
 
 def load_world(path: Path, folder: Path | None = None) -> World:
-    """`make_world` from a scenario's file."""
+    """Return `make_world` from a scenario's file."""
     scenario = load_scenario(path)
     return make_world(scenario, folder or default_folder(scenario))
 
 
 def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> None:
-    """A profile must be of the network whose accuracy is used, all of it.
+    """Check that a profile is of the network whose accuracy is used, all of it.
 
     A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit. The
-    same holds for any profile beside the paper's table, which is of no weights either.
+    same holds for any profile used with the paper's table, which is of no weights either.
 
     Raises:
         InputError: it is of another one.

@@ -1,4 +1,4 @@
-"""A scenario's routers, as objects that decide; refused before the work where they do not fit."""
+"""A scenario's routers, as objects that decide; refused before the work if they do not fit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sim.cluster import ClusterSpec
 
 MADE_WITH: Final = "made_with"  # of what a router's file says of its making: see `scenarios.world.made_with`
 USUAL_BLOCK: Final = 16  # images
-ALIKE: Final = 1.5  # times as dear, and a decision is about the same
+ALIKE: Final = 1.5  # times as expensive, and a decision costs about the same
 
 
 def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]) -> None:
-    """Routers' files that the scenario names must be of its cluster.
+    """Check that routers' files that the scenario names are of its cluster.
 
     Raises:
         InputError: one is of another shape, or damaged.
@@ -42,7 +42,7 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
 
 
 def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
-    """What a decision costs in a cluster, how much may be under way, for how long it may hold: rules depend on it."""
+    """Return a decision's cost in a cluster, the in-flight limit, the holding limit: rules depend on it."""
     host, config = cluster.host, cluster.router
     block_ns, image_ns = (0, 0) if host is None else host.decision
     return {
@@ -71,8 +71,10 @@ def _in_words(deciding: Mapping[str, float]) -> str:
 
 
 def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], cluster: ClusterSpec) -> Iterator[str]:
-    """A warning for each router's file that was tuned on another cluster, as far as it says: it fits, but its numbers
-    were found elsewhere. (What PPO learned fits no other cluster, and is refused.)"""
+    """Yield a warning for each router's file that was tuned on another cluster, as far as it records that.
+
+    It fits, but its numbers were found elsewhere. (What PPO learned fits no other cluster, and is refused.)
+    """
     for name in dict.fromkeys(routers):
         origin = made_by(path) if (path := router_file(name)) is not None else {}
         tuned = origin.get("devices")
@@ -86,9 +88,9 @@ def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], clus
 
 
 def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: Path) -> Iterator[str]:
-    """A warning for routers that don't follow what the operator asks for.
+    """Yield a warning for routers that don't follow what the operator asks for.
 
-    Nobody is told of a promise that stays: it is what results are held against. `made_in`: as for `maker_of`.
+    A constant promise causes no warning: results are compared with it. `made_in`: as for `maker_of`.
     """
     wanted = scenario.slo.goals(scenario.tuning.floor)
     goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in wanted)]
@@ -97,7 +99,7 @@ def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: 
 
 
 def routers_ignoring(goals: Sequence[str], routers: Sequence[str], made_in: Path) -> Iterator[str]:
-    """A warning for routers that don't follow some of these goals of the operator's (names of keys in `slo`)."""
+    """Yield a warning for routers that don't follow some of these goals of the operator's (names of keys in `slo`)."""
     deaf: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(routers):
         deaf.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)
@@ -110,7 +112,7 @@ def routers_ignoring(goals: Sequence[str], routers: Sequence[str], made_in: Path
 
 
 def _ignored(spec: RouterSpec, goals: Sequence[str]) -> tuple[str, ...]:
-    """Without `control` all; else those of its own, and joules where it knows none."""
+    """Return all goals without `control`; otherwise the router's own, and joules if it has none."""
     control = getattr(spec, "control", None)
     if control is None:
         return tuple(goals)
@@ -124,8 +126,8 @@ class RouterMaker:
 
     Attributes:
         name: as the scenario has it.
-        source, key: where that stands, for messages; of a router that was read from a file, the file.
-        spec: what the file held; None where the name says all.
+        source, key: where the name is, for messages; of a router that was read from a file, the file.
+        spec: what the file held; None if the name is enough.
         code: of a user's class (`code_of`), which is to be the same wherever routers are made; empty: not looked at.
     """
 
@@ -136,7 +138,7 @@ class RouterMaker:
     code: str = ""
 
     def make(self, context: RouterContext) -> RoutingPolicy:
-        """A fresh router; raises `InputError` where it does not fit, or a user's class is missing or another one."""
+        """Make a fresh router; raises `InputError` if it does not fit, or a user's class is missing or another one."""
         if self.spec is not None:
             return self.spec.make(context, self.source)
         if self.code:
@@ -144,7 +146,7 @@ class RouterMaker:
         return make_router(self.name, context, self.source, self.key)
 
     def dialled(self, by: float, context: RouterContext) -> RouterMaker | None:
-        """The same with its dial set (`RouterSpec.dialled`); None where it has none."""
+        """Return the same with its dial set (`RouterSpec.dialled`); None if it has none."""
         spec = self.spec or parse_router_name(self.name, self.source, self.key)
         dialled = spec.dialled(by, context)
         return None if dialled is None else replace(self, spec=dialled)
@@ -157,7 +159,7 @@ def _require_code(name: str, source: str, code: str) -> None:
 
 
 def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Path | None, key: str) -> RouterMaker:
-    """What makes a router by its name in a scenario, its file read; raises `InputError` where it can't be."""
+    """Return a router's maker by its name in a scenario, its file read; raises `InputError` if it can't be made."""
     if (kind := made_kind(name)) is not None:
         path = None if made_in is None else made_in / made_file(kind)
         if path is None or not path.is_file():

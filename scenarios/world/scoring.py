@@ -51,7 +51,7 @@ class Simulated(Protocol):
         ...
 
     def with_series(self) -> Simulated:
-        """The same with what its files hold."""
+        """Return the same with what its files hold."""
         ...
 
 
@@ -59,7 +59,7 @@ class Maker(Protocol):
     """What makes a router; `RouterSpec` and `RouterMaker` do."""
 
     def make(self, context: RouterContext) -> RoutingPolicy:
-        """A fresh router for a cluster."""
+        """Make a fresh router for a cluster."""
         ...
 
 
@@ -74,7 +74,7 @@ class SampledRun:
     end: str = "cut"
 
     def spec(self, world: Simulated) -> RunSpec:
-        """With everything that happens in it."""
+        """Return the run with everything that happens in it."""
         return world.run_spec(
             self.seed,
             duration_s=self.duration_s,
@@ -99,7 +99,7 @@ class Scorer:
         self._specs = {run: self._specs.get(run) or run.spec(self.world) for run in dict.fromkeys(runs)}
 
     def score(self, rule: Maker, run: SampledRun) -> RunScore:
-        """A router on a run; one that is kept, if threads do that beside each other."""
+        """Score a router on a run; one that is kept, if threads do that concurrently."""
         if run not in self._specs:
             self.keep([*self._specs, run][-KEPT_RUNS:])
         spec, router = self._specs[run], rule.make(self._context)
@@ -115,11 +115,11 @@ class Scorer:
 
 
 def unserved(scores: Sequence[RunScore]) -> float:
-    """The share of the images that failed. What is under way when a run is cut off counts with the time it waited."""
+    """Return the share of the images that failed. Those in flight when a run is cut off count with their wait."""
     return sum(score.failed for score in scores) / max(1, sum(score.images for score in scores))
 
 
 def mean_accuracy(scores: Sequence[RunScore]) -> float:
-    """Over the images of all runs that were finished."""
+    """Return the mean accuracy over the images of all runs that were finished."""
     images = sum(score.images - score.unfinished for score in scores)
     return sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)

@@ -31,23 +31,23 @@ from scenarios.files.spec import (
 
 @dataclass(frozen=True, slots=True)
 class TraceSlice:
-    """Which part of a scenario a run for training or tuning is from: one of so many, the whole by default."""
+    """The part of a scenario that a run for training or tuning is from: one of several, the whole by default."""
 
     number: int = 0
     parts: int = 1
 
     def start_s(self, seed: int, duration_s: float, horizon_s: float) -> float:
-        """Where in the part it begins: at random, but so that it does not reach beyond the scenario's end."""
+        """Return where in the part it begins: at random, but so that it does not reach beyond the scenario's end."""
         longest_s = max(0.0, duration_s - horizon_s)
         return longest_s * (self.number + float(stream(seed, "excerpt").uniform())) / self.parts
 
 
 Series = Mapping[tuple[str, str], NDArray[np.float64]]
-"""What stands in a column of a file: by both."""
+"""The cells of a column of a file: by both."""
 
 
 def series_of(given: WorkloadSection) -> Series:
-    """All that the files of a workload hold; raises `InputError` where one can't be read."""
+    """Read all that the files of a workload hold; raises `InputError` if one can't be read."""
     match given:
         case RatesWorkload():
             files = filter(None, (given.file, given.tuning_file))
@@ -59,11 +59,11 @@ def series_of(given: WorkloadSection) -> Series:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What a workload is played at.
+    """The settings that a workload is played at.
 
     Attributes:
         rate_img_s: its mean rate, scaled; 0 for a trace, which has its own.
-        scale: in times of its own rate.
+        scale: as a multiple of its own rate.
         start_s: where in the scenario the run begins.
         is_tuning: whether it is for training or tuning a router.
         series: of the workload, where its files were read before.
@@ -80,7 +80,7 @@ class Play:
 
 @singledispatch
 def arrivals_ns(given: WorkloadSection, play: Play) -> Arrivals:
-    """Arrival times of one run, ascending."""
+    """Return the arrival times of one run, ascending."""
     raise NotImplementedError(f"nothing plays {type(given).__name__}")
 
 
@@ -134,14 +134,14 @@ def _times_s(given: TraceWorkload, series: Series) -> NDArray[np.float64]:
 
 # ------------------------------------------------------------------------------------------------- doubts about a trace
 
-_UNITS = {1e9: "nanoseconds", 1e6: "microseconds", 1e3: "milliseconds"}  # of each so many are a second
-_EPOCH_S = 6e8  # 1989, in seconds since 1970; as many milliseconds are beyond any year of four digits
+_UNITS = {1e9: "nanoseconds", 1e6: "microseconds", 1e3: "milliseconds"}  # the number of each in a second
+_EPOCH_S = 6e8  # 1989, in seconds since 1970; the same number of milliseconds is beyond any year of four digits
 _DATES = 1.97e13, 2.1e13  # as numbers; as milliseconds since 1970 they are beyond the year 2590
 _STEPS_S = {3600: "hours", 60: "minutes", 1: "seconds"}
 
 
 def warnings_of(given: WorkloadSection, duration_s: float, series: Series) -> list[str]:
-    """What is odd about a trace in a run of that length, with what to write; nothing of another workload."""
+    """Return what is odd about a trace in a run of that length, with what to write; nothing of another workload."""
     if not isinstance(given, TraceWorkload):
         return []
     times_s = _times_s(given, series)

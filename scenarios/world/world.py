@@ -42,14 +42,14 @@ from sim.profile import Profile, emulated_slowdowns
 if TYPE_CHECKING:
     from sim.compiled.simulation import CompiledSimulation
 
-ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
+ASSUMED_DECISION_S = 100e-6  # if no profile has measured it
 DRAIN_LIMIT_S = 60.0
 MAX_IMAGES = 1e8
 
 
 @dataclass(frozen=True)
 class NetworkAccuracy:
-    """What is known of the network's accuracy: the prior, and the images it got right where it was evaluated.
+    """What is known of the network's accuracy: the prior, and the images it got right if it was evaluated.
 
     Without an evaluation the prior is the paper's table, and labels are drawn from it.
     """
@@ -83,7 +83,7 @@ class World:
         decision_times_s: by router, as tables name it, what its own decisions take beyond what the cluster charges
             for each.
         dials: by router, as tables name it, where its dial is set (`RouterSpec.dialled`); the others are as they are.
-        series: what the workload's files hold, where they were read (`with_series`); runs read the others.
+        series: what the workload's files hold, if they were read (`with_series`); runs read the others.
     """
 
     scenario: Scenario
@@ -109,14 +109,14 @@ class World:
         return replace(self, decision_times_s=dict(times_s))
 
     def decided_by(self, router: str) -> World:
-        """The world as simulations with that router see it: its own decisions' time is charged, in both engines."""
+        """Return the world of simulations with that router: its own decisions' time is charged, in both engines."""
         own_ns = nanoseconds(self.decision_times_s.get(router, 0.0))
         if not own_ns:
             return self
         return replace(self, cluster=replace(self.cluster, decision_ns=self.cluster.decision_ns + own_ns))
 
     def decision_parts(self, routers: Sequence[str]) -> list[Any]:
-        """What of it runs with these routers (named as in tables) read; nothing where nothing is charged."""
+        """Return what of it runs with these routers (named as in tables) read; nothing if nothing is charged."""
         return sorted((name, self.decision_times_s[name]) for name in routers if name in self.decision_times_s)
 
     @property
@@ -137,7 +137,7 @@ class World:
         return Provenance.weakest(*(provenance for part in parts for provenance in part))
 
     def profile_of(self, server: str) -> Profile:
-        """Of the server with that name."""
+        """Return the profile of the server with that name."""
         names = [each.name for each in self.scenario.cluster.named_servers]
         return self.profiles[names.index(server)]
 
@@ -155,18 +155,18 @@ class World:
 
     @property
     def signature_context(self) -> SignatureContext:
-        """What failures of a run are told by."""
+        """The context by which failures of a run are detected."""
         return context_of(self.cluster, self.costs)
 
     @property
     def power_provenance(self) -> Provenance:
-        """Where the watts come from."""
+        """The origin of the watts."""
         return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
 
     def arrivals_ns(
         self, seed: int, horizon_s: float, scale: float = 1.0, trace_slice: TraceSlice | None = None
     ) -> NDArray[np.int64]:
-        """Arrival times of one run, `scale` times the workload's rate; `trace_slice`: see `run_spec`."""
+        """Return arrival times of one run, `scale` times the workload's rate; `trace_slice`: see `run_spec`."""
         rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, trace_slice)
         play = Play(
             rate_img_s, scale, horizon_s, start_s, trace_slice is not None, stream(seed, "arrivals"), self.series
@@ -174,21 +174,21 @@ class World:
         return arrivals_ns(self.scenario.workload, play)
 
     def trace_doubts(self, duration_s: float | None = None) -> list[str]:
-        """What is odd about a trace of requests in a run so long (the scenario's by default), with what to write."""
+        """Return what is odd about a trace in a run of `duration_s` (by default the scenario's), with what to write."""
         return warnings_of(self.scenario.workload, duration_s or self.scenario.duration_s, self.series)
 
     def _start_s(self, seed: int, horizon_s: float, trace_slice: TraceSlice | None) -> float:
         return 0.0 if trace_slice is None else trace_slice.start_s(seed, self.scenario.duration_s, horizon_s)
 
     def class_of(self, seed: int, count: int) -> NDArray[np.int64] | None:
-        """The class of each of so many requests of one run; None where all are of one."""
+        """Return the class of each of `count` requests of one run; None if all are of one."""
         if not self.scenario.classes:
             return None
         edges = np.cumsum([each.share for each in self.scenario.classes[:-1]])
         return np.searchsorted(edges, stream(seed, "classes").random(count), side="right")
 
     def images(self, seed: int, count: int) -> NDArray[np.int64]:
-        """Which test image each request is."""
+        """Return which test image each request is."""
         return stream(seed, "images").integers(self.accuracy.image_count, size=count)
 
     def run_spec(
@@ -203,7 +203,7 @@ class World:
         slowdowns: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
         trace_slice: TraceSlice | None = None,
     ) -> RunSpec:
-        """One run of the scenario's workload; `slowdowns`: see `RunSpec`.
+        """Return one run of the scenario's workload; `slowdowns`: see `RunSpec`.
 
         With a `trace_slice` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`,
         and a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and
@@ -264,7 +264,7 @@ class World:
         return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
 
     def emulated_links(self, seed: int) -> Interconnect | None:
-        """A network for real executors that stand closer together than the scenario says; None where none is needed.
+        """Return a network for real executors closer together than the scenario's; None if none is needed.
 
         What a server's own link was `measured` to take, its transfers take anyway: there it costs nothing.
         """
@@ -278,7 +278,7 @@ class World:
         return Interconnect(attachments, derived_seed(seed, LINKS))
 
     def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
-        """A simulation that is ready to start; on either engine it is the same one, bit for bit.
+        """Return a simulation that is ready to start; on either engine it is the same one, bit for bit.
 
         Raises:
             UnsupportedScenario: the compiled engine can't do what the run asks for; the reference can.
@@ -311,9 +311,9 @@ class World:
         return replace(context, working_sets=working_sets(context, knobs, floor))
 
     def working_set(self, server: int) -> tuple[tuple[float, ...], ...]:
-        """For each segment the widths of the instances that routers have a server hold: the widest of each nest.
+        """Return, for each segment, the widths of the instances a server is to hold: the widest of each nest.
 
-        Empty where its memory holds all of those.
+        Empty if its memory holds all of those.
         """
         widths, sets = self.cluster.router.widths, self.context.working_sets
         nests = nests_of(widths, self.cluster.servers[server].knobs.nests)
@@ -323,7 +323,7 @@ class World:
         return tuple(tuple(max(of) for nest in nests if (of := set(nest) & set(each))) for each in held)
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:
-        """A fresh router by name (`scenarios.files.router_names`).
+        """Make a fresh router by name (`scenarios.files.router_names`).
 
         Args:
             made_in: the folder of the run that makes the scenario's own routers.
@@ -334,7 +334,7 @@ class World:
         return self._maker_of(name, made_in, key).make(self.context)
 
     def router_maker(self, name: str, made_in: Path | None = None) -> RouterMaker:
-        """What makes such routers on any machine; the arguments and errors are those of `router`."""
+        """Return a maker of such routers on any machine; the arguments and errors are those of `router`."""
         return replace(self._maker_of(name, made_in, "router"), code=code_of(name, self.scenario.name))
 
     def _maker_of(self, name: str, made_in: Path | None, key: str) -> RouterMaker:
@@ -357,14 +357,14 @@ class World:
 
     @cached_property
     def compass(self) -> CompassRule:
-        """Compass by its name: the numbers that ship, started at this world's level (`dials.levelled`)."""
+        """Return Compass by its name: the bundled numbers, started at this world's level (`dials.levelled`)."""
         from scenarios.world.dials import levelled  # who does not ask for it need not wait for numba
 
         return levelled(self, CompassRule())
 
     @cached_property
     def made_with(self) -> Mapping[str, str]:
-        """What the file of a router says that this scenario's run makes."""
+        """Return what the file of a router records that this scenario's run makes."""
         return of_router(self.scenario, self.profiles, self.accuracy.prior.top1)
 
 
@@ -374,7 +374,7 @@ class World:
 def faults_of(
     scenario: Scenario, servers: Sequence[str], seed: int, start_s: float, horizon_s: float, requests: int
 ) -> tuple[Fault, ...]:
-    """What the scenario plans, and what it leaves to chance, for one run.
+    """Return what the scenario plans, and what it leaves to chance, for one run.
 
     Args:
         servers: their names.
@@ -401,7 +401,7 @@ def faults_of(
 
 
 def shifted(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentFault | None:
-    """A fault as a run that begins at `start_s` meets it; None where it is over by then."""
+    """Return a fault relative to the start of a run that begins at `start_s`; None if it is over by then."""
     if isinstance(fault, MomentFault):
         return fault.model_copy(update={"at_s": fault.at_s - start_s}) if fault.at_s >= start_s else None
     end_s = None if fault.end_s is None else fault.end_s - start_s
@@ -411,7 +411,7 @@ def shifted(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | Momen
 
 
 def chaos_of(fault: ChaosFault, servers: int, horizon_ns: int, rng: np.random.Generator) -> Iterator[Fault]:
-    """Deaths and hangs with exponential gaps until the horizon."""
+    """Yield deaths and hangs with exponential gaps until the horizon."""
     at_ns = 0
     while (at_ns := at_ns + nanoseconds(rng.exponential(fault.mean_gap_s))) < horizon_ns:
         server = int(rng.integers(servers))

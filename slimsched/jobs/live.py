@@ -23,10 +23,10 @@ class Slurm:
     """Its commands, on this machine."""
 
     def ask(self, *words: str) -> str:
-        """What a command prints.
+        """Return what a command prints.
 
         Raises:
-            InputError: there is none, or it fails, or nobody answers it.
+            InputError: there is none, or it fails, or it gets no answer.
         """
         done = self._done(words)
         if done.returncode:
@@ -72,16 +72,16 @@ class Slurm:
 
 
 def queue_of(slurm: Slurm) -> list[LiveJob]:
-    """Jobs that wait and run, and what Slurm weighs them by; raises `InputError` as these two do."""
+    """Return jobs that wait and run, and Slurm's weights of them; raises `InputError` as these two do."""
     return live_jobs(slurm.ask(*QUEUE_COMMAND), slurm.ask(*FACTORS_COMMAND))
 
 
 @contextmanager
 def opened_journal(path: Path) -> Iterator[tuple[Journal, Write]]:
-    """Its lines, and who adds one, which lies on the disk when that returns. One command at a time has it.
+    """Yield its lines, and a function that adds one, which is on the disk on return. One command at a time has it.
 
     Raises:
-        InputError: it is no journal, or another command has it.
+        InputError: it is not a journal, or another command has it.
     """
     with path.open("a+b") as file:
         try:
@@ -105,7 +105,7 @@ def opened_journal(path: Path) -> Iterator[tuple[Journal, Write]]:
 
 
 def carry_out(slurm: Slurm, changes: Sequence[Change], write: Write) -> dict[str, int]:
-    """Each is written down, then made: how many were, and of how many the job was gone."""
+    """Record each change, then make it: returns how many were made, and of how many the job was gone."""
     made = 0
     for change in changes:
         write(change)

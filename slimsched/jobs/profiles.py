@@ -9,12 +9,12 @@ from sim.profile import Profile
 
 
 def profile_images_s(named: Path, source: str, key: str) -> float:
-    """Images a second by a profile: its file, or the name of one that ships; raises `InputError` for none."""
+    """Return images a second by a profile: its file, or a bundled one's name; raises `InputError` otherwise."""
     return images_s(read_profile(named, source, key))
 
 
 def images_s(profile: Profile) -> float:
-    """Of the whole network at full width, at the batch size where that is most."""
+    """Return images a second of the whole network at full width, at the best batch size."""
     widest = max(profile.model.widths)
     curves = [
         curve

@@ -33,7 +33,7 @@ def is_of_jobs(folder: Path) -> bool:
 
 
 def build_report(folder: Path) -> Path:
-    """Write `report.html` beside a folder's `comparison.json`; returns its path.
+    """Write `report.html` next to a folder's `comparison.json`; returns its path.
 
     Raises:
         InputError: that is of another form than this version's.
@@ -45,7 +45,7 @@ def build_report(folder: Path) -> Path:
 
 
 def page(comparison: Mapping[str, Any]) -> str:
-    """The answers, the table of policies, waits over days, Slurm's terms, and who wins and who loses."""
+    """Return the answers, the table of policies, waits over days, Slurm's terms, and which groups win and lose."""
     waits, *others = waits_tables(comparison)
     cluster, *groups = others_tables(comparison)
     notes = [comparison_head(comparison), *waits.notes, say("lost", comparison["policies"])]
@@ -65,7 +65,7 @@ def page(comparison: Mapping[str, Any]) -> str:
 
 
 def waits_chart(comparison: Mapping[str, Any]) -> Figure:
-    """The mean wait by day of submission: a line for each policy, and the log's own dashed."""
+    """Draw the mean wait by day of submission: a line for each policy, and the log's own dashed."""
     lines = {row["policy"]: row["daily_wait_s"] for row in comparison["policies"]}
     looks: dict[str, dict[str, Any]] = {name: {"color": color} for name, color in router_colors(list(lines)).items()}
     if any(wait_s is not None for wait_s in comparison["recorded_daily_wait_s"]):
@@ -86,7 +86,7 @@ def waits_chart(comparison: Mapping[str, Any]) -> Figure:
 
 
 def prices_chart(bounds: Sequence[Bound]) -> Figure:
-    """The price of a GPU-hour over time: a panel for each bound, a line for each pool; where more GPUs had helped."""
+    """Draw a GPU-hour's price over time: a panel for each bound, a line for each pool: when more GPUs had helped."""
     with canvas(8.0, 2.4 * len(bounds) + 0.5, rows=len(bounds), sharex=True, squeeze=False) as (figure, axes):
         for panel, bound in zip(axes[:, 0], bounds, strict=True):
             for pool, (name, prices) in enumerate(bound["prices"].items()):

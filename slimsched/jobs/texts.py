@@ -40,13 +40,13 @@ FEW_DAYS: Final = 28.0
 
 
 def unit_of(value_s: float) -> tuple[float, str]:
-    """The unit that a time reads best in: its seconds, and its name."""
+    """Return the unit that a time reads best in: its seconds, and its name."""
     known = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"))
     return next(((unit_s, unit) for unit_s, unit in known if abs(value_s) >= 2 * unit_s), (1.0, "s"))
 
 
 def time_text(value_s: float | None, sign: str = "") -> str:
-    """In the unit that reads best; `-` for none."""
+    """Format a time in the unit that reads best; `-` for none."""
     if value_s is None:
         return NONE
     unit_s, unit = unit_of(value_s)
@@ -54,12 +54,12 @@ def time_text(value_s: float | None, sign: str = "") -> str:
 
 
 def share_text(value: float | None) -> str:
-    """In percent; `-` for none."""
+    """Format a share in percent; `-` for none."""
     return NONE if value is None else f"{number(value, 1, 100)} %"
 
 
 def interval_text(interval: Row) -> str:
-    """From where to where, in the unit of the value between."""
+    """Format an interval's ends, in the unit of the value between."""
     if interval["low"] is None:
         return NONE
     unit_s, unit = unit_of(interval["value"])
@@ -67,7 +67,7 @@ def interval_text(interval: Row) -> str:
 
 
 def share_interval(change: Row) -> str:
-    """A change in percent with its interval."""
+    """Format a change in percent with its interval."""
     value, low, high = (_percent(change[key]) for key in ("value", "low", "high"))
     return NONE if change["value"] is None else f"{value} % ({low} to {high})"
 
@@ -105,7 +105,7 @@ def _templates() -> Environment:
 
 
 def say(macro: str, *facts: Any) -> str:
-    """What a macro of the sentences makes of some facts."""
+    """Return what a macro of the sentences makes of some facts."""
     words = getattr(_templates().get_template("sentences.j2").module, macro)
     lines = (" ".join(line.split()) for line in str(words(*facts)).split("¶"))
     return "\n".join(re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", line) for line in lines if line)
@@ -119,10 +119,10 @@ def _columns(table: str) -> dict[str, Any]:
 
 
 def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str] = (), **heads: str) -> Table:
-    """A table of rows; notes that say nothing are left out.
+    """Return a table of rows; empty notes are left out.
 
     Args:
-        heads: what stands in its heads in braces.
+        heads: values of the braces in its heads.
     """
     cells = _columns(name)
     written = [[str(cell(row)) for cell in cells.values()] for row in rows]
@@ -143,7 +143,7 @@ def _first(rows: Sequence[Any], what: str) -> list[str]:
 
 
 def imported_text(imported: Imported, log: Path, out: Path) -> str:
-    """What was read, left out and noted, and where the trace is."""
+    """Describe what was read, left out and noted, and the trace's path."""
     tally = imported.tally
     reasons = [
         _table("reasons", rows, head=head)
@@ -154,12 +154,12 @@ def imported_text(imported: Imported, log: Path, out: Path) -> str:
 
 
 def summary_text(trace: Row, name: str) -> str:
-    """A trace in tables."""
+    """Describe a trace in tables."""
     kinds = (("users", "user"), ("vcs", "vc"), ("gpu_types", "GPU type"), ("statuses", "status"))
     groups = [
         _table("groups", trace[key][:MAX_ROWS], notes=_first(trace[key], "more with less"), head=head)
         for key, head in kinds
-        if [row["name"] for row in trace[key]] not in ([""], ["unknown"])  # all alike, and it says nothing
+        if [row["name"] for row in trace[key]] not in ([""], ["unknown"])  # all the same, and uninformative
     ]
     predicted = _table("prediction", trace["prediction"], notes=[say("prediction")])
     return _text(say("summary", trace, name), _spreads(trace), _sizes(trace["sizes"]), *groups, predicted)
@@ -182,7 +182,7 @@ def _times(spread: Row) -> list[str]:
 
 
 def _sizes(sizes: Sequence[Row]) -> Table:
-    """By GPUs; where there are many sizes, those with most GPU time."""
+    """Return the sizes by GPUs; if there are many, those with most GPU time."""
     largest = sorted(sizes, key=lambda row: -row["gpu_time_share"])[:MAX_ROWS]
     jobs = sum(row["jobs"] for row in sizes)
     rows = [{**row, "share_of_jobs": row["jobs"] / jobs} for row in sorted(largest, key=lambda row: row["gpus"])]
@@ -193,7 +193,7 @@ def _sizes(sizes: Sequence[Row]) -> Table:
 
 
 def result_text(run: Row) -> str:
-    """One run."""
+    """Describe one run."""
     kinds = (
         ("wait", "wait_s", time_text),
         ("completion time (JCT)", "jct_s", time_text),
@@ -207,7 +207,7 @@ def result_text(run: Row) -> str:
 
 
 def answers(comparison: Row) -> list[Answer]:
-    """Of a comparison document; none where no two policies that a scheduler could run stand beside each other."""
+    """Return a comparison document's answers; none without two comparable policies that a scheduler could run."""
     rows = {row["policy"]: row for row in comparison["policies"]}
     if not comparison["least"]:
         return []
@@ -236,7 +236,7 @@ def _rise_s(group: Row) -> float:
 
 
 def _alike(comparison: Row, best: Row) -> list[str]:
-    """Who waits longer, but by no more than chance explains."""
+    """Return policies with longer waits, but not significantly."""
     return [
         row["policy"]
         for row in comparison["policies"]
@@ -249,7 +249,7 @@ def _alike(comparison: Row, best: Row) -> list[str]:
 
 
 def comparison_text(comparison: Row) -> str:
-    """Answers, then all policies beside each other, who wins and who loses, and all bounds."""
+    """Format answers, then all policies in one table, which groups win and lose, and all bounds."""
     replies = answers(comparison)
     first = answers_text(replies, screen_width()) if replies else ""
     tables = [*waits_tables(comparison), *others_tables(comparison)]
@@ -257,13 +257,13 @@ def comparison_text(comparison: Row) -> str:
 
 
 def comparison_head(comparison: Row) -> str:
-    """What was compared: jobs, cluster, load, and the baseline with its error."""
+    """Describe what was compared: jobs, cluster, load, and the baseline with its error."""
     rows = comparison["policies"]
     return say("comparison_head", comparison, rows[0]["jobs"]["measured"], max(row["jobs"]["refused"] for row in rows))
 
 
 def waits_tables(comparison: Row) -> list[Table]:
-    """Waits; how far means hang on single seconds, where that was asked; completion times and slowdowns."""
+    """Return waits; how far means hang on single seconds, if that was asked; completion times and slowdowns."""
     tables, baseline = [_waits(comparison)], comparison["baseline"]
     if (jitter := comparison.get("jitter")) is not None:
         notes = [say("jitter", jitter)]
@@ -273,13 +273,13 @@ def waits_tables(comparison: Row) -> list[Table]:
 
 
 def others_tables(comparison: Row) -> list[Table]:
-    """The cluster and fairness; who wins and who loses."""
+    """Return the cluster and fairness; which groups of jobs win and lose."""
     cluster = _table("cluster", comparison["policies"], "Cluster and fairness", [say("cluster")])
     return [cluster, *_groups(comparison)]
 
 
 def in_slurm_table(comparison: Row) -> Table:
-    """What makes Slurm run each policy, or the nearest."""
+    """Return what makes Slurm run each policy, or the nearest."""
     heads = [Column("policy"), Column("in Slurm", is_text=True)]
     rows = [[row["policy"], say("settings", row["slurm"])] for row in comparison["policies"]]
     return Table(heads, rows, notes=[say("slurm_notes")])
@@ -301,7 +301,7 @@ def _coverage(document: Row) -> str:
 
 
 def _groups(comparison: Row) -> list[Table]:
-    """Mean waits by size and by virtual cluster, and who waits less or more than under the baseline."""
+    """Return mean waits by size and by virtual cluster, and the shares of jobs that wait less or more than before."""
     base, others = comparison["baseline"], [row for row in comparison["policies"] if "groups" in row]
     tables = []
     for kind, head, title in (("size", "GPUs", "size"), ("vc", "VC", "virtual cluster")):
@@ -329,12 +329,12 @@ def _group_row(name: str, by_policy: Sequence[Mapping[str, Row]]) -> list[str]:
 
 
 def bound_text(document: Row) -> str:
-    """Both bounds, and when GPU time is dear."""
+    """Describe both bounds, and when GPU time is expensive."""
     return _text(say("bound_head", document), _table("bounds", document["bounds"], notes=[say("bound")]))
 
 
 def whatif_text(document: Row, changes: Sequence[str]) -> str:
-    """Before and after, and the change in one sentence a policy."""
+    """Describe before and after, and the change in one sentence a policy."""
     runs = [
         {"policy": row["policy"], "world": world, **row[world]}
         for row in document["policies"]
@@ -345,12 +345,12 @@ def whatif_text(document: Row, changes: Sequence[str]) -> str:
 
 
 def capacity_text(document: Row) -> str:
-    """The largest load, or the fewest nodes, and below it what that means."""
+    """Describe the largest load, or the fewest nodes, and below it what that means."""
     return say("capacity", document).replace("\n", "\n  ")
 
 
 def validation_text(document: Row) -> str:
-    """The verdict first, then how far all is apart."""
+    """Describe the verdict first, then how far all is apart."""
     rows = [[kind, *map(time_text, document[f"{kind}_s"].values())] for kind in ("simulated", "recorded")]
     notes = [say("error", document), say("closeness", document)]
     tables = [Table(columns("wait", *document["simulated_s"]), rows, notes=notes)]
@@ -361,7 +361,7 @@ def validation_text(document: Row) -> str:
 
 
 def advice_text(document: Row) -> str:
-    """What is expected, then who comes when, then what was written, or would be."""
+    """Describe what is expected, then the order of jobs, then what was written, or would be."""
     table = [_table("advice", document["jobs"], notes=[say("advice_notes", document)])] if document["jobs"] else []
     commands = [] if "written" in document else document["commands"]
     return _text(say("advice_head", document), *table, "\n".join(commands), say("advice_end", document))

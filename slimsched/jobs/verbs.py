@@ -589,7 +589,7 @@ def train(
 
 
 def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
-    """What was learned beside the baselines, on later windows."""
+    """Judge what was learned against the baselines, on later windows."""
     from jobs.learning.judging import BASELINES, judge, table_of
 
     waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
@@ -618,7 +618,7 @@ def _case(
     changes: Mapping[str, Any] | None = None,
     is_told: bool = True,
 ) -> JobsCase:
-    """The scenario, changed, with the policies and the load that are given instead of its own."""
+    """Return the scenario, changed, with the policies and the load that are given instead of its own."""
     from jobs.case import read_case, read_scenario, require_a_fit, warnings_of
     from slimsched.jobs.profiles import profile_images_s
 
