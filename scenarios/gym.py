@@ -142,7 +142,7 @@ def _require_undrawn(render_mode: str | None) -> None:
 
 
 def _tell_compiling(module: str, entry: str) -> None:
-    """Before the compiled engine's first use on this machine, which takes a minute."""
+    """Report the compilation before the compiled engine's first use on this machine, which takes a minute."""
     if IS_ON and not is_kept(module, entry):
         from scenarios.terminal.compiling import compiling_text  # opens Numba
 
@@ -172,7 +172,7 @@ def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
 
 
 def _plan(world: World, duration_s: float | None) -> Callable[[int], RunSpec]:
-    """A seed to an episode of such a length, of the training horizon by default."""
+    """Map a seed to an episode of such a length, by default of the training horizon."""
     horizon_s = world.scenario.training.horizon_s if duration_s is None else duration_s
     if not (isinstance(horizon_s, Real) and 0 < horizon_s < inf):
         raise InputError(ID, "duration_s", f"{duration_s!r}: allowed is a number of seconds above 0")

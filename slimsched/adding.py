@@ -162,7 +162,7 @@ def _judged(member: Member, file: Path, data: Dataset) -> Judged:
 
 
 def _require_room(members: Sequence[Judged], devices: Sequence[DeviceSpec]) -> None:
-    """Each device serves by each of them."""
+    """Check that each device has memory for each of them."""
     least = min(device.vram_bytes for device in devices)
     for each in members:
         if (held := each.network.held_bytes()) > least:
@@ -244,7 +244,7 @@ def _curve(profile: Profile, width: float) -> LatencyCurve:
 
 
 def _img_s(curve: LatencyCurve) -> float:
-    """Images a second of a device that does nothing else, at its best batch size."""
+    """Return images a second of an otherwise idle device, at its best batch size."""
     return max(batch / mean_s for batch, mean_s in zip(curve.batches, curve.mean_s, strict=True))
 
 
@@ -318,7 +318,7 @@ def _answer(
 
 
 def _held_together(scenario: Path, spec: ModelSpec) -> dict[str, list[str]]:
-    """By server the members that routers have it hold, where its memory does not hold all."""
+    """Return, by server, the members that routers have it hold, if its memory does not hold all."""
     world = begin(scenario, None, None).world()
     sets = {server.name: world.working_set(number) for number, server in enumerate(world.cluster.servers)}
     names = dict(zip(spec.widths, spec.labels, strict=True))

@@ -94,7 +94,7 @@ def _measured(
     budget_s: float,
     **how: Any,
 ) -> tuple[list[Path], list[str]]:
-    """The profiles of devices of this machine, and what is wrong with them."""
+    """Return the profiles of devices of this machine, and what is wrong with them."""
     from hw.telemetry import available_devices, unusable_devices
     from kit.documents import write_text
     from scenarios.executors.checking import SERVING_S, with_serving

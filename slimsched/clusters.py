@@ -52,7 +52,7 @@ def check_cluster(
 
 
 def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
-    """What agents have printed on a host, in files here."""
+    """Return files here with what agents have printed on a host."""
     from hw.ray.host import kept_logs
     from kit.files import atomic_path
 

@@ -76,7 +76,7 @@ def app_of(command: str) -> App:
 
 
 def _problem(error: CycloptsError, command: str) -> InputError:
-    """What is wrong with a command's words, with the nearest flag that is known."""
+    """Return what is wrong with a command's words, with the nearest flag that is known."""
     where = f"slimsched {command}"
     if isinstance(error, UnknownOptionError):
         text = _unknown_flag((error.token.keyword or error.token.value).partition("=")[0], command)

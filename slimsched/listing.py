@@ -174,7 +174,7 @@ def _value(text: str, key: str, indent: str = "") -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Of the comment at the top; of a part after a colon in it, no word."""
+    """Return the first sentence of the comment at the top, without a part after a colon."""
     lines = [line.lstrip("# ") for line in text.splitlines()[: text.count("\n")] if line.startswith("#")]
     return re.split(r"(?<=[.:;]) ", f"{' '.join(lines)} ")[0].strip(" .:;")
 

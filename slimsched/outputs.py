@@ -46,7 +46,7 @@ def require_beside(written: Sequence[Path], folder: Path) -> None:
 
 
 def _are_one(place: Path, path: Path) -> bool:
-    """A regular file by two names; devices may be read and written."""
+    """Check for a regular file under two names; devices may be read and written."""
     try:
         return place.is_file() and place.samefile(path)
     except (OSError, ValueError):
@@ -65,5 +65,5 @@ def _run_folder_of(place: Path) -> Path | None:
 
 
 def _is_of_a_run(name: Path) -> bool:
-    """By a file's path in a run folder."""
+    """Check whether a file is of a run, by its path in a run folder."""
     return str(name) in FILES or name.parts[0] in FOLDERS

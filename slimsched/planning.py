@@ -125,7 +125,7 @@ def _slo_of(world: World) -> Slo:
 
 
 def _unreliable(world: World) -> tuple[str, ...]:
-    """See `Plan`."""
+    """Return `Plan.unreliable`."""
     from scenarios.show.profile import unreliable
 
     owners = world.scenario.cluster.owners
@@ -133,7 +133,7 @@ def _unreliable(world: World) -> tuple[str, ...]:
 
 
 def _trusted(folder: RunFolder) -> tuple[str, ...]:
-    """See `Plan`."""
+    """Return `Plan.trusted`."""
     from kit.documents import told_of
     from scenarios.show.answers import TRUSTED, answers
 
@@ -166,7 +166,7 @@ def _commands(session: Session, words: Sequence[str], router: str) -> tuple[str,
 
 
 def _words(scenario: ScenarioLike, changes: Mapping[str, Any] | None, out: Out) -> list[str]:
-    """A scenario with its changes and its run folder, as commands take them."""
+    """Return a scenario with its changes and its run folder, as commands take them."""
     path, other = scenario, changes_of(changes)
     if isinstance(scenario, Scenario):
         path, other = scenario.path, json.loads(scenario.changed or "{}")

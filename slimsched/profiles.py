@@ -79,7 +79,7 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
 
 
 def _costs(network: str) -> ModelCosts:
-    """Of a network by name, or in a file."""
+    """Return the costs of a network by name, or in a file."""
     from calibrate.costs import costs_of
     from hw.networks.registry import ModelFile
 
@@ -93,7 +93,7 @@ def _costs(network: str) -> ModelCosts:
 
 
 def _gpu(named: str) -> Gpu:
-    """One that is known by name, or that a file describes."""
+    """Return a GPU that is known by name, or that a file describes."""
     from calibrate.datasheet import DataSheet, find_gpu
     from kit.documents import read_text, with_remedy
 

@@ -81,7 +81,7 @@ class RunResult(Document):
     document: Result = field(repr=False)
 
     def __getattr__(self, name: str) -> Any:
-        """A number by its name."""
+        """Return a number by its name."""
         from scenarios.metrics.catalogue import MEASURES
 
         if name in LABELS:

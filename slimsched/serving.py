@@ -130,7 +130,7 @@ def _opened(
     certificate: Path | None,
     journal: Journal,
 ) -> RunProgress:
-    """In the scenario's run folder; see `scenarios.job.serving.serve`."""
+    """Serve in the scenario's run folder; see `scenarios.job.serving.serve`."""
     from scenarios.job import serving
     from scenarios.job.validation import require_executors
 
@@ -156,7 +156,7 @@ def _require_extras(*, speaks_grpc: bool) -> None:
 
 
 def _served(end: RunProgress) -> CommandResult:
-    """What became of all images; raises `WorkError` where some had to be left."""
+    """Return what happened to all images; raises `WorkError` if some had to be left."""
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed
@@ -166,7 +166,7 @@ def _served(end: RunProgress) -> CommandResult:
 
 
 def _mix(classes: Sequence[str]) -> dict[str, float]:
-    """Of `NAME=NUMBER` each."""
+    """Read `NAME=NUMBER` each."""
     mix: dict[str, float] = {}
     for given in classes:
         name, _, share = given.rpartition("=")

@@ -202,7 +202,7 @@ def _engine_for(world: World, given: CompareSection, engine: Engine, processes: 
 
 
 def _bounds(world: World, comparison: Document) -> Bounds:
-    """The fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
+    """Return the fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
     from scenarios.metrics.comparison import bound_accuracies
     from scenarios.runs.bound import OF_A_BOUND, FluidModel
 

@@ -105,7 +105,7 @@ def _require_arguments(network: str, widths: Sequence[float], minutes: float, de
 def _opened(
     network: Network, weights: Path, images: str, size: int | None, out: Path
 ) -> tuple[GivenNetwork, Dataset, str, str]:
-    """The trained network as it wants its images, the data set and its name in a scenario, the normalisation's name."""
+    """Return the trained network in its images' form, the data set's name in a scenario, the normalisation's name."""
     from hw.networks.conversion import fitted
     from hw.networks.given import read_weights, take_weights
     from hw.networks.ordinary import build_given

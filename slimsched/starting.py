@@ -99,7 +99,7 @@ class _Choice(NamedTuple):
 
 
 def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, asks: bool) -> Starter:
-    """What the arguments say; what they don't is asked, or has its default."""
+    """Return the arguments' choices; others are asked, or have their defaults."""
     from scenarios.files.reading import read_profile
     from scenarios.files.router_names import with_file
     from scenarios.files.shipped import SHIPPED_PROFILES
@@ -150,7 +150,7 @@ def _from(folder: Path, named: Path) -> str:
 
 
 def _profile(named: str) -> Path:
-    """One that can be read."""
+    """Read a profile's file name, which must be readable."""
     from scenarios.files.reading import read_profile
 
     read_profile(Path(named), "--gpu")

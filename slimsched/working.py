@@ -304,7 +304,7 @@ def require_made(session: Session, section: str) -> None:
 
 
 def _making(session: Session, kinds: Sequence[str]) -> str:
-    """The command that makes routers: before its devices were calibrated and its network evaluated, the whole run."""
+    """Return the command that makes routers: before devices are calibrated and the network evaluated, the whole run."""
     from scenarios.files.shipped import SHIPPED_SCENARIOS
     from scenarios.world.materials import default_folder
 

@@ -62,13 +62,13 @@ def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str
 
 
 def _sensible_s(plan: CalibrationPlan, needed_s: float, kind: str) -> float:
-    """The smallest round budget that leaves so much once all is open."""
+    """Return the smallest round budget that leaves `needed_s` once all is open."""
     budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
     return next(s for s in budgets_s if s - start_s(kind, s, metered=_is_metered(plan)) >= needed_s)
 
 
 def _points(step: Step) -> tuple[Point, ...]:
-    """Those that a step times alone."""
+    """Return the points that a step times alone."""
     return (step.point,) if isinstance(step, Solo) else step.points if isinstance(step, InstancePoints) else ()
 
 

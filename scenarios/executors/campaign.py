@@ -207,7 +207,7 @@ class Campaign:
     # ----------------------------------------------------------------------------------------------------- the rates
 
     def _rates(self) -> list[tuple[float | None, float | None]]:
-        """(load, rate); the same for every router, so that all see the same arrivals."""
+        """Return (load, rate); the same for every router, so that all see the same arrivals."""
         if not self.plan.section.loads:
             return [(None, self.plan.base_img_s)]
         reference = reference_img_s(run for run in self.runs if run["kind"] == "saturated")
@@ -216,7 +216,7 @@ class Campaign:
         return [(load, load * reference) for load in self.plan.section.loads]
 
     def _saturated(self, router: str) -> Iterator[FinishedRun]:
-        """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
+        """Run at the rate that saturates the hardware, searched for from the one that saturates the simulation."""
         seed, rate_img_s = self.plan.section.seeds[0], 2 * self.plan.capacity_img_s
         planned = PlannedRun("saturated", router, None, rate_img_s, self.plan.scale_of(rate_img_s), seed)
         earlier = self._earlier.get((*_key_of(planned), 0))
@@ -258,7 +258,7 @@ class Campaign:
         return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
-        """Tell by how much the backlog grew over the window, as a share of what arrived in it."""
+        """Return by how much the backlog grew over the window, as a share of what arrived in it."""
         start_ns, end_ns = self.plan.warmup_s * NS_PER_S, self.plan.duration_s * NS_PER_S
         came = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
         went = sum(
@@ -269,7 +269,7 @@ class Campaign:
     # ----------------------------------------------------------------------------------------------------- one run
 
     def _make(self, planned: PlannedRun) -> Iterator[FinishedRun]:
-        """A hardware run and its paired simulation, unless an earlier try has them."""
+        """Make a hardware run and its paired simulation, unless an earlier try has them."""
         earlier = self._earlier.get((*_key_of(planned), planned.repeat))
         if earlier is not None:
             self._keep(earlier)
@@ -328,5 +328,5 @@ def _key(run: ValidationRun) -> tuple[object, ...]:
 
 
 def _key_of(planned: PlannedRun) -> tuple[object, ...]:
-    """What a planned run shares with its paired simulation."""
+    """Return what a planned run shares with its paired simulation."""
     return (planned.kind, planned.router, planned.load, planned.seed)

@@ -175,7 +175,7 @@ def _at_rate(world: World, rate_img_s: float) -> World:
 
 
 def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[World, float]:
-    """The device's world, and the largest rate that is stable in it."""
+    """Return the device's world, and the largest rate that is stable in it."""
     vram_bytes = profile.device.vram_bytes if device.vram_gb is None else device.vram_gb * GB
     needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
     server = ServerSection(

@@ -49,7 +49,7 @@ def require_devices(scenario: Scenario) -> None:
 
 
 def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments: Any) -> None:
-    """What `require(scenario, which, *arguments)` asks of servers, asked of each on its own host."""
+    """Run `require(scenario, which, *arguments)` for servers, each on its own host."""
     if scenario.cluster.backend == "local":
         with naming_servers(scenario):
             require(scenario, lambda _: True, *arguments)
@@ -193,7 +193,7 @@ def require_ready(world: World, model: ModelFile | None, routers: Sequence[str],
 
 
 def _require_model(world: World, model: ModelFile) -> None:
-    """A profile from a datasheet is of a network's shape, not of its weights; its shape is checked elsewhere."""
+    """Check that profiles are of the network's weights; a datasheet's is of its shape, which is checked elsewhere."""
     _, metadata = model.load()
     for server, profile in zip(world.cluster.servers, world.profiles, strict=True):
         if profile.provenance != Provenance.DATASHEET and profile.model.hash != metadata["hash"]:
@@ -225,8 +225,10 @@ def other_programs(device: DeviceSpec) -> tuple[str, ...]:
 
 
 def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) -> None:
-    """Each server's cap within what its executor grants, and the caps on one device together within its memory; a
-    CPU's servers share the machine's, and their processes take some of it themselves."""
+    """Check each server's cap against its executor's grant, and the caps on one device together against its memory.
+
+    A CPU's servers share the machine's, and their processes take some of it themselves.
+    """
     sections = scenario.cluster.named_servers
     on_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
@@ -243,7 +245,7 @@ def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) 
 
 
 def _require_grant(section: ServerSection, cap_bytes: int, device: DeviceSpec, source: str, key: str) -> None:
-    """A scheduler that plans for more than its executor grants would see loads fail."""
+    """Refuse a scheduler that plans for more than its executor grants: its loads would fail."""
     if cap_bytes > device.vram_bytes:
         owner = section.shares_device_with or section.name
         problem = f"{cap_bytes / GB:.2f} GB is more than the {device.vram_bytes / GB:.2f} GB of the device of {owner!r}"

@@ -229,7 +229,7 @@ def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
 
 
 def _passes_ns(record: RunRecord, servers: set[int]) -> int:
-    """For how long some pass ran."""
+    """Return for how long some pass ran."""
     total_ns = until_ns = 0
     for batch in sorted((b for b in record.batches if b.server in servers), key=lambda b: b.started_ns):
         total_ns += max(0, batch.forward_ended_ns - max(until_ns, batch.started_ns))

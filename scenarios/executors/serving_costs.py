@@ -278,7 +278,7 @@ class _DeviceRun:
         return None if way_s is None or handed_s is None else max(0.0, way_s - handed_s)
 
     def _beyond_bytes_s(self, block: BlockRecord) -> float:
-        """What a block's way takes beyond its bytes at the link's rate."""
+        """Return what a block's way takes beyond its bytes at the link's rate."""
         moved = block.size * input_bytes(self._tables, block.head.segment, block.head.previous_width)
         link = self._tables.profile.link
         carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
@@ -343,7 +343,7 @@ Rows = Sequence[tuple[float, float, float]]  # how many, of how many images, at 
 
 
 def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float, ...]]:
-    """The cost without a pause, and how many times as much it is after each kind of pause."""
+    """Return the cost without a pause, and its multiple after each kind of pause."""
     at_pause = np.array(pauses)
     warm = [row for row, pause in zip(rows, pauses, strict=True) if pause == 0]
     cost = _work_cost(warm if len(warm) >= MIN_SAMPLES else rows)
@@ -400,7 +400,7 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
 
 
 def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
-    """Quantiles of measured over expected time, of passes that had their device to themselves; empty for few."""
+    """Return quantiles of measured over expected time, of passes alone on their device; empty with few."""
     ratios = []
     for run in runs:
         for longer_s, calibrated_s, weight_bytes, pause in map(run.extra_row, run.alone):
@@ -410,7 +410,7 @@ def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
 
 
 def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
-    """What the router's process costs, and how single costs lie around that."""
+    """Return what the router's process costs, and how single costs vary around that."""
     fitted: dict[str, WorkCost] = {}
     factors: list[NDArray[np.float64]] = []
     ratios: list[NDArray[np.float64]] = []

@@ -44,7 +44,7 @@ def mean_slowdown(changes: Changes, until_ns: int) -> float:
 
 
 def _changes(readings: Sequence[tuple[int, float]], profile: Profile) -> Changes:
-    """Each reading holds from half-way after the one before; the first one from the start."""
+    """Return the changes: each reading holds from half-way after the one before; the first one from the start."""
     slowdown = profile.slowdown
     if slowdown is None or not slowdown.reference_s or len(readings) < SMOOTHED:
         return ()

@@ -93,5 +93,5 @@ def validate_runs(
 
 
 def _end_of(planned: PlannedRun) -> str | None:
-    """What a saturated run has heaped up is not worked off."""
+    """Return the end of a run: a saturated one's backlog is not worked off."""
     return "cut" if planned.kind == "saturated" else None

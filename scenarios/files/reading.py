@@ -127,7 +127,7 @@ def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
 
 
 def _check_network(scenario: Scenario, source: str) -> None:
-    """Its name only: a user's own class is imported when it is needed."""
+    """Check its name only: a user's own class is imported when it is needed."""
     name = scenario.model.network
     if name is None or name in NETWORKS:
         return
@@ -137,7 +137,7 @@ def _check_network(scenario: Scenario, source: str) -> None:
 
 
 def _check_dataset(scenario: Scenario, source: str) -> None:
-    """That its folder is there; a user's own class is imported when it is needed."""
+    """Check that its folder is there; a user's own class is imported when it is needed."""
     if is_image_folder(scenario.model.dataset):
         try:
             require_image_folder(Path(scenario.model.dataset))

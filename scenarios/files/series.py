@@ -71,7 +71,7 @@ def _level(text: str, source: str, line: int) -> float:
 
 
 def _time_s(text: str, source: str, line: int) -> tuple[str, float]:
-    """Its form, in words, and its seconds since whenever."""
+    """Return a time's form, in words, and its seconds since an arbitrary origin."""
     try:
         value = float(text)
     except ValueError:
@@ -136,7 +136,7 @@ def _column(path: Path, column: str) -> list[Cell]:
 
 
 def _rows(lines: list[str]) -> Iterator[tuple[int, list[str] | str]]:
-    """Each line's number, and its fields or what is wrong with it. Nothing goes over several lines."""
+    """Yield each line's number, and its fields or what is wrong with it. Nothing spans several lines."""
     for number, line in enumerate(lines, start=1):
         try:
             yield number, line.split(",") if '"' not in line else next(csv.reader([line], strict=True))

@@ -102,6 +102,6 @@ def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -
 
 
 def _plain(text: str) -> str:
-    """As it is, or in quotes where YAML might take it for anything but a text."""
+    """Return a text as it is, or in quotes if YAML might take it for anything but a text."""
     is_word = re.fullmatch(r"(?!(true|false|yes|no|on|off|null|[yn])$)[A-Za-z][A-Za-z0-9._/@-]*", text, re.IGNORECASE)
     return text if is_word else json.dumps(text, ensure_ascii=False)

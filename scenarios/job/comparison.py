@@ -122,7 +122,7 @@ def _fingerprint(job: ScenarioJob, world: World, engine: Simulator) -> str:
 
 
 def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: int, within: Within) -> list[Result]:
-    """The stage: all results, of which those of an interrupted comparison are not made again."""
+    """Run the stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     fingerprint = _fingerprint(job, world, engine)
     target = job.folder / RESULTS
@@ -157,7 +157,7 @@ def results_of(job: ScenarioJob) -> list[Result]:
 
 
 def _keep_records(job: ScenarioJob, world: World, engine: Simulator, fingerprint: str, within: Within) -> None:
-    """The stage `records`: whole records, for the report, of the routers that no validation will keep."""
+    """Run the stage `records`: whole records, for the report, of the routers that no validation will keep."""
     validated = job.scenario.validate_.routers if job.can_validate else ()
     routers = [router for router in job.scenario.compare.routers if router not in validated]
     seed = job.scenario.compare.seeds[0]

@@ -38,7 +38,7 @@ def with_decision_times(job: ScenarioJob, world: World, routers: Sequence[str]) 
 
 
 def _make(job: ScenarioJob, world: World, router: str, path: Path, is_here: bool) -> bool:
-    """One stage; returns whether its file is there now."""
+    """Run one stage; returns whether its file is there now."""
     name, seed = display_name(router), job.scenario.seed
     stage = f"decide-{plain_name(name)}"
     fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts([router]), seed)

@@ -78,7 +78,7 @@ def _is_edited(job: ScenarioJob, server: ServerSection) -> bool:
 
 
 def _emulate(job: ScenarioJob, name: str, device: DeviceSection) -> None:
-    """What an emulated device plays is known: nothing is measured."""
+    """Write what an emulated device emulates, which is known: nothing is measured."""
     assert device.emulated is not None, "asked before"
     fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown, *_link_parts(job))
     path = calibrated_path(job.folder.path, name)
@@ -117,7 +117,7 @@ def _measure_links(job: ScenarioJob) -> None:
 
 
 def _with_link(job: ScenarioJob, name: str, profile: Profile) -> Profile:
-    """Of a server of a cluster: with what brings activations to its host."""
+    """Return a cluster server's profile with the link that brings activations to its host."""
     if not _spans_hosts(job):
         return profile
     measured = msgspec.convert(job.folder.read_json(LINKS_FILE), ClusterMeasurements)
@@ -168,7 +168,7 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
 
 
 def _peer_of(job: ScenarioJob, server: ServerSection) -> DeviceSpec | None:
-    """Another real server to measure the link to, on a machine that has one."""
+    """Return another real server to measure the link to, on a machine that has one."""
     servers = job.scenario.cluster.named_servers
     others = [s for s in servers if s.name != server.name and s.device is not None]
     return device_of(others[0], servers) if others else device_of(server, servers)

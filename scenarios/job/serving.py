@@ -156,7 +156,7 @@ class _Teller:
         self._known = self._said = False
 
     def __call__(self, progress: RunProgress) -> None:
-        """How far the loop is."""
+        """Report how far the loop is."""
         if self._known != self._said:  # the ingress has received it by now
             self._said = self._known
             if self._said:
@@ -249,7 +249,7 @@ def _goal_text(asked: Goals) -> str:
 
 @contextmanager
 def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
-    """Within it SIGTERM and Ctrl-C are a wish to stop, which it yields; the second one ends the work at once."""
+    """Make SIGTERM and Ctrl-C a request to stop, which it yields; the second one ends the work at once."""
     wished = told = False
 
     def hear(number: int, frame: FrameType | None) -> None:

@@ -62,7 +62,7 @@ def _device_text(server: ServerSection) -> str:
 
 
 def _router_text(servers: Sequence[ServerSection]) -> str:
-    """As `hw.router.loop` places it: on the cores that no agent is pinned to, if all are pinned somewhere."""
+    """Describe the router's placement by `hw.router.loop`: on the cores without pinned agents, if all are pinned."""
     pinned = [server.device.cores for server in servers if server.device is not None]
     free = [core for core in usable_cores() if not any(core in cores for cores in pinned)]
     if free and all(pinned):

@@ -168,7 +168,7 @@ def _profile(device: str, slowdown: float, host: float) -> Profile:
 
 
 def _accuracy(given: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
-    """The table, with larger or smaller steps."""
+    """Draw the table, with larger or smaller steps."""
     accuracy = NetworkAccuracy.of(load_accuracy(Path(accuracy_file(given.accuracy))))
     best, steps = max(accuracy.prior.top1.values()), _even(given.steps, rng)
     table = {widths: best - steps * (best - top1) for widths, top1 in accuracy.prior.top1.items()}
@@ -186,7 +186,7 @@ def _carried_img_s(world: World) -> float:
 
 
 def _workload(given: Clusters, carried_img_s: float, rng: np.random.Generator) -> tuple[float, dict[str, Any]]:
-    """How long a run is, and when images arrive."""
+    """Draw how long a run is, and when images arrive."""
     load, kind = float(rng.uniform(*given.load)), _one(given.workloads, rng)
     burst = max(MIN_BURST, min(_even(given.burst, rng), given.busiest / load))
     rate_img_s = load * carried_img_s
@@ -209,7 +209,7 @@ def _workload(given: Clusters, carried_img_s: float, rng: np.random.Generator) -
 
 
 def _cap_gb(world: World, share: float) -> float:
-    """What of all instances' memory there is, on the server that needs most."""
+    """Return a share of all instances' memory, on the server that needs most."""
     knobs = [server.knobs for server in world.cluster.servers]
     return max(k.context_bytes + share * (k.all_bytes - k.context_bytes) for k in knobs) / GB
 

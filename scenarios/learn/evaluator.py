@@ -179,7 +179,7 @@ def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
 
 
 def _beyond(score: RunScore, limit_s: float) -> float:
-    """What a p99 above its limit costs; a little below it, a little, so that no search ends on the edge."""
+    """Return the price of a p99 above its limit; a little below it, a little, so that no search ends on the edge."""
     return BEYOND_PRICE * max(0.0, log(score.p99_s / (NEAR * limit_s)))
 
 

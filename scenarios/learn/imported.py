@@ -51,7 +51,7 @@ def write_router(world: World, layers: Layers | nn.Sequential, path: Path, deter
 
 
 def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> PPORouter:
-    """Of a `torch.nn.Sequential`, whose own logits the router must have.
+    """Return the router of a `torch.nn.Sequential`, whose own logits it must have.
 
     Raises:
         InputError: it is another module, or computes what a router's file can't hold.
@@ -96,7 +96,7 @@ def _flat(module: nn.Sequential) -> Iterator[nn.Module]:
 
 
 def _folded(parts: Sequence[nn.Module], kinds: tuple[type, ...], inputs: int) -> Iterator[tuple[Any, Any]]:
-    """What stands between two activations as one layer, found by what it makes of nothing and of each input alone."""
+    """Fold modules between two activations into one layer, found by their outputs for zero and for each input alone."""
     import torch
 
     def layer(chain: Sequence[nn.Module], inputs: int) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def _observations(spec: PolicySpec) -> npt.NDArray[np.float32]:
 
 
 def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
-    """By the names of `PolicyNetwork`, as float32."""
+    """Return tensors by the names of `PolicyNetwork`, as float32."""
     weights = [_plain(weight) for weight, _ in layers]
     biases = [_plain(bias) for _, bias in layers]
     sizes = [spec.observation.size, *(bias.size for bias in biases[:-1]), sum(spec.head_sizes)]
@@ -150,7 +150,7 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
 
 
 def _plain(values: Any) -> npt.NDArray[np.float32]:
-    """A tensor that learns is taken as it is now."""
+    """Return a tensor's present values, detached from learning."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, np.float32)
 
 

@@ -197,7 +197,7 @@ def _start(space: Space) -> list[tuple[str, RuleSpec]]:
 def _search_with_settings(
     space: Space, evaluator: Evaluator, settings: Settings
 ) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
-    """The space with what was picked from lists; the last mean, and the best of the last generation; the history."""
+    """Return the space with what was picked from lists; last mean and best of the last generation; the history."""
     evaluator.part = "search"
     values, history = _search(settled(space, settings), evaluator)
     evaluator.part = "settings"
@@ -206,7 +206,7 @@ def _search_with_settings(
 
 
 def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple[int, float]]]:
-    """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
+    """Search until the decisions are used up, or it has settled; returns last mean, last generation's best, history."""
     knobs, before = evaluator.knobs, evaluator.decisions
     search = CrossEntropy(
         _first(space, evaluator),
@@ -242,7 +242,7 @@ def _first(space: Space, evaluator: Evaluator) -> Reals:
 def _generation(
     space: Space, evaluator: Evaluator, candidates: Reals, generation: int, price: float, *, halves: bool
 ) -> tuple[Reals, float]:
-    """What each candidate costs, and what the mean one lacks of the floor."""
+    """Return what each candidate costs, and what the mean one lacks of the floor."""
     knobs = evaluator.knobs
 
     runs = [  # common to all; the first one is on every part in turn
@@ -312,7 +312,7 @@ def able_tuples(evaluator: Evaluator, floor: float) -> list[tuple[float, ...]]:
 
 
 def _tuples(evaluator: Evaluator) -> list[Finalist]:
-    """Fixed tuples that are accurate enough, each with its best settings; of classes one for each, as cheap in turn."""
+    """Return accurate enough fixed tuples, with their best settings; of classes one for each, as cheap in turn."""
     finalists, classes = [], evaluator.context.config.classes
     floors = evaluator.knobs.class_floors or (evaluator.knobs.floor,)
     cheapest_first = [reversed(able_tuples(evaluator, floor)) for floor in floors]

@@ -188,7 +188,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
 
 
 def _fold(values: Sequence[Any]) -> Any:
-    """The same numbers of several runs, leaf by leaf."""
+    """Combine the same numbers of several runs, leaf by leaf."""
     if isinstance(values[0], Mapping):
         return {key: _fold([value[key] for value in values]) for key in values[0]}
     return estimate(values)
@@ -234,7 +234,7 @@ def _mean(row: Mapping[str, Any], measure: Measure) -> float | None:
 
 
 def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[ParetoPoint]]:
-    """The routers that have both numbers, for each cost."""
+    """Return the routers that have both numbers, for each cost."""
     axis, points = accuracy_measure(rows), {}
     for measure in COSTS:
         positions = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
@@ -252,7 +252,7 @@ def _pareto(
     serving: Mapping[str, Sequence[ParetoPoint]],
     bounds: Bounds,
 ) -> Pareto:
-    """Of `points`, those of `serving` can be on a front."""
+    """Return trade-offs: of `points`, those of `serving` can be on a front."""
     curves = {name: sorted(bounds.get(name, ())) for name in points}
     return Pareto(
         accuracy=accuracy_measure(rows).name,

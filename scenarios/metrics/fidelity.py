@@ -314,7 +314,7 @@ def validate_results(
 
 
 def _worst_clocks(runs: Iterable[ValidationRun]) -> list[ClockRow]:
-    """Of each server on another host, from the run in which it was known worst; jumps of all."""
+    """Return, of each server on another host, the clock of the run with the largest error; jumps of all."""
     clocks: dict[str, ClockRow] = {}
     for clock in (clock for run in runs for clock in run["clocks"]):
         before = clocks.get(clock["server"])
@@ -343,7 +343,7 @@ def middle_load(loads: Iterable[float | None]) -> float | None:
 
 
 def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
-    """The runs by load and router, in the order of first appearance."""
+    """Group the runs by load and router, in the order of first appearance."""
     groups: dict[tuple[float | None, str], list[ValidationRun]] = {}
     for run in runs:
         groups.setdefault((run["load"], run["router"]), []).append(run)
@@ -413,7 +413,7 @@ def _row(runs: Sequence[ValidationRun], documents: Sequence[PairDocument], power
 
 
 def _predicted(pairs: Sequence[PairDocument], measure: Measure) -> Range | None:
-    """Of all seeds, each counted once."""
+    """Return the range over all seeds, each counted once."""
     return mean_range(list({pair["seed"]: pair["predicted"].get(measure.stem) for pair in pairs}.values()))
 
 
@@ -440,13 +440,15 @@ def farthest_stage(row: Row) -> tuple[str, float] | None:
 
 
 def _most(values: Iterable[T | None], share: Callable[[T], float]) -> T | None:
-    """Of the run that had most of it: a mean would hide one that was disturbed."""
+    """Return the value of the run that had most of it: a mean would hide one that was disturbed."""
     return max((each for each in values if each is not None), key=share, default=None)
 
 
 def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> MeanInterval:
-    """Of a value a run. Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one
-    seed, over repeats."""
+    """Estimate a value a run.
+
+    Repeats of one trace are not independent: over seeds, each is the mean of its repeats; of one seed, over repeats.
+    """
     by_seed: dict[int, list[float | None]] = {}
     for run, value in zip(runs, values, strict=True):
         by_seed.setdefault(run["seed"], []).append(value)
@@ -548,7 +550,7 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelation:
-    """Kendall's tau of the routers at one load."""
+    """Return Kendall's tau of the routers at one load."""
     left_out = [row["router"] for row in rows if is_flagged(row["served"])]
     known = {
         row["router"]: (simulated, hardware)

@@ -78,7 +78,7 @@ class PlannedServer:
         mean_batch: images.
         widths: for each segment, the share of its passes here that each width has; empty without passes here.
         names: of a family's members, by width; empty if a width is called by its number.
-        working_set: for each segment the widths of the instances that routers have it hold; empty where memory holds
+        working_set: for each segment the widths of the instances that routers have it hold; empty if memory holds
             all full-width ones.
     """
 

@@ -461,7 +461,7 @@ def summarise(
 
 
 def _add_classes(result: Result, requests: RequestColumns, window: Window, prior: AccuracyPrior | None) -> None:
-    """What each class got; and of the whole what depends on what each is promised."""
+    """Add what each class got; and of the whole what depends on what each is promised."""
     assert window.class_of is not None, "nobody says of which class requests are"
     edges_ns, class_of = window_edges_ns(*window.ns), window.class_of[requests.request]
     parts = [requests.where(class_of == number) for number in range(len(window.classes))]
@@ -530,7 +530,7 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
-    """Over all arrivals of the run; null in simulation, where nothing is late."""
+    """Return the lag over all arrivals of the run; null in simulation, where nothing is late."""
     if not lags_ns:
         return None
     ascending = sorted(lag_ns / NS_PER_S for lag_ns in lags_ns)
@@ -543,7 +543,7 @@ def _cpu(run: RunRecord) -> Cpu | None:
 
 
 def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:
-    """How late ends of passes were seen, over all batches of the run."""
+    """Return how late ends of passes were seen, over all batches of the run."""
     if not batches:
         return None
     late_s = sorted(batch.late_ns / NS_PER_S for batch in batches)
@@ -552,7 +552,7 @@ def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:
 
 
 def _failures(requests: RequestColumns) -> dict[str, int]:
-    """Failed requests by reason, in the order in which reasons first occurred."""
+    """Count failed requests by reason, in the order in which reasons first occurred."""
     codes = requests.reason[requests.status == FAILED]
     unique, first, counts = np.unique(codes, return_index=True, return_counts=True)
     return {requests.reasons[unique[at]]: int(counts[at]) for at in np.argsort(first)}
@@ -575,7 +575,7 @@ def expected_accuracy_of(requests: RequestColumns, done: NDArray[np.bool_], prio
 
 
 def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
-    """From the arrival at the router to the end of the last segment, for every request."""
+    """Return the time from the arrival at the router to the end of the last segment, for every request."""
     return np.asarray((requests.finished_ns - requests.arrived_ns) / NS_PER_S, np.float64)
 
 
@@ -623,7 +623,7 @@ def energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, complet
 def _rate_img_s(
     requests: RequestColumns, latencies_s: NDArray[np.float64], window_ns: tuple[int, int], limit_s: float | None
 ) -> float:
-    """Completions a second within the window; with a limit, only those that took no longer."""
+    """Return completions a second within the window; with a limit, only those that took no longer."""
     start_ns, end_ns = window_ns
     is_within = (start_ns <= requests.finished_ns) & (requests.finished_ns <= end_ns)
     chosen = (requests.status == COMPLETED) & is_within

@@ -30,7 +30,7 @@ def served(results: Sequence[Result]) -> Served:
 
 
 def _failure_shares(results: Sequence[Result]) -> dict[str, float]:
-    """The failed shares of what arrived, by reason; the most frequent first."""
+    """Return the failed shares of what arrived, by reason; the most frequent first."""
     shares: dict[str, float] = {}
     for result in results:
         for reason, count in result["failures"].items():

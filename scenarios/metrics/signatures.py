@@ -207,13 +207,13 @@ def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | N
 
 
 def _was_full(metrics: ServerMetrics, server: ServerContext) -> bool:
-    """Not every instance has room, and at some time the largest would have been refused."""
+    """Check that not every instance has room, and that at some time the largest would have been refused."""
     is_tight = server.one_of_each_bytes > server.cap_bytes
     return is_tight and metrics["vram_peak_bytes"] + server.largest_bytes > server.cap_bytes
 
 
 def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature | None:
-    """Nearly everything ran at the narrowest widths."""
+    """Detect that nearly everything ran at the narrowest widths."""
     expected, narrowest = result["expected_accuracy"], context.narrowest_accuracy
     reach = context.best_accuracy - narrowest
     if expected is None or reach <= 0 or _is_small(result):
@@ -250,7 +250,7 @@ def _one_server_collapse(result: Result, context: SignatureContext, reference: R
 
 
 def _suffering(result: Result, reference: Result | None) -> str | None:
-    """What is the worse for it, in words; None where nothing is."""
+    """Describe what is the worse for it; None if nothing is."""
     images, stages = result["images"], result["stages_s"]
     if images["in_flight"] >= UNFINISHED * images["arrived"]:
         return _REASONS["never finished"].format(of=images["in_flight"] / images["arrived"])
@@ -266,7 +266,7 @@ def _suffering(result: Result, reference: Result | None) -> str | None:
 
 
 def _shares(servers: Sequence[ServerMetrics]) -> list[float]:
-    """Each server's share of the segment passes; none where nothing ran."""
+    """Return each server's share of the segment passes; none if nothing ran."""
     passes = sum(server["images"] for server in servers)
     return [server["images"] / passes for server in servers] if passes else []
 

@@ -291,7 +291,7 @@ class _Fate:
         return np.asarray((self.count(done) > 0) & (in_time >= np.ceil(P99 * judged)), np.bool_)
 
     def _through(self, first: Counts, after: Counts) -> Counts:
-        """By window, how many images it is one of the windows of, from an image's first to the one before `after`."""
+        """Count, by window, the images whose windows, from an image's first to the one before `after`, include it."""
         is_any, size = first < after, len(self.ends_ns) + 1
         steps = np.bincount(first[is_any], minlength=size) - np.bincount(after[is_any], minlength=size)
         return np.cumsum(steps)[:-1]

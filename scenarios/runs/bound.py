@@ -214,7 +214,7 @@ class FluidModel:
         return coo_array((value, (row, column)), shape=(len(rows), self._count)).tocsr()
 
     def _solve(self, cost: Vector, accuracy: float, rate_img_s: float | None, *, limited: bool = True) -> float:
-        """The least cost of a flow; of accuracy what is missing is weighed, so that the rate need not be known."""
+        """Return the least cost of a flow; the missing accuracy is weighed, so that the rate need not be known."""
         from scipy.optimize import linprog
         from scipy.sparse import csr_array, vstack
 
@@ -432,7 +432,7 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 
 
 def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
-    """Of widths in groups, of which a request stays in one."""
+    """Return the edges of widths in groups, of which a request stays in one."""
     return [
         (s, w, p)
         for s in range(1, segments + 1)
@@ -468,7 +468,7 @@ def kinds_of(world: World) -> list[_Kind]:
 
 
 def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
-    """Every edge on every kind of server that can hold it, with every batch size."""
+    """Yield every edge on every kind of server that can hold it, with every batch size."""
     config, host = world.cluster.router, world.cluster.host
     cost_s = _host_s(host.decision, 1) if host is not None else 0.0
     sent_s = cost_s * host.sent_permille / 1000 if host is not None else 0.0
@@ -520,14 +520,14 @@ def _mean_ns(quantiles_ns: Sequence[int]) -> float:
 
 
 def _solo_s(table: KeyTable, batch: int) -> float:
-    """Mean time of a batch that runs alone."""
+    """Return the mean time of a batch that runs alone."""
     if not table.jitter:
         return table.latency_ns[batch] / NS_PER_S
     return table.typical_ns[batch] * float(np.mean(table.jitter[batch])) / NS_PER_S
 
 
 def _joules(tables: DeviceTables, power_mw: float, demand_permille: int, image_s: float) -> float:
-    """The least dynamic energy of an image whose batch draws this much alone: at the power cap clocks fall, and save.
+    """Return the least dynamic energy an image, from its batch's solo power: at the power cap clocks fall, and save.
 
     Let D be the dynamic power of a device full of such batches, p / d. Batches that ask for shares w of the device, at
     most 1 together, have D = sum of w D_j, progress at phi w and draw min(P_cap, P_u) - P_ctx = phi e(D), with e(D) = D
@@ -545,7 +545,7 @@ def _joules(tables: DeviceTables, power_mw: float, demand_permille: int, image_s
 
 
 def _spare(tables: DeviceTables) -> float:
-    """Work a second that crowding leaves where beta < 1: x ** (1 - beta), x at most one for each instance that fits."""
+    """Return the work a second that crowding leaves if beta < 1, x ** (1 - beta), x up to 1 per fitting instance."""
     sharing = tables.profile.concurrency
     beta = min(sharing.beta, sharing.beta if sharing.across_beta is None else sharing.across_beta)
     if beta >= 1:
@@ -555,7 +555,7 @@ def _spare(tables: DeviceTables) -> float:
 
 
 def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Move]:
-    """From the router to every kind, and after each segment but the last from every kind to every kind."""
+    """Yield moves from the router to every kind, and after each segment but the last from every kind to every kind."""
     config, costs = world.cluster.router, world.costs
     numbers = {server: number for number, kind in enumerate(kinds) for server in kind.servers}
     of_kind = tuple(numbers[server] for server in range(config.servers))
@@ -572,7 +572,7 @@ def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> I
 def _balances(
     tuples: Sequence[tuple[float, ...]], runs: Sequence[_Run], moves: Sequence[_Move]
 ) -> list[dict[int, float]]:
-    """Rows whose sum is zero: an edge runs as often as tuples have it; what comes to a server runs there and leaves."""
+    """Return rows whose sum is zero: an edge runs as often as tuples have it; a server's input runs there and leaves."""
     rows: dict[tuple[object, ...], dict[int, float]] = {}
     for column, widths in enumerate(tuples):
         for segment, edge in enumerate(zip(widths, (IMAGE, *widths), strict=False), start=1):
@@ -606,7 +606,7 @@ def _limits(
     runs: Sequence[_Run],
     moves: Sequence[_Move],
 ) -> list[dict[int, float]]:
-    """Rows whose sum is at most 1: every device, every process that launches, every medium, and the router."""
+    """Return rows whose sum is at most 1: every device, every process that launches, every medium, and the router."""
     servers, devices = world.cluster.servers, world.cluster.devices
     rows: dict[tuple[object, ...], dict[int, float]] = {}
     for column, run in enumerate(runs, start=len(tuples)):

@@ -70,11 +70,11 @@ class TriedRate:
     readings: tuple[RateReading, ...]
 
     def kept(self, slo: Slo) -> list[RateReading]:
-        """The readings at which the rate is sustained."""
+        """Return the readings at which the rate is sustained."""
         return [each for each in self.readings if each.keeps(slo)]
 
     def missed(self, slo: Slo) -> RateReading:
-        """The first reading at which the rate is not sustained."""
+        """Return the first reading at which the rate is not sustained."""
         return next(each for each in self.readings if not each.keeps(slo))
 
 
@@ -131,7 +131,7 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
 
 
 def _accuracy(requests: RequestColumns, half_ns: int, world: World) -> float | None:
-    """By the table, of what was completed in the second half."""
+    """Return the accuracy, by the table, of what was completed in the second half."""
     done = (requests.status == COMPLETED) & (requests.finished_ns > half_ns)
     return expected_accuracy_of(requests, done, world.accuracy.prior)
 
@@ -249,7 +249,7 @@ def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, Cl
 
 
 def _tried(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
-    """As many seeds as it takes until the others can't change what most of them say."""
+    """Try as many seeds as it takes until the others can't change the majority."""
     needed, kept = len(search.seeds) // 2 + 1, 0
     readings: list[RateReading] = []
     for seed in search.seeds:
@@ -280,7 +280,7 @@ def _require_possible(world: World, slo: Slo) -> None:
 
 
 def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
-    """What was not kept even at the lowest rate, and the nearest to it that was seen at any."""
+    """Describe what was not kept even at the lowest rate, and the nearest to it that was seen at any."""
     lowest = min(tries, key=lambda each: each.rate_img_s)
     if not all(each.is_steady for each in lowest.readings):
         return f"no stable rate above {lowest.rate_img_s:.3g} images/s"

@@ -69,7 +69,7 @@ class Wishes:
         self._steered = set[str]()
 
     def __call__(self) -> frozenset[int]:
-        """Which servers are to be drained now; as far as the folder can't be read, those of before."""
+        """Return which servers are to be drained now; if the folder can't be read, the previous ones."""
         with suppress(OSError):
             self._drained = _drained(self._door)
         return self._drained
@@ -115,7 +115,7 @@ def drain(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def _named(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
-    """The server of this name, or those of this host."""
+    """Return the server of this name, or those of this host."""
     chosen = [index for index, (server, _) in enumerate(servers) if server == name]
     chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
     if not chosen:
@@ -139,7 +139,7 @@ def steer(folder: Path, wish: Steering) -> None:
 
 
 def _serving(folder: Path) -> tuple[list[Server], bool]:
-    """The servers, and whether they may be steered."""
+    """Return the servers, and whether they may be steered."""
     if not RunFolder(folder).is_in_use:
         raise InputError(str(folder), "", "no command runs in this folder, so nothing can be drained or steered")
     if not (folder / CONTROL / _SERVERS).is_file():

@@ -66,7 +66,7 @@ def require_memory(world: World, engine: Simulator, *, duration_s: float | None 
 
 
 def _images(world: World, length_s: float) -> tuple[float, float]:
-    """Images that arrive in a run, and those that are drawn for it."""
+    """Return the images that arrive in a run, and those that are drawn for it."""
     workload, rate_img_s = world.scenario.workload, world.rate_img_s
     if rate_img_s is None:  # a trace, which is no longer than its file
         images = float(len(world.arrivals_ns(world.scenario.seed, length_s)))

@@ -95,11 +95,11 @@ class RunFolder:
         self._is_open = False
 
     def __truediv__(self, name: str) -> Path:
-        """A path in it."""
+        """Return a path in it."""
         return self.path / name
 
     def __fspath__(self) -> str:
-        """It can stand wherever a path does."""
+        """Return its path, so that it can be used as a path."""
         return str(self.path)
 
     # ------------------------------------------------------------------------------------------------- opening it
@@ -177,7 +177,7 @@ class RunFolder:
         return self.path / OWN / "holder"
 
     def _clean(self) -> None:
-        """What commands that were killed have left."""
+        """Remove what commands that were killed have left."""
         below = (path for name in FOLDERS for path in (self.path / name).rglob(".*.tmp"))
         for path in (*self.path.glob(".*.tmp"), *below):
             if TEMPORARY.fullmatch(path.name):

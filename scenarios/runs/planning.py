@@ -268,7 +268,7 @@ def floor_doubt(world: World, slo: Slo) -> str:
 
 
 def _servers(trial: Trial, router: Candidate) -> tuple[PlannedServer, ...]:
-    """From the batches of one run of the scenario's load."""
+    """Return what each server does, from the batches of one run of the scenario's load."""
     world, scenario = trial.world, trial.world.scenario
     longest_s = DETAILED_IMAGES / (world.mean_rate_img_s or np.inf)
     duration_s = min(scenario.duration_s, max(longest_s, 2 * scenario.warmup_s))
@@ -303,7 +303,7 @@ def _widths(batches: Sequence[BatchRecord], segments: int) -> tuple[dict[float, 
 
 
 def _changes(trial: Trial, router: Candidate) -> Iterator[Change]:
-    """More load, and the loss of the fastest device where another one is left."""
+    """Yield more load, and the loss of the fastest device if another one is left."""
     yield Change("load", trial.outcome(router, scale=MORE_LOAD), None)
     names = fastest_device(trial.world)
     if len(names) < len(trial.world.cluster.servers):

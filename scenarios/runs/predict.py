@@ -43,7 +43,7 @@ def predict(
 
 
 def _compile(common: tuple[World, RunOptions, int]) -> None:
-    """Once on a machine, and not in every process."""
+    """Compile once on a machine, and not in every process."""
     world, options, _ = common
     world.simulation(world.run_spec(world.scenario.seed), options.get("engine", "simpy")).advance()
 

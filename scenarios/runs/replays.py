@@ -179,7 +179,7 @@ class _Replay:
         return follow
 
     def _replayed(self, log: _Log) -> tuple[int, str]:
-        """How many steps there are, and what is wrong with them, or with what fresh cores say to them."""
+        """Return how many steps there are, and what is wrong with them, or with fresh cores' answers to them."""
         name = f"{self._place}/{log.file}"
         read, problem = 0, ""
 

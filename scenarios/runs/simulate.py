@@ -159,13 +159,13 @@ def simulate_all(
 
 
 def _compile(seed: int, common: tuple[World, Simulator]) -> None:
-    """Once on a machine, and not in every process."""
+    """Compile once on a machine, and not in every process."""
     world, engine = common
     world.simulation(world.run_spec(seed), engine).advance()
 
 
 def _run_of(common: tuple[World, Simulator], task: tuple[RouterMaker, int]) -> Result:
-    """One run, in whatever process, of whatever machine."""
+    """Run one run, in any process, of any machine."""
     (world, engine), (maker, seed) = common, task
     return simulate_metrics(world, maker.make(world.context), display_name(maker.name), seed, engine=engine)
 

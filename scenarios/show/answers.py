@@ -89,7 +89,7 @@ def answers_text(entries: Sequence[Answer], width: int) -> str:
 
 
 def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Contest]:
-    """One a world, executors first, unless their few runs only confirm the winner of simulation."""
+    """Return the contests, executors' first, unless their few runs only confirm the winner of simulation."""
     found = list(_of_worlds(comparison, validation))
     return found[::-1] if len(found) == 2 and found[0].case == "open" and found[1].winner == found[0].first else found
 
@@ -262,7 +262,7 @@ def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocume
 
 
 def _judged(rows: Sequence[Row], coverage: Sequence[Coverage]) -> TrustCase:
-    """Inside the ranges; outside, but near; or neither."""
+    """Judge whether values are inside the ranges; outside, but near; or neither."""
     if not coverage:
         return "unpredicted"
     if all(map(holds, coverage)):
@@ -295,7 +295,7 @@ def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, An
 
 
 def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Facts for at most a few sentences, the most useful one first."""
+    """Return facts for at most a few sentences, the most useful one first."""
     ranking, case = contests[0].ranking, contests[0].case
     return {
         "is_saturated": any(map(_is_too_much, contests)),

@@ -81,7 +81,7 @@ def _origin(measure: Measure, comparison: ComparisonDocument) -> str:
 
 
 def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
-    """The ratios to the baseline's numbers seed by seed, as changes in percent."""
+    """Return the ratios to the baseline's numbers seed by seed, as changes in percent."""
     if (paired := comparison["paired"]) is None:
         return [], {}
     measures = _CHANGES.values()

@@ -76,5 +76,5 @@ def _doubts(scenarios: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _said(scenario: Mapping[str, Any], key: str) -> str:
-    """A file that both name has another relative path from another folder."""
+    """Return a key's text; a file that both name has another relative path from another folder."""
     return str(scenario.get(key)).replace("../", "")

@@ -144,7 +144,7 @@ def _by_utilization(
 
 
 def _measured(curve: LatencyCurve) -> list[int]:
-    """Places of the batch sizes that were measured; of a curve that does not say, all."""
+    """Return places of the batch sizes that were measured; all, if the curve does not record it."""
     return [place for place, count in enumerate(curve.samples or (1,) * len(curve.batches)) if count]
 
 

@@ -204,7 +204,7 @@ def profile_page(profile: Profile) -> str:
 
 
 def _page(title: str, run: Mapping[str, Any] | None, profiles: Sequence[Mapping[str, Any]]) -> str:
-    """What HTML does not allow in a name is written out; the only program is named by its hash, so that it may run."""
+    """Render the page: what HTML does not allow in a name is written out; the only program is allowed by its hash."""
     script = files("scenarios.show").joinpath("templates/page.js").read_text(encoding="utf-8")
     filters = environment().filters
     filters["interval_small"], filters["prose"] = _interval, _prose
@@ -217,13 +217,13 @@ def _page(title: str, run: Mapping[str, Any] | None, profiles: Sequence[Mapping[
 
 
 def _prose(text: str) -> Markup:
-    """A sentence of the terminal's as HTML: its keys and commands as code."""
+    """Return a sentence of the terminal's as HTML: its keys and commands as code."""
     escaped = str(escape(text)).replace(PLUS_MINUS, " \u00b1")
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))  # noqa: S704 - escaped
 
 
 def _interval(cell: str) -> Markup:
-    """A cell's text, with the half-width of its interval in small letters."""
+    """Return a cell's text, with the half-width of its interval in small letters."""
     mean, sign, half = cell.partition(PLUS_MINUS)
     return Markup("{} <small>±{}</small>").format(mean, half) if sign else Markup("{}").format(mean)
 
@@ -242,7 +242,7 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 
 
 def _answers(material: Material) -> list[Answer]:
-    """Those of the terminal, what to run where included."""
+    """Return the terminal's answers, what to run where included."""
     first = answers(material.comparison, material.validation)
     return [*first, *short_plan(material.comparison, material.results)] if first and material.comparison else first
 
@@ -261,7 +261,7 @@ def _ranking(material: Material) -> Markup | None:
 
 
 def _environment(document: Mapping[str, Any]) -> dict[str, str]:
-    """What the results were made with; where stages differ, of which ones it is."""
+    """Return what the results were made with; if stages differ, of which ones it is."""
     stages = document.get("stages", {})
     texts_of = {stage: _environment_texts(its) for stage, its in stages.items()}
     lines = {}
@@ -289,7 +289,7 @@ def _environment_texts(stage: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _device_text(value: object) -> str:
-    """A sensor's answers in words, not as Python writes a dictionary."""
+    """Return a sensor's answers in words, not as Python writes a dictionary."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {_device_text(each)}" for key, each in value.items()) or NONE
     return NONE if value is None else str(value)
@@ -345,7 +345,7 @@ def _latency_curves(material: Material) -> list[charts.Latencies]:
 
 
 def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies]:
-    """The curves of the routers that ran in simulation and on executors."""
+    """Return the curves of the routers that ran in simulation and on executors."""
     worlds = {(curve.router, curve.world) for curve in curves}
     return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
 
@@ -379,7 +379,7 @@ def _trade_offs(material: Material) -> list[Markup]:
 
 
 def _downtimes(material: Material) -> Table | None:
-    """Tell the downtimes of every run whose result is kept."""
+    """Return the downtimes of every run whose result is kept."""
     runs = []
     for run in material.runs:
         repeat = f"repeat {run.repeat}" if run.repeat else ""
@@ -411,8 +411,10 @@ def _pack(material: Material, traces: Sequence[dict[str, str]], room: int) -> No
 
 
 def _timelines(material: Material) -> Iterator[dict[str, Any]]:
-    """The baseline's and the best router's run, in each world (what ran in both is laid over each other as well):
-    enough to see how load is spread."""
+    """Yield the baseline's and the best router's run, simulated and on executors, enough to see how load is spread.
+
+    Runs in both are also drawn over each other.
+    """
     runs = _first_seeds(material)
     routers = list(dict.fromkeys(run.result["router"] for run in runs))
     best = [name for name in places(material.comparison, material.validation) if name in routers]
@@ -496,7 +498,7 @@ class _Drawable:
 
 @lru_cache(maxsize=16)
 def _profile_charts(of: _Drawable) -> dict[str, Any]:
-    """Kept: they take seconds to draw, and a profile may be shown on several pages."""
+    """Return a profile's charts, cached: they take seconds to draw, and may be shown on several pages."""
     profile = of.profile
     facts: dict[str, Any] = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
     facts["has_sms"] = any(curve.sm_utilization for curve in profile.latency)

@@ -88,7 +88,7 @@ def _ranking(comparison: ComparisonDocument | None, validation: ValidationDocume
 
 
 def _of_simulation(comparison: ComparisonDocument) -> Table:
-    """The last column is what was asked for: the bound (`--bound`), what is promised, or nothing but throughput."""
+    """Return the table, whose last column is the bound (`--bound`), the attainment of a promise, or mere throughput."""
     rows = comparison["rows"]
     last = ATTAINMENT[0] if slo_measures(comparison["slo"]) else _THROUGHPUT
     measures = [_P99, accuracy_measure(rows), _ENERGY, _MEAN, last]

@@ -106,7 +106,7 @@ def _written(parts: Iterable[RenderableType], width: int) -> str:
 
 
 def _drawn(table: Table, width: int) -> list[RenderableType]:
-    """Its title, as few blocks of columns as there is room for, and the sentences below."""
+    """Draw its title, as few blocks of columns as there is room for, and the sentences below."""
     heads = [column.title for column in table.columns]
     cells = [max([1, *(cell_len(visible(row[place])) for row in table.rows)]) for place in range(len(heads))]
     widths = [max(cell_len(head), cell) for head, cell in zip(heads, cells, strict=True)]
@@ -121,7 +121,7 @@ def _drawn(table: Table, width: int) -> list[RenderableType]:
 
 
 def _least(wanted: int, table: Table, place: int, width: int) -> int:
-    """Words may be broken, numbers may not."""
+    """Return a column's least width: words may be broken, numbers may not."""
     return min(wanted, int(NAME_SHARE * width)) if _is_text(table, place) else wanted
 
 

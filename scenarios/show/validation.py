@@ -131,7 +131,7 @@ def _all_rows(validation: ValidationDocument) -> list[AnyRow]:
 
 
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
-    """Columns of what was measured, and each row's cells of them."""
+    """Return columns of what was measured, and each row's cells of them."""
     known = [each for each in _DISTURBANCES if any(each.of(rows))]
     head = [Column(each.head, "%", meaning=each.meaning) for each in known]
     return head, [[each.text(row[each.key]) for each in known] for row in rows]
@@ -184,7 +184,7 @@ def prediction_cells(row: Row | None, measure: Measure) -> list[str]:
 
 
 def _range(measure: Measure, middle: float, low: float, high: float) -> str:
-    """In three digits: a range is known to no more."""
+    """Format a range in three digits, because it is known to no more."""
     return "{} ({}-{})".format(*(_short(measure.scale * value) for value in (middle, low, high)))
 
 
@@ -197,7 +197,7 @@ def _name(row: AnyRow) -> str:
 
 
 def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
-    """How much each world served of what arrived: the columns, and for each row their cells."""
+    """Return how much simulation and executors served of what arrived: the columns, and each row's cells."""
     measures = served_measures(row["served"][world] for row in rows for world in WORLDS)
     head = [Column(f"{each.head} sim./exec.", each.unit, meaning=each.meaning) for each in measures]
     return head, [[_both(row, each) for each in measures] for row in rows]
@@ -208,7 +208,7 @@ def _both(row: AnyRow, measure: Measure) -> str:
 
 
 def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
-    """Who left images unserved, in which world: few, and many."""
+    """Return which routers left images unserved, simulated or on executors: few, and many."""
     return unserved_lines(
         (row["router"], f" {words}", row["served"][world]) for row in rows for world, words in WORLDS.items()
     )

@@ -108,7 +108,7 @@ def require_completed(results: Iterable[Result]) -> None:
 
 
 def _fates(runs: Sequence[Result]) -> dict[str, Any]:
-    """What became of the images of one router's runs."""
+    """Return what happened to the images of one router's runs."""
     fates: Counter[str] = Counter()
     for run in runs:
         fates.update(run["failures"])

@@ -57,7 +57,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def _said(error: OSError) -> str:
-    """Which file, what is wrong with it, and what helps."""
+    """Describe which file, what is wrong with it, and what helps."""
     where = f"{error.filename}: " if error.filename is not None else ""
     helps = "; make room, and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return f"{where}{error.strerror or error}{helps}"

@@ -54,7 +54,7 @@ def in_a_folder(path: Path) -> Path:
 
 
 def _require_writable(path: Path, folder: Path) -> None:
-    """Into the folder, or into the nearest above it that is there."""
+    """Check that files can be written into the folder, or into its nearest existing parent."""
     while not (folder.exists() or folder.is_symlink()):
         folder = folder.parent
     if not folder.is_dir():

@@ -162,7 +162,7 @@ class Progress:
 
 
 def _many(unit: str, count: int) -> str:
-    """`1 try`, `2 tries`."""
+    """Format `1 try`, `2 tries`."""
     return unit if count == 1 else f"{unit[:-1]}ies" if unit.endswith("ry") else f"{unit}s"
 
 
@@ -189,7 +189,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def _bar(stream: TextIO) -> Bar:
-    """It is gone when the work is done; standard output is not its own."""
+    """Return a bar that is removed when the work is done; it leaves standard output alone."""
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 

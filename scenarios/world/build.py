@@ -168,7 +168,7 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
 
 
 def _in_ns(section: StrictModel, *but: str) -> dict[str, Any]:
-    """A section's settings (`but` some) as a core takes them: by the same names, but seconds as nanoseconds."""
+    """Return a section's settings (`but` some) as a core takes them: by the same names, but seconds as nanoseconds."""
     given = {name: getattr(section, name) for name in type(section).model_fields if name not in but}
     seconds = {name for name in given if name.endswith("_s")}
     plain = {name: value for name, value in given.items() if name not in seconds}
@@ -187,7 +187,7 @@ def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...],
 
 
 def _memory_of(owner: ServerSection) -> str | int:
-    """What servers with the same share memory: its name, or the GPU of which several devices are shares."""
+    """Return the identity of a server's memory: its name, or the GPU of which several devices are shares."""
     return owner.name if owner.device is None or owner.device.sm_percent is None else owner.device.index
 
 
@@ -318,7 +318,7 @@ def _outstanding_blocks(scenario: Scenario) -> int:
 
 
 def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[DeviceTables, ...]) -> HostTable | None:
-    """The dearest of those that were measured: there is one router, and it is on one of the hosts."""
+    """Return the most expensive of those that were measured: there is one router, and it is on one of the hosts."""
     measured = [profile.router_host for profile in profiles if profile.router_host is not None]
     if not measured:
         return None
@@ -339,7 +339,7 @@ def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
 
 
 def _usual_s(host: RouterHost) -> float:
-    """What a host costs a block of a usual size, sent and returned."""
+    """Return what a host costs a block of a usual size, sent and returned."""
     return sum(cost.block_s + USUAL_BLOCK * cost.image_s for cost in (host.decision, host.returned))
 
 

@@ -83,7 +83,7 @@ def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tup
 
 
 def _flat(key: str, value: Any) -> MadeWith:
-    """A section's settings by dotted keys; a list of plain values is one value."""
+    """Flatten a section's settings into dotted keys; a list of plain values is one value."""
     if isinstance(value, Mapping):
         return {name: text for part in value for name, text in _flat(f"{key}.{part}", value[part]).items()}
     if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):

@@ -126,7 +126,7 @@ def _trace(given: TraceWorkload, play: Play) -> Arrivals:
 
 
 def _times_s(given: TraceWorkload, series: Series) -> NDArray[np.float64]:
-    """From `from_s` on."""
+    """Return times from `from_s` on."""
     times_s: NDArray[np.float64] = (series or series_of(given))[given.file, given.time_column]
     later: NDArray[np.float64] = times_s[times_s >= times_s.min() + given.from_s]
     return later

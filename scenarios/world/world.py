@@ -236,7 +236,7 @@ class World:
         )
 
     def _goals(self, start_s: float, horizon_s: float) -> tuple[tuple[int, GoalSet], ...]:
-        """What the operator asks for and when, in a run that begins at `start_s` of the scenario."""
+        """Return what the operator asks for and when, in a run that begins at `start_s` of the scenario."""
         if self.scenario.classes:
             return tuple((0, goal) for goal in self.class_goals)
         goals: list[tuple[int, GoalSet]] = [(0, GoalSet())]

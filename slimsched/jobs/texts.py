@@ -113,7 +113,7 @@ def say(macro: str, *facts: Any) -> str:
 
 @cache
 def _columns(table: str) -> dict[str, Any]:
-    """By head what a row has there, as a function of the row's facts."""
+    """Return, by head, what a row has there, as a function of the row's facts."""
     cells = strict.mapping(read_text(TABLES), "tables.yaml")[table]
     return {head: _templates().compile_expression(cell, undefined_to_none=False) for head, cell in cells.items()}
 
@@ -135,7 +135,7 @@ def _text(*parts: Table | str) -> str:
 
 
 def _first(rows: Sequence[Any], what: str) -> list[str]:
-    """The note below the first rows of many."""
+    """Return the note below the first rows of many."""
     return [f"And {len(rows) - MAX_ROWS:,} {what}."] if len(rows) > MAX_ROWS else []
 
 
@@ -166,7 +166,7 @@ def summary_text(trace: Row, name: str) -> str:
 
 
 def _spreads(trace: Row) -> Table:
-    """Quantiles of run times, waits and the load by day."""
+    """Return quantiles of run times, waits and the load by day."""
     waits, load = trace["recorded_waits"], trace["load"]["days_quantiles"]
     rows = [["run time", *_times(trace["durations"])]]
     if waits["mean_s"] is not None:
@@ -231,7 +231,7 @@ def answers(comparison: Row) -> list[Answer]:
 
 
 def _rise_s(group: Row) -> float:
-    """By how much the mean wait of a group rises."""
+    """Return by how much the mean wait of a group rises."""
     return float((group["wait_mean_s"] or 0.0) - (group["baseline_wait_mean_s"] or 0.0))
 
 
@@ -296,7 +296,7 @@ def _waits(comparison: Row) -> Table:
 
 
 def _coverage(document: Row) -> str:
-    """Where 95 % intervals hold the truth less often, as was measured; nothing elsewhere."""
+    """Describe when 95 % intervals cover the truth less often, as measured; otherwise empty."""
     return say("coverage", document, document["run_cv2"] > HEAVY_CV2, document["days"] < FEW_DAYS)
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 else:
 
     def _pairs(text: str) -> dict[str, str]:
-        """`a=b,c=d`: words by other words."""
+        """Read `a=b,c=d`: words by other words."""
         pairs: dict[str, str] = {}
         for part in text.split(","):
             key, equals, value = (each.strip() for each in part.partition("="))
@@ -491,7 +491,7 @@ def advise(
 
 
 def _repeated(document: Document, one_pass: Callable[[], Document], every_s: float) -> Document:
-    """The last of many passes, each told in a line; SIGTERM or Ctrl-C ends them.
+    """Return the last of many passes, each reported in a line; SIGTERM or Ctrl-C ends them.
 
     Raises:
         InputError: what is wrong stays so for `_PATIENT` passes.
@@ -514,7 +514,7 @@ def _repeated(document: Document, one_pass: Callable[[], Document], every_s: flo
 
 
 def _undone(journal: Path) -> CommandResult:
-    """What a journal says was changed is put back."""
+    """Put back what was changed according to a journal."""
     from jobs.advice import undoing
     from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
     from slimsched.jobs.texts import say
@@ -635,14 +635,14 @@ def _case(
 
 
 def _require_load(load: float) -> None:
-    """A share of a cluster; one above 10 is meant in percent."""
+    """Check a share of a cluster; one above 10 is meant in percent."""
     if 10 < load <= 1000:
         raise InputError("--load", "", f"{load:g} is a share of the cluster; {load:g} % is {load / 100:g}")
     require_within("--load", load, 1e-6, 10.0)
 
 
 def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bound]:
-    """Without preemption (False) and with."""
+    """Compute bounds without preemption (False) and with."""
     from jobs.comparing import bounds_of
     from scenarios.terminal.compiling import telling
 
@@ -651,7 +651,7 @@ def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bou
 
 
 def _changed(given: Sequence[str]) -> dict[str, Any]:
-    """`cluster.nodes.0.count=74`: values as a scenario's file would have them."""
+    """Read `cluster.nodes.0.count=74`: values as a scenario's file would have them."""
     from kit import strict
 
     changes: dict[str, Any] = {}
