@@ -77,7 +77,7 @@ def make_env(
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
-            compiled engine can't do, or an argument is none that is allowed.
+            compiled engine can't do, or an argument is invalid.
     """
     from scenarios.metrics.result import Simulator
 
@@ -120,7 +120,7 @@ def make_vector_env(
 
     Raises:
         InputError: the scenario needs something measured first, or something that the compiled engine can't do; or an
-            argument is none that is allowed.
+            argument is invalid.
     """
     from sim.compiled.env import SlimClusterVectorEnv
 

@@ -1,6 +1,6 @@
 """What the functions' arguments may be: types, and how a text of the command line is read as one.
 
-The command line is made from the functions' signatures, so what an argument may be is said here once.
+The command line is made from the functions' signatures, so the type of an argument is defined here once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Scenario:
 
     Attributes:
         path: its file.
-        keys: what it says, key by key (docs/scenario-keys.md): `scenario.keys.duration_s`. Paths are absolute.
-        changed: what is otherwise than in the file, as JSON; empty where nothing is.
+        keys: its content, key by key (docs/scenario-keys.md): `scenario.keys.duration_s`. Paths are absolute.
+        changed: what differs from the file, as JSON; empty if nothing does.
     """
 
     path: Path

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hw.telemetry.local import DeviceDescription
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
-_PLACEMENTS: Final = {  # which server each takes, as docs/routers.md says; every segment at full width
+_PLACEMENTS: Final = {  # which server each takes, as in docs/routers.md; every segment at full width
     "weighted-random": "at random, as likely as it is fast",
     "round-robin": "after the last one",
     "jsq": "with the fewest outstanding requests",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scenarios.metrics.result import ClustersScore, Result, Score
 
 LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
-"""Of a run: what ran, where and on what."""
+"""The identity of a run: what ran, where and on what."""
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
@@ -413,5 +413,5 @@ class CommandResult(Document):
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
+        """The exit code of the command."""
         return self.code

@@ -291,7 +291,7 @@ def solving(programmes: int) -> Progress:
 
 
 def require_made(session: Session, section: str) -> None:
-    """Raises `InputError` where routers of a section are some that the scenario's run makes, and are not there."""
+    """Raise `InputError` if a section's routers include missing ones that the scenario's run makes."""
     from scenarios.files.made_routers import made_file, made_kinds, made_name
 
     given = getattr(session.scenario, section)

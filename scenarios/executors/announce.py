@@ -1,4 +1,4 @@
-"""What a calibration is about to do and what it costs, before it begins; and whether its budget makes any sense."""
+"""What a calibration is about to do and what it costs, before it starts; and whether its budget is sensible."""
 
 from __future__ import annotations
 

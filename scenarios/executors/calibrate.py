@@ -82,7 +82,7 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibra
 def calibrated_there(
     wanted: CalibrationRequest, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
 ) -> tuple[str, list[str]]:
-    """Calibrate on the host; returns the profile as YAML, and what there was to say."""
+    """Calibrate on the host; returns the profile as YAML, and the messages."""
     section, lines = section_of(server, servers), list[str]()
     device = device_of(server, servers)
     here = replace(

@@ -224,7 +224,7 @@ def with_serving(
 class OpenLoopRun:
     """A run on the hardware and its paired simulation, which has the same arrivals and replays the device's slowdown.
 
-    `slowdown`: how much longer things took than at full speed, on average; None where nothing told.
+    `slowdown`: how much longer things took than at full speed, on average; None without readings.
     """
 
     simulated: Result

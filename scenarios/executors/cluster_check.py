@@ -17,7 +17,7 @@ from scenarios.terminal.progress import Say
 
 
 def check_cluster(scenario: Scenario, model: ModelFile | None, hosts: Hosts, say: Say) -> CheckedCluster:
-    """Ask every host; what one can't answer does not keep the others from being asked."""
+    """Ask every host; one that can't answer does not keep the others from being asked."""
     section = scenario.cluster
     names = host_names(section, hosts)
     model_bytes = 0 if model is None or not model.path.is_file() else model.path.stat().st_size

@@ -1,4 +1,4 @@
-"""A scenario's emulated servers as agents take them: what their devices play, and what their router must know."""
+"""A scenario's emulated servers as agents take them: what their devices emulate, and what their router needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a scenario's Ray cluster: what each says of itself, and what is asked of it there."""
+"""The hosts of a scenario's Ray cluster: what each reports of itself, and remote calls to it."""
 
 from __future__ import annotations
 

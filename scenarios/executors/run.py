@@ -206,9 +206,9 @@ def run_on_hardware(
     """Carry out one run on executors that are there.
 
     Args:
-        dataset: whose test images the requests are; emulated servers need none: which of their labels are right is
-            what simulation says.
-        drained: which servers the operator wants drained now.
+        dataset: whose test images the requests are; emulated servers need none: which of their labels are right is as
+            in simulation.
+        drained: which servers the operator has drained now.
     """
     began_ns = time.monotonic_ns()
     record = _carried_out(world, cluster, dataset, wanted, observer or RunObserver(), drained)

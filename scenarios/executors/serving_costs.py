@@ -32,7 +32,7 @@ PARTS = 32  # equal parts of a distribution
 RATIO_PARTS = 64
 SPREAD_PARTS = 16
 ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
-SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
+SLICE_S = 2e-3  # with too few waits: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
 MAX_FASTER = 0.5  # of a calibrated pass, that a served one may take less
 MIN_WAITS = 5  # uncut by a pass's end: they are accurate to within a half, an assumption to within four times
@@ -223,7 +223,7 @@ class _DeviceRun:
     def waits_to_be_taken(self) -> list[Wait]:
         """Collect the waits of blocks that were sent while one pass ran.
 
-        Not of batches that were commanded meanwhile: who commands one has the core already, so they hardly wait.
+        Not of batches that were commanded meanwhile: their commanding thread has the core already, so they hardly wait.
         """
         return [
             (way.took_ns / NS_PER_S, left_s)
@@ -306,7 +306,7 @@ _SOON_NS = NS_PER_S // 1000  # a batch's end is reported within this
 
 
 def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
-    """Fit each kind of work; None where some kind that every served batch needs has no sample."""
+    """Fit each kind of work; None if some kind that every served batch needs has no sample."""
     rows: dict[str, list[tuple[float, float, float]]] = {
         kind: [] for kind in ("taken", "woken", "moved", "ended", "begun")
     }

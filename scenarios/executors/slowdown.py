@@ -1,8 +1,8 @@
-"""At what slowdown the devices really were during a run on the hardware, for its paired simulation to replay.
+"""The actual slowdown of the devices during a run on the hardware, for its paired simulation to replay.
 
 How fast a virtual machine's core is depends on its host's other tenants: like the arrivals, it comes from outside, and
 a simulation that draws it at random is compared with another run than the one that was made. Agents on CPUs read a
-fixed piece of work between their batches (`hw.host.core_speed`); the profile knows how long that takes at full speed.
+fixed piece of work between their batches (`hw.host.core_speed`); the profile has its time at full speed.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def is_compiled(name: str) -> bool:
 
 
 def require_distinct_names(routers: Sequence[str]) -> None:
-    """Raises `InputError` where two routers would be one row of a table."""
+    """Raise `InputError` if two routers would be one row of a table."""
     names: dict[str, str] = {}
     for router in routers:
         other = names.setdefault(display_name(router), router)

@@ -20,7 +20,7 @@ from kit.errors import InputError, nearest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = 1e20  # nanoseconds since 1970 are less
-Cell = tuple[int, str]  # the line on which it stands, and its text
+Cell = tuple[int, str]  # the line number, and its text
 
 
 def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:

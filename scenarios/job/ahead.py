@@ -19,7 +19,7 @@ LOWEST_PRIORITY = 19
 
 @contextmanager
 def compiling_ahead(say: Say) -> Iterator[Callable[[], None]]:
-    """Begin to compile the engine where its code is not kept yet; yields what waits until that is done."""
+    """Begin to compile the engine if its code is not cached yet; yields a function that waits until that is done."""
     if not IS_ON or cache_problem() is not None or is_kept("sim.compiled.decide", "run_cluster"):
         yield lambda: None
         return

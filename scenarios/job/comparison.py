@@ -45,7 +45,7 @@ def compare(
     Args:
         jobs: number of runs at a time.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
-        within: is entered where something is to be run.
+        within: is entered if something is to be run.
         equal: as which dials were set in the world (`equalled`).
 
     Raises:

@@ -1,7 +1,7 @@
 """The stages `decide-ROUTER`: what each router's own decisions take on this host, for simulations to charge.
 
-They are made where serving was measured on this machine, in this run folder; what was measured before is taken as it
-is, wherever the folder has come. Simulations elsewhere charge what the scenario and the profiles say.
+They are made if serving was measured on this machine, in this run folder; what was measured before is taken as it is,
+wherever the folder is now. Simulations elsewhere charge the times in the scenario and the profiles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def with_decision_times(job: ScenarioJob, world: World, routers: Sequence[str]) 
     """Return the world in which each of these routers' decisions take their time measured here, if that is known."""
     if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
-    noted = environments(job.folder).get("serving")  # where this folder's own stage has measured what serving costs
+    noted = environments(job.folder).get("serving")  # if this folder's own stage has measured what serving costs
     is_here = noted is not None and _machine_of(noted) == _machine_of(job.environment)
     times = {}
     for router in dict.fromkeys(routers):

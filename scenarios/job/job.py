@@ -100,7 +100,7 @@ class ScenarioJob:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """What is made now is made with."""
-        from hw.telemetry import available_devices, unusable_devices  # where something is made
+        from hw.telemetry import available_devices, unusable_devices  # if something is made
 
         available = available_devices()
         for warning in unusable_devices(available):

@@ -111,7 +111,7 @@ class ModelOrders:
         policy = endless_policy(world, self._as_it_is(router), folder, now.cluster.router, takes_over=True)
         assert self._serving is not None, "it was read beside it"
         file = replace(self._serving, path=folder / CONTROL / f"{version}.safetensors")
-        shutil.copyfile(path, file.path)  # who restarts finds what was read now
+        shutil.copyfile(path, file.path)  # a restarted server finds what was read now
         if file.load()[1]["hash"] != version:
             raise InputError(str(path), "", "has changed while it was read; give it again")
         return Candidate(file, version, world, policy)

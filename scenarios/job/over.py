@@ -21,7 +21,7 @@ from scenarios.terminal.progress import Progress
 
 
 def make_compass(given: Clusters, folder: RunFolder, *, quiet: bool = False) -> tuple[Path, ClustersScore]:
-    """Train it unless it is trained; its file, and what it gained on clusters that training did not see.
+    """Train it unless it is trained; returns its file, and its gain on clusters that training did not see.
 
     Raises:
         InputError: the distribution draws a cluster that can't run.

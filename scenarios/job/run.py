@@ -75,7 +75,7 @@ def _carry_out(job: ScenarioJob) -> JobOutcome:
     if job.can_validate:
         require_ready(world, job.model_to_serve, job.scenario.validate_.routers, None)
         warn_of_another_stack(job, world)
-        if all(server.emulated for server in job.scenario.cluster.owners):  # else it would be among what is measured
+        if all(server.emulated for server in job.scenario.cluster.owners):  # not while anything is measured
             with compiling_ahead(job.say) as wait_for_engine:
                 make_serving(job)
                 wait_for_engine()
@@ -116,7 +116,7 @@ def require_what_is_known(job: ScenarioJob) -> None:
 
 
 def _has_caps(job: ScenarioJob) -> bool:
-    """Whether something is said of servers' memory, or of what is in it."""
+    """Return whether the scenario limits servers' memory, or names its content."""
     cluster = job.scenario.cluster
     knobs = [cluster.greedy_of(server) for server in cluster.named_servers]
     devices = [server.device for server in cluster.named_servers if server.device is not None]

@@ -169,7 +169,7 @@ class _Teller:
 
 
 class _OperatorOrders:
-    """What is asked for: at the start by the scenario, then by the operator; and who decides."""
+    """What is asked for, at the start by the scenario, then by the operator; and the router that decides."""
 
     def __init__(
         self, job: ScenarioJob, models: ModelOrders, router: str, config: RouterConfig, journal: Journal

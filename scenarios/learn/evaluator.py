@@ -105,7 +105,7 @@ class Evaluator:
 
     @property
     def spent(self) -> Decisions:
-        """Of all seeds."""
+        """The decisions of all seeds."""
         return Decisions(**self._spent)
 
     def trace_slice(self, name: str, part: int) -> SampledRun:

@@ -34,11 +34,11 @@ STEP: Final = 0.25  # of the price's logarithm, either way of a cluster's dial: 
 DIALS: Final = tuple(2 * STEP * n for n in range(-6, 9))  # of the price's logarithm, of which each cluster has one
 PRICES: Final = (0.1, 1.0)  # what a point of accuracy costs there, in the logarithm of the latency
 SLOPES: Final = (0.02, 2.0)  # a point of accuracy, in the logarithm of the latency
-NEAR: Final = 0.1  # points: so far beyond its two runs a candidate's price is still believed
+NEAR: Final = 0.1  # points: up to this far beyond its two runs a candidate's price is still believed
 BEYOND: Final = 0.4  # what a point further off costs
 MOST: Final = 0.4  # weight of one cluster for or against a candidate
 FAILED: Final = 20.0  # what the share of images that failed costs
-MIN_POINTS: Final = 0.05  # between the reference's two runs: else a dial moves nothing there
+MIN_POINTS: Final = 0.05  # between the reference's two runs: otherwise a dial moves nothing there
 DROWNED: Final = 0.05  # of the images are left when a run ends
 RUNS: Final = 2  # of a cluster, in turn
 SIGMA: Final = 0.5  # of the first deviations (`policies.rules.compass.SPREAD`)
@@ -46,7 +46,7 @@ SIGMA: Final = 0.5  # of the first deviations (`policies.rules.compass.SPREAD`)
 
 Try = tuple[Scorer, CompassRule, SampledRun]
 Pair = tuple[RunScore, RunScore]
-"""Of one run, at the more accurate dial and at the faster one."""
+"""The scores of one run, at the more accurate dial and at the faster one."""
 
 
 def cost_of(score: RunScore) -> float:

@@ -20,7 +20,7 @@ from scenarios.learn.evaluator import Evaluator, lacking, latency_cost
 from sim.compiled.scoring import RunScore
 
 PRICE: Final = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
-EARLY: Final = 0.15  # of it after one run, which says little of the floor
+EARLY: Final = 0.15  # of it after one run, which shows little of the floor
 WAITS: Final = (0.3, 1.0)  # of what a request may be held in all, or of each segment's equal share of it
 FEWEST: Final = 4  # that a group is limited to, or that are waited for
 HOST: Final = ((1.0, 0.0), (1.7, 0.0), (1.7, 0.6), (2.7, 0.6))  # at the first segment and at later ones; see `holds_of`

@@ -147,7 +147,7 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
     """Score a router on both engines.
 
     Args:
-        make: gives a fresh router for each run, for one may remember what it has seen.
+        make: gives a fresh router for each run, because one may remember what it has seen.
         name: of the router; its run draws by it, too.
         seed: of the training.
 

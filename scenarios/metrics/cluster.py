@@ -81,7 +81,7 @@ class CheckedCluster:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing stands against a run."""
+        """Whether nothing prevents a run."""
         return not any(host.problems for host in self.hosts)
 
     def document(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Results set side by side: routers against a baseline over seeds.
 
-It computes from finished results alone; how they came about is none of its business.
+It computes from finished results alone, however they were made.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ComparisonDocument(TypedDict):
     Attributes:
         learned: the routers that have learned, according to their files.
         unreliable: the servers whose calibration stayed disturbed.
-        equal: what each router's dial was set to, so that all have one accuracy; None where none was set.
+        equal: what each router's dial was set to, so that all have one accuracy; None if none was set.
     """
 
     schema: str

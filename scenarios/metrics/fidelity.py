@@ -203,7 +203,7 @@ class FarApart(TypedDict):
     """All runs that can be judged are more than 50 % from their paired simulations.
 
     Attributes:
-        made, planned: hardware runs; where fewer were made the validation was stopped.
+        made, planned: hardware runs; if fewer were made the validation was stopped.
         kept: the file of the run folder that holds those that were made.
     """
 
@@ -214,7 +214,7 @@ class FarApart(TypedDict):
 
 
 class ValidationDocument(TypedDict):
-    """`slimsched.validation/1`; without `far_apart` where its runs are not. `coverage` is of all judged rows."""
+    """`slimsched.validation/1`; without `far_apart` if its runs are not. `coverage` is of all judged rows."""
 
     schema: str
     scenario: str

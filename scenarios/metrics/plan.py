@@ -170,7 +170,7 @@ class Plan(OwnDocument):
 
     @property
     def members(self) -> dict[str, float]:
-        """Of a family, which share of the passes each member has, the largest first; empty for a slimmable network."""
+        """The share of the passes of each member of a family, the largest first; empty for a slimmable network."""
         shares: dict[str, float] = {}
         for server in self.servers:
             for width, share in server.widths[0].items() if server.names else ():
@@ -180,7 +180,7 @@ class Plan(OwnDocument):
 
     @property
     def exit_code(self) -> int:
-        """1 where nothing keeps what is asked."""
+        """1 if nothing keeps what is asked."""
         return int(self.choice is None)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class RankedRouter:
 
     @cached_property
     def mean(self) -> float:
-        """Of the objective, over its runs."""
+        """The mean of the objective, over its runs."""
         return float(np.mean(list(self.values.values())))
 
     @property
@@ -90,14 +90,14 @@ class RankedRouter:
         return paired_ratio([self.values[run] for run in common], [other.values[run] for run in common])
 
     def differs(self, other: RankedRouter) -> bool:
-        """Whether chance does not explain its lead, or lag."""
+        """Return whether its lead, or lag, is statistically significant."""
         lead = self.lead(other)
         return lead["runs"] >= MIN_RUNS and lead["differs"] is True
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The routers of one world.
+    """The routers of one ranking, in simulation or on executors.
 
     Attributes:
         able: those that can win, the best first.

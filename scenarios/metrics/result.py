@@ -63,7 +63,7 @@ class ImageCounts(TypedDict):
 
 
 class Shares(TypedDict):
-    """Of what arrived in the whole run; completed, unfinished and failed make 1. Null where nothing arrived.
+    """Shares of what arrived in the whole run; completed, unfinished and failed make 1. Null if nothing arrived.
 
     `unserved`: what failed, and under `end: drain` what was left after the drain.
     """
@@ -75,7 +75,7 @@ class Shares(TypedDict):
 
 
 class Spread(TypedDict):
-    """Mean and standard deviation (of the population); null where nothing was counted."""
+    """Mean and standard deviation (of the population); null if nothing was counted."""
 
     mean: float | None
     std: float | None
@@ -91,7 +91,7 @@ class LatencyMetrics(Spread):
 
 
 class EnergyPerImage(TypedDict):
-    """Joules of all devices per completed image: total = dynamic + base + idle; null where none completed."""
+    """Joules of all devices per completed image: total = dynamic + base + idle; null if none completed."""
 
     total: float | None
     dynamic: float | None
@@ -139,7 +139,7 @@ class Restart(TypedDict):
 
 
 class Lateness(TypedDict):
-    """How much later than their model says emulated passes were seen to end, in seconds, and their mean length."""
+    """How much later than their model emulated passes were seen to end, in seconds, and their mean length."""
 
     p50: float
     p99: float
@@ -306,7 +306,7 @@ class Signature(TypedDict):
 
     Attributes:
         name: which failure.
-        value: what was found, in the unit that `reason` says.
+        value: what was found, in the unit of `reason`.
         threshold: beyond which (below which, for accuracy collapse and reward hacking) it is a sign.
         reason: a sentence with the number.
     """

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from scenarios.metrics.result import Result, Shares
 
 LIMIT: Final = 0.01  # of what arrived
-CARRIED: Final = 0.9  # of what is offered: who completes less meanwhile has a queue that grows, drained or not
+CARRIED: Final = 0.9  # of what is offered: a router that completes less meanwhile has a growing queue, drained or not
 FLAG: Final = " !"  # behind a flagged router's name
 
 

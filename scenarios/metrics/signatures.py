@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 REFERENCE: Final = "sticky"  # keeps images on their server
-MIN_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
+MIN_IMAGES: Final = 100  # completed (of those refused: arrived): fewer show nothing
 CHANCE_STAYS: Final = 0.5  # of the share of segments that chance alone would leave on their server
 GAIN: Final = 1.02  # throughput over that of a router without moves: less is not a gain
 REFUSED: Final = 1e-3  # of the images

@@ -36,7 +36,7 @@ class Slo:
 
     Attributes:
         later: what takes their place in mid-run: (from when, floor, limit), ascending, 0 for none of that kind.
-        objective: what is to be least where these are kept: the p99 latency, or energy an image.
+        objective: what is minimised if these are kept: the p99 latency, or energy an image.
         classes: what each class of requests is promised, in the scenario's order.
     """
 

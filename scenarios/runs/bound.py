@@ -277,7 +277,7 @@ def overload_of(world: World) -> str | None:
         return None
     if rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small program
         return None
-    capacity_img_s = FluidModel(world).capacity_img_s()  # where narrower is not faster
+    capacity_img_s = FluidModel(world).capacity_img_s()  # if narrower is not faster
     if rate_img_s <= capacity_img_s:
         return None
     return (
@@ -338,7 +338,7 @@ class RouterLoad:
 
     @property
     def share(self) -> float:
-        """Of the one core that it has."""
+        """The busy share of the router's only core."""
         return self.blocks_s * (self.decided_s + self.returned_s)
 
 
@@ -486,7 +486,7 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
                 solo_s = _solo_s(table, padded)
                 image_s = solo_s / batch
                 returned_s = _host_s(host.returned, batch) if host is not None else 0.0
-                is_last = edge[0] == config.segments  # else the next decision waits until the books are kept
+                is_last = edge[0] == config.segments  # otherwise the next decision waits until the books are kept
                 back_s = returned_s * (host.received_permille / 1000 if host is not None and is_last else 1.0)
                 yield _Run(
                     kind=number,
@@ -572,7 +572,7 @@ def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> I
 def _balances(
     tuples: Sequence[tuple[float, ...]], runs: Sequence[_Run], moves: Sequence[_Move]
 ) -> list[dict[int, float]]:
-    """Return rows whose sum is zero: an edge runs as often as tuples have it; a server's input runs there and leaves."""
+    """Return rows whose sum is zero: an edge runs as often as tuples have it; a server runs its input, which leaves."""
     rows: dict[tuple[object, ...], dict[int, float]] = {}
     for column, widths in enumerate(tuples):
         for segment, edge in enumerate(zip(widths, (IMAGE, *widths), strict=False), start=1):

@@ -63,7 +63,7 @@ class RateReading:
 
 @dataclass(frozen=True)
 class TriedRate:
-    """What the runs at one rate say; `carries`: most of the seeds keep what is asked."""
+    """What the runs at one rate show; `carries`: most of the seeds keep what is asked."""
 
     rate_img_s: float
     carries: bool

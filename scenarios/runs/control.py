@@ -52,7 +52,7 @@ def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steere
     door = folder / CONTROL
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
-        door.mkdir(mode=0o700)  # a wish names code to run
+        door.mkdir(mode=0o700)  # a request names code to run
         try:
             write_json(door / _SERVERS, {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered})
             yield Wishes(door)
@@ -61,7 +61,7 @@ def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steere
 
 
 class Wishes:
-    """What the operator wishes."""
+    """The operator's requests."""
 
     def __init__(self, door: Path) -> None:
         self._door = door

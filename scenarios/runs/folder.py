@@ -185,7 +185,7 @@ class RunFolder:
         shutil.rmtree(self.path / CONTROL, ignore_errors=True)
 
     def _record(self, scenario: Path | None) -> None:
-        """Name the scenario's file in the mark, from the folder; of another one than so far, a line is said."""
+        """Name the scenario's file in the mark, from the folder; prints a line if it is another one than before."""
         if scenario is None:
             return
         if (before := self._other_scenario(scenario)) is not None:
@@ -199,7 +199,7 @@ class RunFolder:
 
     @property
     def scenario(self) -> Path | None:
-        """The file that the folder is of, from here; None where none is known."""
+        """The file that the folder is of, from here; None if unknown."""
         name = self._mark().get("scenario")
         return Path(os.path.relpath(self.path.resolve() / name)) if isinstance(name, str) else None
 

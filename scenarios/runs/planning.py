@@ -60,7 +60,7 @@ class Trial:
     Attributes:
         slo: the floor and the limit that are to be kept.
         search_s: length of each run of a search.
-        on_step: told of each run or search that has ended.
+        on_step: called after each run or search.
     """
 
     world: World

@@ -153,7 +153,7 @@ def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
                 problem = f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns} columns"
                 allowed = f"allowed are {MAX_VALUES:,} values in all: no record of a run is so large"
                 raise InputError(str(path), "", f"{problem}; {allowed}")
-            if not file.metadata.num_columns:  # what was written had no rows, so nothing told its columns
+            if not file.metadata.num_columns:  # what was written had no rows, so its columns are unknown
                 return {name: [] for name in wanted}
             missing = [name for name in wanted if name not in file.schema_arrow.names]
             if missing:

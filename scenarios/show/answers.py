@@ -1,9 +1,9 @@
-"""What a reader asks first, and its answers: which router won, can the simulation be trusted, what next.
+"""A reader's first questions, and their answers: which router won, can the simulation be trusted, what next.
 
 Facts of a run's comparison and validation, and the case that each answer is; the sentences are `templates/answers.j2`.
-Who wins says `scenarios.metrics.ranking` alone. The simulation is trusted where what executors showed lies inside the
-ranges that it predicted, or near them. Its error is that of the worst router and load: a mean over
-routers would hide it.
+`scenarios.metrics.ranking` alone decides which router wins. The simulation is trusted if what executors showed is
+inside the ranges that it predicted, or near them. Its error is that of the worst router and load: a mean over routers
+would hide it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     if max((each.routers for each in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
-    before = ["", *(each.winner for each in contests)]  # who wins again needs no figures
+    before = ["", *(each.winner for each in contests)]  # the same winner again needs no figures
     won = [line for each in zip(contests, before, strict=False) for line in lines_of("answers", "won", *each)]
     excluded = [line for each in contests for line in lines_of("answers", "excluded", each)]
     promise = contests[0].ranking.promise
@@ -130,10 +130,10 @@ class Saturated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What became of the routers in one world.
+    """The routers' results in simulation or on executors.
 
     Attributes:
-        where: the world, on what devices, and how much was run there.
+        where: simulation or executors, on what devices, and how much was run there.
         learned: the routers that have learned.
     """
 
@@ -162,7 +162,7 @@ class Contest:
 
     @property
     def winner(self) -> str:
-        """Its name; empty where none can be named."""
+        """The winner's name; empty if none can be named."""
         return self.ranking.winner.router if self.ranking.winner else ""
 
     @property

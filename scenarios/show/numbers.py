@@ -1,4 +1,4 @@
-"""Numbers as text. How many digits a measure has, and in which unit it is shown, the catalogue says."""
+"""Numbers as text. The catalogue has the digits and the unit of each measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `slimsched profile show` says of a profile."""
+"""What `slimsched profile show` prints of a profile."""
 
 from __future__ import annotations
 

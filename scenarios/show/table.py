@@ -36,7 +36,7 @@ class Column:
     Attributes:
         unit: of its numbers.
         is_text: words, so aligned to the left; the first column always is.
-        meaning: what its numbers say; provenance: the weakest origin of them. A page shows both on the head.
+        meaning: of its numbers; provenance: the weakest origin of them. A page shows both on the head.
     """
 
     head: str

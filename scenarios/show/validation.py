@@ -1,4 +1,4 @@
-"""A validation's tables, and what there is to say of it; the sentences are `templates/validation.j2`."""
+"""A validation's tables, notes and warnings; the sentences are `templates/validation.j2`."""
 
 from __future__ import annotations
 

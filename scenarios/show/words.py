@@ -1,4 +1,4 @@
-"""What more than one table or page says about results; the sentences are `templates/results.j2`."""
+"""What more than one table or page states about results; the sentences are `templates/results.j2`."""
 
 from __future__ import annotations
 

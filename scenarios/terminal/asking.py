@@ -20,7 +20,7 @@ def ask(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
     """Return the answer as `read` makes it of a line; what it refuses is reported, and asked again.
 
     Args:
-        read: raises `ValueError` for what is none.
+        read: raises `ValueError` for an invalid one.
     """
     while True:
         sys.stderr.write(f"{question} [{default}]: ")

@@ -30,7 +30,7 @@ GRACE_S: Final = 2.0
 
 
 class _Teller(Listener):
-    """Tells of each part once, and lets Ctrl-C end its compilation; what it calls is compiled with it."""
+    """Reports each part once, and lets Ctrl-C end its compilation; what it calls is compiled with it."""
 
     def __init__(self, say: Say) -> None:
         self._say = say

@@ -27,14 +27,14 @@ LINE_EVERY_S, DRAWN_EVERY_S = 5.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far some work is, or something that there is to say of it.
+    """The progress of some work, or a remark about it.
 
     Attributes:
         title: what is being done; empty for a remark about all of it.
         done: how many steps are done.
         total: of how many; None if unknown.
         unit: what a step is, in the singular: `run`, `decision`, `point`.
-        text: the remark; empty where steps were done.
+        text: the remark; empty if steps were done.
     """
 
     title: str = ""
@@ -75,7 +75,7 @@ class Progress:
         stream: where to write; standard error by default.
 
     Attributes:
-        note: what is to be said of the number of steps, right behind it.
+        note: a text about the number of steps, right behind it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Progress:
         self._bar: Bar | None = None
         self._done = 0
         self._pace_from: tuple[int, float] | None = None  # what was done when; before that an earlier start did it
-        self._left_s: float | None = None  # what the work itself says; None: from the pace so far
+        self._left_s: float | None = None  # the work's own estimate; None: from the pace so far
         self._started_s = self._told_s = self._stepped_s = 0.0
 
     def __enter__(self) -> Progress:

@@ -245,7 +245,7 @@ def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachm
         link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
         return Attachment(given.medium or name, link)
     if given == "measured":
-        if profile.link is None:  # of an emulated device on another host: else checked on reading
+        if profile.link is None:  # of an emulated device on another host: otherwise checked on reading
             problem = "'measured', which `slimsched run` does before it simulates; run that first, or name the link"
             raise InputError(source, f"cluster.servers.{server.name}.link", problem)
         return Attachment(name, profile.link)

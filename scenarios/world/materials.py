@@ -115,7 +115,7 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
             scenario has now.
     """
     profiles: dict[str, Profile] = {}
-    played: dict[tuple[str, float], Profile] = {}  # who plays the same shares one object, and the tables made of it
+    played: dict[tuple[str, float], Profile] = {}  # one object, with its tables, for all servers that emulate it
     for server in scenario.cluster.named_servers:
         if server.shares_device_with is not None:
             continue

@@ -22,7 +22,7 @@ from scenarios.files.router_names import code_of, made_by, read_router, router_f
 from scenarios.files.spec import Scenario
 from sim.cluster import ClusterSpec
 
-MADE_WITH: Final = "made_with"  # of what a router's file says of its making: see `scenarios.world.made_with`
+MADE_WITH: Final = "made_with"  # of what a router's file records of its making: see `scenarios.world.made_with`
 USUAL_BLOCK: Final = 16  # images
 ALIKE: Final = 1.5  # times as expensive, and a decision costs about the same
 
@@ -58,7 +58,7 @@ def _is_another(tuned: Mapping[str, Any], here: Mapping[str, float]) -> bool:
     try:
         there = {name: float(tuned[name]) for name in here}
     except (KeyError, TypeError, ValueError):
-        return False  # it does not say
+        return False  # it is not recorded
     costs_s = sorted(each["decision_s"] + USUAL_BLOCK * each["image_s"] for each in (there, here))
     rest = ("outstanding_blocks", "max_batching_delay_s")
     return costs_s[1] > ALIKE * costs_s[0] or any(there[name] != here[name] for name in rest)

@@ -86,7 +86,7 @@ class SampledRun:
 
 
 class Scorer:
-    """Scores routers on runs of one world; the last runs are kept, for many routers are tried on each."""
+    """Scores routers on runs of one world; the last runs are kept, because many routers are tried on each."""
 
     def __init__(self, world: Simulated) -> None:
         self.world = world.with_series()

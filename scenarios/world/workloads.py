@@ -66,7 +66,7 @@ class Play:
         scale: as a multiple of its own rate.
         start_s: where in the scenario the run begins.
         is_tuning: whether it is for training or tuning a router.
-        series: of the workload, where its files were read before.
+        series: of the workload, if its files were read before.
     """
 
     rate_img_s: float

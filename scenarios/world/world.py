@@ -285,7 +285,7 @@ class World:
         """
         if engine == "simpy":
             return Simulation(self.cluster, run)
-        from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
+        from sim.compiled.simulation import CompiledSimulation  # imported late: numba is slow to import
 
         return CompiledSimulation(self.cluster, run)
 
@@ -358,7 +358,7 @@ class World:
     @cached_property
     def compass(self) -> CompassRule:
         """Return Compass by its name: the bundled numbers, started at this world's level (`dials.levelled`)."""
-        from scenarios.world.dials import levelled  # who does not ask for it need not wait for numba
+        from scenarios.world.dials import levelled  # a caller that does not ask for it need not wait for numba
 
         return levelled(self, CompassRule())
 

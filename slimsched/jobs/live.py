@@ -1,4 +1,4 @@
-"""What `slimsched jobs advise` asks of Slurm's commands, and writes down: all of its input and output."""
+"""The input and output of `slimsched jobs advise`: what it asks of Slurm's commands, and writes to disk."""
 
 from __future__ import annotations
 

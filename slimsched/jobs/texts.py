@@ -1,4 +1,4 @@
-"""What `slimsched jobs` says on a terminal: tables and sentences of documents.
+"""What `slimsched jobs` prints on a terminal: tables and sentences of documents.
 
 The columns of tables are in `templates/tables.yaml`, the sentences in `templates/sentences.j2`.
 """

@@ -72,7 +72,7 @@ _ENDING: Final = ".jobtrace.parquet"
 Document = dict[str, Any]
 _DAY_NS: Final = 86_400 * NS_PER_S
 _PATIENT: Final = 10  # passes that fail one after another
-_FEW: Final = 300  # jobs that are simulated sooner than a process begins
+_FEW: Final = 300  # jobs that are simulated sooner than a process starts
 _MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
 
@@ -671,7 +671,7 @@ def _changed(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _timezone(name: str | None) -> str | None:
-    """Raises `InputError` for one that this machine does not know."""
+    """Raise `InputError` for one that is unknown on this machine."""
     if name is None:
         return None
     from zoneinfo import ZoneInfo
