@@ -11,7 +11,7 @@ from scenarios.runs.folder import FILES, FOLDERS, RunFolder
 
 
 def require_apart(written: Sequence[Path], read: Iterable[Path]) -> None:
-    """Whether the files that a command writes are none that it reads, and differ.
+    """Return whether the files that a command writes are none that it reads, and differ.
 
     Raises:
         InputError: a result would take the place of an input, of another result, or of a run folder's file.

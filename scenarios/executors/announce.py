@@ -81,7 +81,7 @@ def _left(plan: CalibrationPlan, log: Log) -> list[PlannedStep]:
 
 
 def span(duration_s: float) -> str:
-    """Format a duration, in the two units that people would use."""
+    """Format a duration, in the two units that are usual for it."""
     seconds = round(duration_s)
     if seconds < 60:
         return f"{seconds if seconds >= 10 else round(duration_s, 1):g} s"

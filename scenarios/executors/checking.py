@@ -102,7 +102,7 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
 
 
 def require_measured(profile: Profile, source: str) -> None:
-    """Raises `InputError` for a profile of published figures, or of no device at all."""
+    """Raise `InputError` for a profile of published figures, or of no device at all."""
     if profile.provenance == Provenance.EMULATED:
         problem = "is of an emulated device, which plays it as it is; check that of a real one"
         raise InputError(source, "provenance", problem)

@@ -238,7 +238,7 @@ def _passes_ns(record: RunRecord, servers: set[int]) -> int:
 
 
 def _is_drowning(record: RunRecord) -> bool:
-    """Whether much of what came was still there at the last arrival."""
+    """Return whether much of what came was still there at the last arrival."""
     last_ns = max((request.arrived_ns for request in record.requests), default=0)
     left = sum(request.finished_ns > last_ns for request in record.requests)
     return left > max(10.0, MAX_BACKLOG * len(record.requests))
@@ -308,5 +308,5 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
 
 
 def is_served(profile: Profile) -> bool:
-    """Whether what serving costs is in a profile."""
+    """Return whether what serving costs is in a profile."""
     return profile.router_host is not None

@@ -149,7 +149,7 @@ class _DeviceRun:
         return pause_number(at_ns - (int(self._ends_ns[ended - 1]) if ended else 0))
 
     def _is_free(self, from_ns: int, until_ns: int) -> bool:
-        """Whether no pass runs at any time from one to the other."""
+        """Return whether no pass runs at any time from one to the other."""
         first, last = np.searchsorted(self._starts_ns, [from_ns, until_ns], "right")
         return first == last and not self.running(from_ns)
 

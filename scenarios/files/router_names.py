@@ -43,7 +43,7 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
 
 
 def is_router_file(name: str) -> bool:
-    """Whether a router's name is that of a file: a learned one, or a rule."""
+    """Return whether a router's name is that of a file: a learned one, or a rule."""
     return name.endswith(_SUFFIXES)
 
 
@@ -95,7 +95,7 @@ def decided_by(name: str, source: str) -> Path | str:
 
 
 def is_compiled(name: str) -> bool:
-    """Whether compiled code finds it, or its start, or decides by its numbers: all but rules and classes."""
+    """Return whether compiled code finds it, or its start, or decides by its numbers: all but rules and classes."""
     return made_kind(name) is not None or name.endswith(ROUTER_SUFFIX) or name == COMPASS
 
 
@@ -110,7 +110,7 @@ def require_distinct_names(routers: Sequence[str]) -> None:
 
 
 def check_router(name: str, source: str, key: str = "") -> None:
-    """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
+    """Check whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
     if (kind := made_kind(name)) is not None:
         if kind not in MADE_KINDS:
             raise InputError(source, key, f"{name!r}: no such rule is tuned; {nearest(kind, TUNED)}")
@@ -147,7 +147,7 @@ def _no_file(path: Path) -> str:
 
 
 def check_fits(name: str, segments: int, widths: tuple[float, ...], source: str, key: str = "") -> None:
-    """Whether a rule that its name spells out (`fixed:0.5,1`) fits the network: raises `InputError` if not."""
+    """Return whether a rule that its name spells out (`fixed:0.5,1`) fits the network: raises `InputError` if not."""
     if made_kind(name) is not None or is_router_file(name):
         return
     try:
@@ -177,7 +177,7 @@ class TrainedSpec:
     devices: Sequence[str] = ()
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Whether it was trained for such a cluster, and is whole; raises `InputError` if not."""
+        """Return whether it was trained for such a cluster, and is whole; raises `InputError` if not."""
         self._load(config)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:

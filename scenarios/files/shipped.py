@@ -100,5 +100,5 @@ def scenario_file(named: Path) -> Path:
 
 
 def is_shipped_name(text: str) -> bool:
-    """Whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
+    """Return whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
     return Path(text).name == text and not Path(text).suffix

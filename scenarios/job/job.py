@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 OF_SERVING = ("cluster", "router")
 MIN_TOLD_S, LONGEST = 0.5, 3  # of a stage's wall time; of the stages that are listed
-TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
+TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison uses
 
 
 class ScenarioJob:
@@ -118,7 +118,7 @@ class ScenarioJob:
 
     @property
     def model(self) -> ModelFile:
-        """Return the network's file and identity."""
+        """The network's file and identity."""
         return model_file(self.scenario, self.folder.path)
 
     @cached_property
@@ -137,7 +137,7 @@ class ScenarioJob:
 
     @property
     def routers_that_run(self) -> tuple[str, ...]:
-        """Return those of the comparison, and of the validation if there is one."""
+        """Those of the comparison, and of the validation if there is one."""
         return (*self.scenario.compare.routers, *(self.scenario.validate_.routers if self.can_validate else ()))
 
     @property
@@ -184,7 +184,7 @@ class ScenarioJob:
 
     @property
     def accuracy_path(self) -> Path:
-        """Return the path of the scenario's accuracy table, or of the run's own, made or not."""
+        """The path of the scenario's accuracy table, or of the run's own, made or not."""
         given = self.scenario.model.accuracy
         return Path(given) if given else self.folder / ACCURACY_FILE
 

@@ -71,7 +71,7 @@ def _put(job: ScenarioJob, server: ServerSection, text: str) -> None:
 
 
 def _is_edited(job: ScenarioJob, server: ServerSection) -> bool:
-    """Whether a profile is another one than was put in its place."""
+    """Return whether a profile is another one than was put in its place."""
     outputs = job.folder.outputs(f"profile-{server.name}")
     target = profile_path(job.folder.path, server.name)
     return target.exists() and not (outputs and job.folder.is_whole(outputs))
@@ -203,7 +203,7 @@ def make_serving(job: ScenarioJob) -> None:
 
 
 def _can_be_served(job: ScenarioJob) -> bool:
-    """Whether the profiles are made here, and there are executors to serve with."""
+    """Return whether the profiles are made here, and there are executors to serve with."""
     return job.can_validate and all(server.profile is None for server in job.scenario.cluster.owners)
 
 

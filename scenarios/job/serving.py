@@ -61,7 +61,7 @@ def serve(
 
     Args:
         room: where clients wait; it is closed when they are served.
-        tokens: one of which they must bear, each with how many images may be inside; empty: none.
+        tokens: one of which they must send, each with how many images may be inside; empty: none.
         certificate: that they are shown (TLS), with its key.
         journal: receives each change of state.
 

@@ -25,7 +25,7 @@ from sim.compiled.scoring import RunScore
 MAX_THREADS = 2
 BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
 NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
-UNSERVED_PRICE = 100.0  # in the logarithm of the latency: no latency is so low that it could pay this
+UNSERVED_PRICE = 100.0  # in the logarithm of the latency: no latency is so low that it offsets this
 
 
 @dataclass(frozen=True, slots=True)

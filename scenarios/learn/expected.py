@@ -35,7 +35,7 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
         evaluator.measure([(spec, run) for run in runs])
     slices = evaluator.decisions
     full = knobs.matching_runs * slices / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
-    halved = (1 + max(knobs.episodes - 1, 0) / 2) / knobs.episodes  # half of the options see the first run alone
+    halved = (1 + max(knobs.episodes - 1, 0) / 2) / knobs.episodes  # half of the options have the first run alone
     options = round(halved * slices) * sum(len(each) for _, each in options_of(spec, evaluator))
     if space is None:
         return Decisions(settings=len(tuples) * options, final_evaluation=round(len(tuples) * full))

@@ -132,7 +132,7 @@ def tune_world(
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
-    """Raises `InputError` for an unknown kind, several models, or a floor that no width tuple reaches."""
+    """Raise `InputError` for an unknown kind, several models, or a floor that no width tuple reaches."""
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
     if models := world.cluster.router.models:

@@ -45,7 +45,7 @@ MIN_RUNS: Final = 2  # far from their paired simulations, before anything is sto
 
 _LATENCY = MEASURES["latency_mean_s"]
 PREDICTED: Final = (_LATENCY, MEASURES["latency_p99_s"])
-"""What is judged by whether it lies inside its predicted range."""
+"""What is judged by whether it is inside its predicted range."""
 _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
 
 
@@ -57,7 +57,7 @@ class Worlds(TypedDict, Generic[T]):
 
 
 class BackgroundShares(TypedDict):
-    """What others took of the busiest real device during a run, as shares of its time; see `ForeignLoad`."""
+    """The share of the busiest real device's time that others took during a run; see `ForeignLoad`."""
 
     programs: float
     stolen: float
@@ -236,13 +236,13 @@ def background_share(load: BackgroundShares) -> float:
 
 
 def is_busy(load: BackgroundShares | None) -> bool:
-    """Whether so much of a device was others' that errors are not the simulator's alone: as a calibration refuses."""
+    """Return whether others used so much of a device that errors are not the simulator's alone, as for calibration."""
     return load is not None and background_share(load) > STRONG
 
 
 @dataclass(frozen=True, slots=True)
 class OtherLoads:
-    """A server that loaded other instances in one world than in the other, over all pairs of runs."""
+    """A server that loaded other instances in simulation than on hardware, over all pairs of runs."""
 
     server: str
     simulated: int
@@ -263,13 +263,13 @@ def other_loads(validation: ValidationDocument) -> list[OtherLoads]:
 
 
 def was_stopped(validation: ValidationDocument) -> bool:
-    """Whether hardware runs of the plan were not made, as the first ones were far from their paired simulations."""
+    """Return whether hardware runs of the plan were not made, as the first were far from their paired simulations."""
     far_apart = validation.get("far_apart")
     return far_apart is not None and far_apart["made"] < far_apart["planned"]
 
 
 def is_flagged(worlds: Worlds[Served]) -> bool:
-    """Whether either world leaves too many images unserved."""
+    """Return whether simulation or hardware leaves too many images unserved."""
     return leaves_many(worlds["simulated"]) or leaves_many(worlds["hardware"])
 
 

@@ -51,7 +51,7 @@ class Promise:
         return cls(P99, slo["floor"] or None)
 
     def missed_by(self, one: RankedRouter) -> bool:
-        """Whether it breaks the floor, or a limit that comes with the objective."""
+        """Return whether it breaks the floor, or a limit that comes with the objective."""
         keeps = has_floor(one.accuracy, self.floor)
         keeps = keeps and all(has_floor(one.class_accuracies[name], at) for name, at in self.class_floors.items())
         return not keeps or (self.p99_limit_s is not None and one.p99_s > self.p99_limit_s)

@@ -147,7 +147,7 @@ class Lateness(TypedDict):
 
 
 class Cpu(TypedDict):
-    """What a run's own processes took of the host's cores, as shares of its time; see `policies.records.CpuUse`."""
+    """The shares of the host's cores' time that a run's own processes took; see `policies.records.CpuUse`."""
 
     router: float
     agent: float

@@ -39,13 +39,13 @@ def _failure_shares(results: Sequence[Result]) -> dict[str, float]:
 
 
 def leaves_many(shares: Mapping[str, Any]) -> bool:
-    """Whether more than `LIMIT` was not served: such a router, or world, is flagged and wins nothing."""
+    """Return whether more than `LIMIT` was not served: such a router is flagged, and wins nothing."""
     known = [share for share in (shares["unserved"], shares["failed"]) if share is not None]
     return max(known, default=0.0) > LIMIT
 
 
 def is_saturated(offered_img_s: float | None, completed_img_s: float | None) -> bool:
-    """Whether so much less is completed than arrives that a queue grows; unknown is not."""
+    """Return whether so much less is completed than arrives that a queue grows; unknown is not."""
     return None not in (offered_img_s, completed_img_s) and (completed_img_s or 0.0) < CARRIED * (offered_img_s or 0.0)
 
 
@@ -55,5 +55,5 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def completed_nothing(result: Result) -> bool:
-    """Whether a run completed nothing."""
+    """Return whether a run completed nothing."""
     return not result["images"]["completed"]

@@ -231,7 +231,7 @@ class _InForce:
         return self.value[np.maximum(0, np.searchsorted(self.after_ns, times_ns) - 1)]
 
     def is_any(self, edges_ns: Counts) -> NDArray[np.bool_]:
-        """Whether anything was in force in any part of each window."""
+        """Return whether anything was in force in any part of each window."""
         first = np.searchsorted(self.after_ns, edges_ns[:-1], side="right") - 1
         after = np.maximum(first + 1, np.searchsorted(self.after_ns, edges_ns[1:]))
         goals_until = np.concatenate([[0], np.cumsum(self.value > 0)])
@@ -265,7 +265,7 @@ class _Fate:
         return self._through(arrived, np.minimum(self.window + 1, len(self.ends_ns))) > 0
 
     def keeps_floor(self, floors: _InForce, prior: AccuracyPrior) -> NDArray[np.bool_]:
-        """Whether each window kept its floor."""
+        """Return whether each window kept its floor."""
         done = self.ended(COMPLETED)
         if not done.any():
             return np.zeros(len(self.ends_ns), np.bool_)
@@ -276,7 +276,7 @@ class _Fate:
         return np.asarray((completed > 0) & (total >= required - ROUNDING * completed), np.bool_)
 
     def keeps_limit(self, limits: _InForce) -> NDArray[np.bool_]:
-        """Whether each window kept its limit of the p99."""
+        """Return whether each window kept its limit of the p99."""
         arrived_ns, finished_ns = self.requests.arrived_ns, self.requests.finished_ns
         done, waits = self.ended(COMPLETED), self.requests.status == IN_FLIGHT
         limit_ns = limits.at(finished_ns)

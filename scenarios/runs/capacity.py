@@ -48,16 +48,16 @@ class RateReading:
     classes: tuple[RateReading, ...] = ()
 
     def keeps_limit(self, slo: Slo) -> bool:
-        """Whether its p99 is within what is asked, and that of each class."""
+        """Return whether its p99 is within what is asked, and that of each class."""
         keeps = slo.p99_limit_s is None or (self.p99_s is not None and self.p99_s <= slo.p99_limit_s)
         return keeps and all(map(RateReading.keeps_limit, self.classes, slo.classes))
 
     def keeps_floor(self, slo: Slo) -> bool:
-        """Whether it is as accurate as is asked, and each class."""
+        """Return whether it is as accurate as is asked, and each class."""
         return has_floor(self.accuracy, slo.floor) and all(map(RateReading.keeps_floor, self.classes, slo.classes))
 
     def keeps(self, slo: Slo) -> bool:
-        """Whether it is steady, and keeps both."""
+        """Return whether it is steady, and keeps both."""
         return self.is_steady and self.keeps_limit(slo) and self.keeps_floor(slo)
 
 

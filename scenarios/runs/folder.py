@@ -247,7 +247,7 @@ class RunFolder:
     # ----------------------------------------------------------------------------------------------------- stages
 
     def stage(self, name: str, fingerprint: str) -> Stage:
-        """Whether a stage can be skipped: its outputs are as it left them, and its inputs those that it ran with."""
+        """Return whether a stage can be skipped: its outputs are as it left them, and its inputs are unchanged."""
         mark = self._stage(name)
         if not mark.exists():
             return Stage(name, False, "begins")

@@ -194,7 +194,7 @@ def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None
 
 
 def _are_alike(one: MeanInterval, other: MeanInterval) -> bool:
-    """Whether the intervals overlap."""
+    """Return whether the intervals overlap."""
     return abs((one["mean"] or 0.0) - (other["mean"] or 0.0)) < (one["ci95"] or 0.0) + (other["ci95"] or 0.0)
 
 
@@ -231,7 +231,7 @@ def _of_rule(name: str, world: World, rule: RuleSpec) -> Candidate:
 
 
 def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
-    """Return the width tuple with the floor and the largest expected capacity; None if that is full width."""
+    """Return the width tuple that keeps the floor with the largest expected capacity; None if that is full width."""
     costs, servers = world.costs, range(world.cluster.router.servers)
     able = [widths for widths, top1 in world.held_top1.items() if has_floor(top1, slo.floor)]
     best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))

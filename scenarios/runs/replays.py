@@ -104,7 +104,7 @@ def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
 
 
 def write_arrivals(folder: RunFolder, path: Path) -> tuple[int, float]:
-    """Write when each image came to the last `serve`, as CSV that a `trace` workload plays.
+    """Write when each image came to the last `serve`, as CSV for a `trace` workload.
 
     Returns:
         How many came, and the seconds from the first to the last one.

@@ -1,1 +1,1 @@
-"""Results as people see them: tables, charts, pages."""
+"""Results for users: tables, charts, pages."""

@@ -212,7 +212,7 @@ class Trust:
             so.
         named: the router that simulation of the same arrivals had named as winner, if that is another one.
         unreliable: servers whose calibration stayed disturbed.
-        coverage: by the title of a latency, how many measured values lie inside their predicted ranges.
+        coverage: by the title of a latency, how many measured values are inside their predicted ranges.
         widest_pct: half the widest predicted range, as a share of its median.
         farthest: the largest bias of each latency, with the stage that differs most there.
     """
@@ -311,7 +311,7 @@ def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] |
 
 
 def _is_too_much(contest: Contest) -> bool:
-    """Whether no router serves what arrives."""
+    """Return whether no router serves what arrives."""
     return {one.router for one in contest.ranking.judged} <= {each.router for each in contest.saturated}
 
 

@@ -67,12 +67,12 @@ STYLE: Any = {  # matplotlib types its keys one by one
 WIDTH = 5.0  # inches: on a phone, where a chart is 390 pixels wide, its letters are still as high as small print
 MAX_TICKS = 7
 DECADE = 10.0  # times the least: from there on an axis is logarithmic
-FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not drawn
+FARTHEST = 2.0  # of the largest mean: the part of an interval beyond is not drawn
 ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
 LEAST_SPAN_PCT: Final = 0.5  # of an axis of accuracies
 FLOOR: Final[Mapping[str, Any]] = {"color": "#888", "linestyle": ":", "linewidth": 1.2}
-LITTLE = 0.005  # of a bar: what no eye sees
+LITTLE = 0.005  # of a bar: invisibly small
 WORLDS: Final = ("simulated", "on executors")
 FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
 LINES: Final[tuple[Literal["-", "--"], ...]] = ("-", "--")

@@ -60,7 +60,7 @@ class _Disturbance:
     meaning: str
 
     def is_strong(self, validation: ValidationDocument) -> bool:
-        """Whether any row is flagged."""
+        """Return whether any row is flagged."""
         return any(load and self.share(load) > self.limit for load in self.of(_all_rows(validation)))
 
     def of(self, rows: Sequence[AnyRow]) -> list[Any]:
@@ -100,7 +100,7 @@ def emulated_devices(validation: ValidationDocument) -> str:
 
 
 def is_host_busy(validation: ValidationDocument) -> bool:
-    """Whether others took so much of a device that errors are not the simulator's alone."""
+    """Return whether others took so much of a device that errors are not the simulator's alone."""
     return _FOREIGN.is_strong(validation)
 
 

@@ -1,1 +1,1 @@
-"""What the user sees while a command works, and how it ends: words, progress, exit codes."""
+"""A command's output while it works, and its end: words, progress, exit codes."""

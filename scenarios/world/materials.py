@@ -157,7 +157,7 @@ def emulated_profile(device: DeviceSection) -> Profile:
 
 
 def _is_played(device: DeviceSection, path: Path) -> bool:
-    """Whether a run has kept there what this very device plays, with what serving costs."""
+    """Return whether a run has kept there the profile that this very device emulates, with what serving costs."""
     if not path.is_file():
         return False
     played, wanted = read_profile(path), emulated_profile(device)

@@ -54,7 +54,7 @@ def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
 
 
 def _is_another(tuned: Mapping[str, Any], here: Mapping[str, float]) -> bool:
-    """Whether a router was tuned for another way of deciding: no two calibrations agree on a decision's cost."""
+    """Return whether a router was tuned for another way of deciding: no two calibrations agree on a decision's cost."""
     try:
         there = {name: float(tuned[name]) for name in here}
     except (KeyError, TypeError, ValueError):

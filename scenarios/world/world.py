@@ -351,20 +351,20 @@ class World:
         return dialled
 
     def has_dial(self, name: str, made_in: Path | None = None) -> bool:
-        """Whether a router can be made more accurate (`RouterSpec.dialled`); arguments and errors are `router`'s."""
+        """Return whether a router can be made more accurate (`RouterSpec.dialled`); arguments and errors: `router`."""
         maker = maker_of(name, self.scenario, self.device_names, made_in, "router")
         return maker.dialled(0.0, self.context) is not None
 
     @cached_property
     def compass(self) -> CompassRule:
-        """Return Compass by its name: the bundled numbers, started at this world's level (`dials.levelled`)."""
+        """Compass by its name: the bundled numbers, started at this world's level (`dials.levelled`)."""
         from scenarios.world.dials import levelled  # a caller that does not ask for it need not wait for numba
 
         return levelled(self, CompassRule())
 
     @cached_property
     def made_with(self) -> Mapping[str, str]:
-        """Return what the file of a router records that this scenario's run makes."""
+        """What the file of a router records that this scenario's run makes."""
         return of_router(self.scenario, self.profiles, self.accuracy.prior.top1)
 
 

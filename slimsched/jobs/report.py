@@ -1,6 +1,6 @@
 """The page of a comparison of training jobs: made of its `comparison.json` alone, and of the report's own parts.
 
-Beside it lies a chart of the price of a GPU-hour, as the bound has it.
+Next to it is a chart of the price of a GPU-hour, as the bound has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TICKS_S: Final = {0: "0", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 
 
 
 def is_of_jobs(folder: Path) -> bool:
-    """Whether a folder holds a comparison of training jobs."""
+    """Return whether a folder holds a comparison of training jobs."""
     try:
         return bool(json.loads((folder / "comparison.json").read_bytes())["schema"] == SCHEMA)
     except (OSError, ValueError, LookupError, TypeError):
