@@ -8,9 +8,9 @@ must satisfy its linear constraints. The program contains these constraints, and
 - images that run together take no more than the device: each running batch asks for d and h of it (`sim.device`), and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
 - a medium transfers at most its bandwidth, and the router decides on at most its largest group at a time; its host does
-one thing at a time, decisions as well as batches that come back;
+  one thing at a time, decisions as well as batches that come back;
 - an image takes, in each segment, a decision until its block is sent, a handover, a dispatch, its batch's solo time and
-the way back, and for each move its latency and its bytes; the router processes a result after its bookkeeping.
+  the way back, and for each move its latency and its bytes; the router processes a result after its bookkeeping.
 
 Left out, because a run could be lucky: queues, batching delay, loads, memory, blocks that split. So every real run is
 worse. If chance plays a part (labels, arrivals), the bound holds for the run's realised values: its own rate and its
