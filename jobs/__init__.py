@@ -1,1 +1,1 @@
-"""Training jobs of a cluster: its log as a trace, what a trace holds, and traces that are drawn."""
+"""Training jobs of a cluster: logs as traces, summaries of traces, and generated traces."""

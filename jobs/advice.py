@@ -1,7 +1,7 @@
-"""Another order for the jobs that wait in a running Slurm: who comes when, and by which SiteFactor; without a clock.
+"""Advice on the order of jobs that wait in a running Slurm, as SiteFactors; without a clock.
 
 Jobs of one partition and QOS exchange their priorities: the first in the advised order is given the highest that any of
-them has, and so on. So all others (arrays, jobs of other partitions, new ones) keep their standing beside them.
+them has, and so on. So all others (arrays, jobs of other partitions, new ones) keep their places relative to them.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from kit.parallel import results
 from kit.units import NS_PER_S
 
 SCHEMA: Final = "slimsched.jobsadvice/1"
-BAND: Final = 1_000_000  # of a SiteFactor, up and down: where priorities differ by more, the site's own order stays
-GAP: Final = 2  # between two priorities: Slurm counts none below 1, so a 1 may be one less without a SiteFactor
-MOST_RESERVED: Final = 50  # jobs that wait: reservations for all of more take minutes, so the first alone has one
-SLACK: Final = 100  # a priority that has drifted by no more is left as it is
+BAND: Final = 1_000_000  # of a SiteFactor, up and down: if priorities differ by more, the site's own order stays
+GAP: Final = 2  # between two priorities: Slurm's minimum is 1, so a 1 may be one less without a SiteFactor
+MOST_RESERVED: Final = 50  # waiting jobs: of a longer queue, reserving for all takes minutes, so only the first has one
+SLACK: Final = 100  # a priority that has drifted by no more is left unchanged
 NO_LIMIT_S: Final = 365 * 86400.0  # as Slurm has it
 MOVED: Final = ("Priority", "Resources")
-_WAITS: Final = (*MOVED, "None")  # None: Slurm has not looked at it yet
+_WAITS: Final = (*MOVED, "None")  # None: Slurm has not considered it yet
 _QUEUE: Final = "JobID JobArrayID UserName Partition QOS State Reason EligibleTime TimeLimit TimeUsed tres-alloc"
 QUEUE_COMMAND: Final = ("squeue", "-h", "-r", "-O", ",".join(f"{key}:|" for key in _QUEUE.split()))
 FACTORS_COMMAND: Final = ("sprio", "-h", "-o", "%i|%S|%Y")
 CONFIG_COMMAND: Final = ("scontrol", "show", "config")
-_DOUBTS: Final = (  # keys, what they have where there is no doubt, and else the doubt
+_DOUBTS: Final = (  # keys, their values if there is no doubt, and otherwise the doubt
     ("PriorityWeightFairShare", "0", "fair share moves priorities as users run jobs; waits are told as if it did not"),
     ("PreemptType", "preempt/none", "jobs are stopped by QOS or partition; waits are told as if none were"),
 )
 _NO_LIMITS: Final = ("UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID")
 _FOREIGN: Final = "SiteFactor set by others"
-_LINE: Final = '{"job":'  # how each of the journal begins
+_LINE: Final = '{"job":'  # the start of each line of the journal
 Numbers = NDArray[np.float64]
 
 
@@ -60,11 +60,11 @@ class LiveJob:
     """A job of the queue.
 
     Attributes:
-        name: as users know it: `9_4` is a task of an array.
-        since_s: it could have begun since then (Unix time); infinite where it can't yet.
-        limit_s: of its time.
-        used_s: of that, what it has run for.
-        priority, factor: as Slurm has them now; None of jobs that it does not weigh.
+        name: the users' name: `9_4` is a task of an array.
+        since_s: time since which it could have begun (Unix time); infinite if it can't yet.
+        limit_s: its time limit.
+        used_s: the part of the limit that it has used.
+        priority, factor: its present values in Slurm; None for jobs without a priority.
     """
 
     job_id: int
@@ -84,23 +84,23 @@ class LiveJob:
 
     @property
     def waits(self) -> bool:
-        """It could be started, were there room."""
+        """Whether it could start if there were room."""
         return self.state == "PENDING" and self.reason in _WAITS and self.gpus > 0 and self.factor is not None
 
     @property
     def standing(self) -> tuple[int, int]:
-        """Slurm's order: smallest first."""
+        """Sort key in Slurm's order: smallest first."""
         return -self.priority, self.job_id
 
     @property
     def own_priority(self) -> int:
-        """What it would have without a SiteFactor."""
+        """Its priority without a SiteFactor."""
         return self.priority - (self.factor or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A SiteFactor that is written: a line of the journal."""
+    """A change of a SiteFactor: a line of the journal."""
 
     job: int
     before: int
@@ -108,12 +108,12 @@ class Change:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What writes it."""
+        """The command that writes it."""
         return "scontrol", "update", f"JobId={self.job}", f"SiteFactor={self.after}"
 
     @property
     def line(self) -> str:
-        """Of the journal."""
+        """Its line of the journal."""
         return msgspec.json.encode(self).decode() + "\n"
 
 
@@ -123,10 +123,10 @@ Journal = Sequence[Change]
 
 
 def live_jobs(queue: str, factors: str) -> list[LiveJob]:
-    """Of the texts of `QUEUE_COMMAND` and `FACTORS_COMMAND`, with times in seconds since 1970.
+    """Parse the texts of `QUEUE_COMMAND` and `FACTORS_COMMAND`, with times in seconds since 1970.
 
     Raises:
-        InputError: a line is not understood.
+        InputError: a line can't be parsed.
     """
     lines = [line for line in factors.splitlines() if line.strip()]
     many = Counter(line.partition("|")[0].strip() for line in lines)
@@ -135,7 +135,7 @@ def live_jobs(queue: str, factors: str) -> list[LiveJob]:
         found = re.fullmatch(r"\s*(\d+)\s*\|\s*(-?\d+)\s*\|\s*(\d+)\s*", line)
         if found is None:
             raise _not_understood("sprio", line)
-        if many[found[1]] == 1:  # one that asks for several partitions has several
+        if many[found[1]] == 1:  # a job of several partitions has several
             weighed[int(found[1])] = int(found[2]), int(found[3])
     jobs = []
     for job in (_live_job(line) for line in queue.splitlines() if line.strip()):
@@ -163,7 +163,7 @@ def _not_understood(command: str, line: str) -> InputError:
 
 
 def doubts_of(config: str) -> list[str]:
-    """What a site has, by the text of `CONFIG_COMMAND`, that expected waits know nothing of.
+    """Return the site's settings, by the text of `CONFIG_COMMAND`, that expected waits don't take into account.
 
     Raises:
         InputError: a SiteFactor would move nothing.
@@ -180,10 +180,10 @@ def doubts_of(config: str) -> list[str]:
 
 
 def read_journal(text: str, source: str) -> list[Change]:
-    """Its lines; of a last one that was cut off nothing was done.
+    """Parse the journal's lines; a last line that was cut off had no effect.
 
     Raises:
-        InputError: it is no such journal.
+        InputError: it is not such a journal.
     """
     *lines, cut = text.split("\n")
     try:
@@ -195,13 +195,13 @@ def read_journal(text: str, source: str) -> list[Change]:
 
 
 def _is_ours(job: LiveJob, last: Mapping[int, Change]) -> bool:
-    """Nobody has set its SiteFactor, or we have: the last line may have been written, and its change not been made."""
+    """Return whether its SiteFactor is unset or ours; the change of the journal's last line may not have been made."""
     mine = last.get(job.job_id)
     return job.factor in ((0,) if mine is None else (mine.before, mine.after))
 
 
 def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], dict[str, int]]:
-    """What puts back what was there before each job's first line; how many jobs are left alone, and why."""
+    """Return changes that restore values from before the journal; and numbers of jobs left alone, by reason."""
     first, last = {each.job: each.before for each in reversed(journal)}, {each.job: each for each in journal}
     there = {job.job_id: job for job in jobs if job.state == "PENDING"}
     changes, left = [], Counter[str]()
@@ -220,7 +220,7 @@ def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], di
 
 
 def require_order(named: NamedPolicy, source: str) -> None:
-    """Raises `InputError` where a policy is no order of waiting jobs that is known without their run times."""
+    """Raise `InputError` if a policy is not an order of waiting jobs that is known without their run times."""
     policy = named.policy
     if policy.is_preemptive or policy.learned or policy.queueing == ROUNDS or policy.order == MULTIFACTOR:
         problem = "stops jobs, is learned, or is Slurm's own"
@@ -233,10 +233,10 @@ def require_order(named: NamedPolicy, source: str) -> None:
 
 
 def require_near(case: JobsCase) -> float | None:
-    """How far the site's own policy is off the scenario's log; None where the log has no waits.
+    """Return the error of the site's own policy against the scenario's log; None if the log has no waits.
 
     Raises:
-        InputError: so far that nothing that is simulated can be believed, or the policy stops jobs.
+        InputError: the error is too large for any simulation to be trusted, or the policy stops jobs.
     """
     site = case.baseline
     if site.policy.is_preemptive or site.policy.learned:
@@ -253,7 +253,7 @@ _NEAREST: Final = "`slimsched jobs init TRACE --slurm-conf FILE` finds the polic
 
 
 def wanted_order(case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
-    """Of the jobs those that fit on the scenario's nodes, as the policy has them."""
+    """Return the jobs that fit on the scenario's nodes, in the policy's order."""
     waiting = sorted(jobs, key=lambda job: (job.since_s, job.job_id))
     if not waiting:
         return []
@@ -268,7 +268,7 @@ def wanted_order(case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], no
 
 
 def factors_of(wanted: Sequence[LiveJob]) -> dict[int, int]:
-    """SiteFactors by job that put jobs of one group into this order; those that stand right already keep theirs."""
+    """Return SiteFactors by job that put jobs of one group into this order; jobs in place keep theirs."""
     factors, below = {}, 0
     for job, given in zip(reversed(wanted), sorted(job.own_priority for job in wanted), strict=True):
         target = max(given, below + GAP)
@@ -279,7 +279,7 @@ def factors_of(wanted: Sequence[LiveJob]) -> dict[int, int]:
 
 
 def why_left(job: LiveJob, last: Mapping[int, Change]) -> str:
-    """Why the SiteFactor of a pending job is no matter of ours; empty where it is."""
+    """Return why the SiteFactor of a pending job is left alone; empty if it isn't."""
     if job.name != str(job.job_id):
         return "array, or part of a job"
     if job.reason not in MOVED:
@@ -302,10 +302,10 @@ def advice_document(
     now_s: float,
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Who waits, in Slurm's order now and in the advised one; what to write; and what is expected of both.
+    """Build the advice: waiting jobs in Slurm's order and in the advised one, changes to write, expected waits of both.
 
     Args:
-        journal: what was written before.
+        journal: changes written before.
         now_s: the time, in seconds since 1970.
     """
     if HISTORY in (named.policy.estimate, case.baseline.policy.estimate):
@@ -352,7 +352,7 @@ def advice_document(
 
 
 def _factors_by_group(free: Sequence[LiveJob]) -> dict[int, int]:
-    """Each partition and QOS on its own: only there do jobs exchange priorities."""
+    """Return factors for each partition and QOS separately: jobs exchange priorities only within these."""
     factors: dict[int, int] = {}
     for group in dict.fromkeys((job.partition, job.qos) for job in free):
         factors |= factors_of([job for job in free if (job.partition, job.qos) == group])
@@ -362,7 +362,7 @@ def _factors_by_group(free: Sequence[LiveJob]) -> dict[int, int]:
 def _row(
     job: LiveJob, worlds: Sequence[tuple[Mapping[str, int], Numbers]], factors: Mapping[int, int], now_s: float
 ) -> dict[str, Any]:
-    """A job with its place, SiteFactor and expected wait, now and then."""
+    """Return a job's row: its place, SiteFactor and expected wait, now and then."""
     return {
         "job": job.name,
         "user": job.user,
@@ -376,7 +376,7 @@ def _row(
 
 
 def _simulated_site(case: JobsCase, waiting: int) -> NamedPolicy:
-    """The site's rules, in the order that jobs are given in; of a long queue with a reservation for the first alone."""
+    """Return the site's rules, in the jobs' given order; for a long queue with a reservation only for the first."""
     policy = case.baseline.policy
     if policy.queueing == "conservative" and waiting > MOST_RESERVED:
         policy = replace(policy, queueing="easy")
@@ -385,7 +385,7 @@ def _simulated_site(case: JobsCase, waiting: int) -> NamedPolicy:
 
 
 def _expected(waits_s: Numbers) -> dict[str, Any]:
-    """Of (draws, jobs): the mean wait and the longest, with bands where there are several draws."""
+    """Summarize (draws, jobs): the mean wait and the longest, with bands if there are several draws."""
     figures = {"mean_s": waits_s.mean(axis=1), "longest_s": waits_s.max(axis=1)}
     return {
         key: {"value": float(each.mean()), "band": band(each) if len(each) > 1 else None}
@@ -399,10 +399,10 @@ def _expected(waits_s: Numbers) -> dict[str, Any]:
 def expected_waits_s(
     case: JobsCase, running: Sequence[LiveJob], orders: Sequence[Sequence[LiveJob]], now_s: float, processes: int
 ) -> list[Numbers]:
-    """For each order (draws, jobs): whole waits of its jobs, were they taken in this order by the site's own rules.
+    """Simulate the waits of each order, (draws, jobs): whole waits of its jobs under the site's own rules.
 
-    In each draw a job runs for a share of its limit that jobs of the log had, and up to `jitter_s` longer; where the
-    log knows no limits, for all of it. Nobody else comes.
+    In each draw a job runs for a share of its limit sampled from the log's jobs, and up to `jitter_s` longer; if the
+    log has no limits, for all of it. No other jobs arrive.
     """
     draws = DRAWS if np.isfinite(case.jobs.requested_s).any() or case.scenario.jitter_s else 1
     tasks = [(running, order, now_s, draw) for order in orders for draw in range(draws)]
@@ -429,7 +429,7 @@ def _waits_s(case: JobsCase, task: tuple[Sequence[LiveJob], Sequence[LiveJob], f
 
 
 def _lengths_s(case: JobsCase, jobs: Sequence[LiveJob], draw: int) -> Numbers:
-    """(n,) How long each runs; the same in all orders."""
+    """Draw (n,) run times; the same in all orders."""
     log, rng = case.jobs, stream(case.scenario.seed, f"job advice {draw}")
     has_limit = np.isfinite(log.requested_s)
     shares = np.sort(np.minimum(log.run_s[has_limit] / log.requested_s[has_limit], 1.0))
@@ -437,14 +437,14 @@ def _lengths_s(case: JobsCase, jobs: Sequence[LiveJob], draw: int) -> Numbers:
     for place in sorted(range(len(jobs)), key=lambda place: jobs[place].name):
         job, (chosen, late) = jobs[place], rng.uniform(size=2)
         known_s = np.sort(log.run_s) if job.limit_s == NO_LIMIT_S else shares * job.limit_s
-        longer_s = known_s[np.searchsorted(known_s, job.used_s, "right") :]  # than it has run already
+        longer_s = known_s[np.searchsorted(known_s, job.used_s, "right") :]  # than its run so far
         length_s = longer_s[int(chosen * len(longer_s))] if len(longer_s) else job.limit_s
         lengths_s[place] = max(length_s, job.used_s + 1.0) + late * case.scenario.jitter_s
     return lengths_s
 
 
 def _trace(case: JobsCase, jobs: Sequence[LiveJob], submit_s: Sequence[float] | Numbers) -> JobTrace:
-    """Jobs that are in the order of these submissions."""
+    """Return a trace of the jobs in the order of these submissions."""
     types = {group.type for group in case.scenario.cluster.nodes}
     limits_s = [job.limit_s for job in jobs]
     return JobTrace.of(

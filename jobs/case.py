@@ -1,8 +1,8 @@
-"""A scenario of training jobs with all that it names, read and checked whole: first of all its table of throughputs.
+"""A scenario of training jobs with all the files that it names, read and checked as a whole; its throughputs.
 
-How fast each class of jobs is on each type of GPU is YAML (`slimsched.throughputs/1`) or CSV: a header `job_class,TYPE,
-TYPE ...`, and a row for each class. Its numbers are steps, images or samples a second, whatever the unit: only their
-ratios within a row count.
+The throughputs of each class of jobs on each type of GPU are YAML (`slimsched.throughputs/1`) or CSV: a header
+`job_class,TYPE,TYPE ...`, and a row for each class. They may be steps, images or samples a second: only ratios within a
+row matter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kit.strict import StrictModel
 from kit.units import NS_PER_S
 
 Positive = Annotated[float, Field(gt=0)]
-OTHERS: Final = "*"  # the row of classes that have none
+OTHERS: Final = "*"  # the row of classes without one
 Table = Mapping[str, Mapping[str, float]]
 Value = TypeVar("Value")
 
@@ -47,10 +47,10 @@ class ThroughputsFile(StrictModel):
 
 
 def read_throughputs(path: Path) -> Table:
-    """Job class -> GPU type -> throughput, above 0.
+    """Read a table: job class -> GPU type -> throughput, above 0.
 
     Raises:
-        InputError: there is no such file, or it is no such table.
+        InputError: the file does not exist, or is not such a table.
     """
     text = read_text(path)
     if path.suffix.lower() == ".csv":
@@ -92,7 +92,7 @@ def _number(text: str, source: str, key: str) -> float:
 
 
 def relative_to(table: Table, reference: str, source: str) -> dict[str, dict[str, float]]:
-    """Speeds: each throughput over that of its class on the reference type.
+    """Return speeds: each throughput over that of its class on the reference type.
 
     Raises:
         InputError: a class has no throughput there.
@@ -109,27 +109,27 @@ def relative_to(table: Table, reference: str, source: str) -> dict[str, dict[str
 
 
 def with_others(by_class: Mapping[str, Value], classes: Iterable[str]) -> dict[str, Value]:
-    """The same, with what stands under `*` for each of these classes that has nothing of its own."""
+    """Return the table with the value of `*` for each of these classes without a value of its own."""
     named = {job_class: value for job_class, value in by_class.items() if job_class != OTHERS}
     return named if OTHERS not in by_class else {**dict.fromkeys(classes, by_class[OTHERS]), **named}
 
 
 # ----------------------------------------------------------------------------------------------------------------- case
-# A scenario of training jobs with all that it names: jobs, world and policies, ready to be run; checked whole.
+# A scenario of training jobs with all that it names: jobs, world and policies, checked as a whole and ready to run.
 
 
 ImagesS = Callable[[Path, str, str], float]
-"""Images a second by a GPU's profile: of its name or file, and the scenario and key that name it."""
+"""Reader of images a second from a GPU's profile: its name or file, and the scenario and key that name it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobsCase:
-    """Everything that a run takes.
+    """Inputs of a scenario's runs.
 
     Attributes:
         source: the scenario's file.
-        jobs: those that are run, at the load that the scenario asks for.
-        past: what had ended before the window.
+        jobs: the jobs to run, at the scenario's load.
+        past: jobs that had ended before the window.
     """
 
     scenario: JobsScenario
@@ -143,25 +143,25 @@ class JobsCase:
 
     @property
     def load(self) -> float:
-        """GPU time asked for over GPU time there is, from the first to the last submission, at the reference type."""
+        """Requested GPU time over available GPU time, from the first to the last submission, at the reference type."""
         return self.jobs.load_on(self.scenario.cluster.gpus)
 
     @property
     def offered_load(self) -> float | None:
-        """`load` as documents have it: None where all jobs come at once."""
+        """`load` in documents: None if all jobs arrive at once."""
         return self.load if np.isfinite(self.load) else None
 
     @property
     def baseline(self) -> NamedPolicy:
-        """What the others are set against."""
+        """The policy that the others are compared with."""
         named = self.scenario.baseline
         return self.policies[0 if named is None else self.scenario.policies.index(named)]
 
     def run_of(self, named: NamedPolicy) -> JobRun:
-        """One policy's run.
+        """Build one policy's run.
 
         Raises:
-            InputError: a warm-up after which no job is left.
+            InputError: no job is left after the warm-up.
         """
         with _of_file(self.source):
             return JobRun(
@@ -176,14 +176,14 @@ class JobsCase:
 
 
 def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies: Sequence[str] = ()) -> JobsScenario:
-    """A scenario from its file, with the files that it names by absolute paths.
+    """Read a scenario from its file; the files that it names get absolute paths.
 
     Args:
         changes: other values than the file's, by dotted keys: `cluster.nodes.0.count`, `cluster.restart_s`.
         policies: instead of the file's, the first as baseline; those of a file by its path from here.
 
     Raises:
-        InputError: it is none, or a change does not fit.
+        InputError: it is not a scenario, or a change does not fit.
     """
     if path.is_file() and path.suffix not in (".yaml", ".yml", ".json"):
         remedy = (
@@ -203,14 +203,14 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies
 
 
 def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None, named_by: str = "") -> JobsCase:
-    """Reads what a scenario names, and checks it whole.
+    """Read what a scenario names, and check it as a whole.
 
     Args:
-        images_s: who reads profiles, for a scenario whose nodes have some.
-        named_by: the flag that named its policies; empty where its file does.
+        images_s: reader of profiles, for a scenario whose nodes have some.
+        named_by: the flag that named its policies; empty if its file does.
 
     Raises:
-        InputError: a file that it names is none, or something does not fit together.
+        InputError: a file that it names is invalid, or parts don't fit together.
     """
     trace = _trace(scenario, source)
     where = (named_by, "") if named_by else (source, "policies")
@@ -227,7 +227,7 @@ def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = No
 
 
 def _trace(scenario: JobsScenario, source: str) -> JobTrace:
-    """Raises `InputError`, of a missing one with the key that named it."""
+    """Read the trace; raises `InputError` for a missing one with the key that named it."""
     path = Path(scenario.trace)
     if not path.exists():
         remedy = "`slimsched jobs import LOG` writes one of a cluster's log, `jobs generate` draws one"
@@ -237,7 +237,7 @@ def _trace(scenario: JobsScenario, source: str) -> JobTrace:
 
 @contextmanager
 def _of_file(source: str) -> Iterator[None]:
-    """What the core refuses is told with the scenario's file."""
+    """Add the scenario's file to errors that the core raises."""
     try:
         yield
     except InputError as error:
@@ -251,13 +251,13 @@ def _of_file(source: str) -> Iterator[None]:
 
 
 def named_policy(name: str, scenario: JobsScenario, source: str, key: str = "") -> NamedPolicy:
-    """A policy by its name, or of a file, with the scenario's numbers.
+    """Return a policy by its name, or from a file, with the scenario's numbers.
 
     Args:
-        source, key: what named it.
+        source, key: the place that names it.
 
     Raises:
-        InputError: there is none such.
+        InputError: there is no such policy.
     """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
@@ -275,10 +275,10 @@ def named_policy(name: str, scenario: JobsScenario, source: str, key: str = "") 
 
 
 def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
-    """A policy of a file of its own; it bears the file's name.
+    """Read a policy from its own file; it gets the file's name.
 
     Raises:
-        InputError: it is none, or its parts can't be combined.
+        InputError: it is not a policy, or its parts can't be combined.
     """
     given = strict.parse(PolicyFile, read_text(path), str(path))
     if given.learned is not None:
@@ -295,7 +295,7 @@ def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
 
 
 def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = None) -> NamedPolicy:
-    """By its file's name; with `oracle` in it where it knows true run times."""
+    """Name a policy by its file; with `oracle` in the name if it uses true run times."""
     name = Path(file).name.removesuffix(suffix)
     is_told = policy.estimate != ORACLE or ORACLE in name
     return NamedPolicy(name if is_told else f"{name}-{ORACLE}", policy, learned)
@@ -304,14 +304,14 @@ def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = 
 def _with_numbers(
     policy: JobPolicy, given: PreemptionKnobs, said: MultifactorKnobs, cluster: JobClusterSection
 ) -> JobPolicy:
-    """The policy with what a file says of preemption and priorities; its own round where that says none."""
+    """Return the policy with a file's numbers of preemption and priorities; its own round if there is none."""
     restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
     own = {"round_s": given.round_s or policy.knobs.round_ns / NS_PER_S, "restart_s": restart_s}
     return replace(policy, knobs=given.model_copy(update=own), multifactor=said)
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str, key: str) -> None:
-    """Who asks for requested times needs them of all jobs."""
+    """Check that all jobs have requested times if a policy uses them."""
     without = np.isnan(jobs.requested_s)
     for each in policies:
         if each.policy.estimate == "requested" and without.any():
@@ -381,7 +381,7 @@ def _outages(scenario: JobsScenario, nodes: int, last_s: float) -> tuple[NodeOut
 
 
 def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobTrace, Snapshot | None]:
-    """Those of the window, and what the log found at its begin."""
+    """Return the window's jobs, and the log's state at its begin."""
     from_s, until_s = scenario.window.from_s, scenario.window.until_s
     is_early = trace.submit_s < (np.inf if until_s is None else until_s)
     is_inside = is_early & (trace.submit_s >= from_s)
@@ -398,7 +398,7 @@ def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobTrace, Snapshot |
 
 
 def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
-    """Jobs that had ended before the window, by their ends."""
+    """Return jobs that had ended before the window, by their ends."""
     end_s = trace.recorded_end_s
     ended = (end_s <= from_s) & (trace.submit_s < from_s)
     if not ended.any():
@@ -410,14 +410,14 @@ def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- doubts
-# What is odd about a scenario of training jobs: warnings in words, and a refusal where no job could run.
+# Checks of a scenario of training jobs: warnings, and a refusal if no job could run.
 
 
 _MAX_NAMED: Final = 5
 
 
 def warnings_of(case: JobsCase) -> Iterator[str]:
-    """What to know before a figure is believed."""
+    """Yield warnings that affect how far results can be trusted."""
     cluster = case.scenario.cluster
     if case.load > 1:
         yield (
@@ -433,10 +433,10 @@ def warnings_of(case: JobsCase) -> Iterator[str]:
 
 
 def require_a_fit(case: JobsCase) -> None:
-    """Before anything is run.
+    """Check before a run that some measured job fits.
 
     Raises:
-        InputError: no measured job fits into the cluster, by its size, its types or its virtual cluster.
+        InputError: no measured job fits into the cluster by its size, types or virtual cluster.
     """
     cluster, rooms = Cluster(case.world.groups), dict[tuple[str, str], list[Pool]]()
     jobs = case.jobs.rows(case.run_of(case.baseline).is_measured)
@@ -457,12 +457,12 @@ def require_a_fit(case: JobsCase) -> None:
 
 
 def _missing_types(case: JobsCase) -> list[str]:
-    """What jobs ask for and no node has."""
+    """Return types that jobs request and no node has."""
     return sorted(case.jobs.asked_types - {group.type for group in case.scenario.cluster.nodes})
 
 
 def _type_remedy(case: JobsCase, missing: list[str]) -> str:
-    """The line to write: in nodes whose type no job asks for, else in new ones."""
+    """Return the line to write: in nodes whose type no job requests, otherwise in new ones."""
     asked_types = case.jobs.asked_types
     unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked_types]
     where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
@@ -470,7 +470,7 @@ def _type_remedy(case: JobsCase, missing: list[str]) -> str:
 
 
 def _short_rounds(case: JobsCase) -> Iterator[str]:
-    """Jobs that are stopped before their first checkpoint after a restart go on for ever without getting anywhere."""
+    """Warn of jobs stopped before their first checkpoint after a restart: these never make progress."""
     world = case.world
     needed_ns = world.restart_ns + world.checkpoint_ns
     for each in case.policies:
@@ -484,7 +484,7 @@ def _short_rounds(case: JobsCase) -> Iterator[str]:
 
 
 def _whole_for_shares(case: JobsCase) -> Iterator[str]:
-    """Not every policy knows of shares of a GPU."""
+    """Warn if a policy does not support shares of a GPU."""
     if not (case.jobs.gpu_share < 1).any():
         return
     packs = case.world.variability is None
@@ -493,7 +493,7 @@ def _whole_for_shares(case: JobsCase) -> Iterator[str]:
 
 
 def _idle_nodes(case: JobsCase) -> Iterator[str]:
-    """What jobs ask for that no node has, and nodes that no job may use."""
+    """Warn of requests that no node satisfies, and of nodes that no job may use."""
     groups = case.scenario.cluster.nodes
     jobs = case.jobs
     kinds = {group.type for group in groups}

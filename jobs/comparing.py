@@ -1,4 +1,4 @@
-"""Runs of training jobs on disk: a Parquet file each, with what it was made of, so that no run is made twice."""
+"""Comparison of policies on training jobs; runs are Parquet files with a fingerprint, so that none is repeated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NOT_IN_A_RUN: Final = (
 
 
 def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
-    """A hash of all that a run depends on: what the scenario says of it, the files that it names, the policy."""
+    """Return a hash of all that a run depends on: the scenario's keys, the files that it names, the policy."""
     scenario = with_paths(case.scenario, lambda text: Path(text).name)
     said = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
     read = [each.path for each in named_files(case.scenario) if each.key.partition(".")[0] not in _NOT_IN_A_RUN]
@@ -58,7 +58,7 @@ def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
 
 
 def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
-    """A run's columns with some of the trace's, and its sums."""
+    """Write a run's columns with some of the trace's, and its sums."""
     import pyarrow
     from pyarrow import parquet
 
@@ -72,10 +72,10 @@ def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
 
 
 def read_run(path: Path, made_of: str, jobs: JobTrace) -> JobsRecord | None:
-    """A run of these jobs from its file; None where there is none, or it was made of something else.
+    """Read a run of these jobs from its file; None if there is none, or its fingerprint differs.
 
     Raises:
-        InputError: the file is no such run, so nothing is written in its place.
+        InputError: the file is not such a run, so it isn't overwritten.
     """
     from pyarrow import ArrowException, parquet
 
@@ -95,23 +95,23 @@ def read_run(path: Path, made_of: str, jobs: JobTrace) -> JobsRecord | None:
 
 
 # ------------------------------------------------------------------------------------------------------------- bounding
-# The bound of a case: completion times below which no policy comes, with preemption and without.
+# The bound of a case: a lower bound of completion times under any policy, with preemption and without.
 
 
 BOTH: Final = (False, True)  # without preemption, and with
 Numbers = NDArray[np.float64]
 
 
-Bound = Mapping[str, Any]  # as `bound_of` makes it
+Bound = Mapping[str, Any]  # the output of `bound_of`
 
 
 def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
-    """The best one that the scenario's number of passes finds, as documents have it.
+    """Return the best bound found in the scenario's number of passes, as a document.
 
     No policy's mean completion time is below `jct_mean_s`; `wait_mean_s` is the same less the mean run time at full
     speed on the fastest type; `prices` are hours of completion time that a GPU-hour is worth, by pool, over time.
-    `jobs` are the measured ones that can run at all. Others are left out: they could only make these wait longer. So
-    are failures.
+    `jobs` are the measured ones that can run at all. Other jobs and failures are left out: they could only make these
+    wait longer.
 
     Raises:
         InputError: no measured job fits into the cluster.
@@ -146,7 +146,7 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
 
 
 def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
-    """(n, pools) seconds by pool, infinite where a job may not run; (n,) on the fastest type that it may use."""
+    """Return (n, pools) seconds by pool, infinite if a job may not run; (n,) on the fastest type that it may use."""
     speeds = cluster.speeds(case.jobs.arrivals(), case.world.speeds)
     fastest = speeds.max(axis=1)
     for wanted, most in (
@@ -160,7 +160,7 @@ def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
 
 
 def _pool_names(pools: Sequence[Pool]) -> list[str]:
-    """Type and VC; and the size of a node, where two pools have the same of all else."""
+    """Return type and VC of each pool; and the node size, if two pools are otherwise equal."""
     names = [f"{pool.gpus:,} {pool.gpu_type}{f' of {pool.vc}' if pool.vc else ''}" for pool in pools]
     if len(set(names)) < len(names):
         return [f"{name}, {pool.size} a node" for name, pool in zip(names, pools, strict=True)]
@@ -168,10 +168,10 @@ def _pool_names(pools: Sequence[Pool]) -> list[str]:
 
 
 def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[Bound]:
-    """Without preemption (False) and with; `told` is called after each.
+    """Compute the bounds without preemption (False) and with; calls `told` after each.
 
-    What holds where jobs may be stopped holds where they may not, for those schedules are among these. So where both
-    are sought, the larger of the two stands for the latter: that search stalls where many jobs are alike.
+    A bound with preemption also holds without, for schedules without preemption are a special case. So if both are
+    sought, the bound without is the larger of the two: its search stalls if many jobs are equal.
     """
     bounds = []
     for is_preemptive in kinds:
@@ -182,7 +182,7 @@ def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], N
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing
-# Policies on the same jobs, set against one of them job by job, and against the bound.
+# Policies on the same jobs, compared with one of them job by job, and with the bound.
 
 
 SCHEMA: Final = "slimsched.jobscomparison/1"
@@ -192,25 +192,25 @@ SAME_S: Final = 1.0  # waits that differ by less are the same
 
 
 def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
-    """One policy's run on a case."""
+    """Run one policy on a case."""
     return JobSimulation(case.world, case.run_of(named)).run()
 
 
 def run_all(
     case: JobsCase, jobs: int, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
 ) -> dict[str, JobsRecord]:
-    """The runs of all policies of a case by name, in their order; those that lie in the folder are read from there.
+    """Run all policies of a case; returns runs by name, in order, and reads those that are in the folder.
 
     Args:
-        jobs: in so many processes, or elsewhere.
-        folder: where runs are kept, as soon as each is done.
-        told: is called with a policy's name when its run is there, and whether it had been before.
+        jobs: number of processes, unless another backend is configured.
+        folder: the folder in which each run is stored as soon as it is done.
+        told: is called with a policy's name when its run is available, and whether it was read from the folder.
 
     Raises:
-        InputError: something else lies where a run would be written.
+        InputError: another file has the name of a run's file.
     """
     records: dict[str, JobsRecord] = {}
-    kept: dict[str, tuple[Path, str]] = {}  # where, and made of what
+    kept: dict[str, tuple[Path, str]] = {}  # file and fingerprint
     if folder is not None:
         for named in case.policies:
             file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
@@ -228,7 +228,7 @@ def run_all(
     return {named.name: records[named.name] for named in case.policies}
 
 
-GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the answer a warning
+GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the result a warning
 
 
 def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None:
@@ -255,9 +255,9 @@ def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None
 
 
 def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
-    """(n,) each: the log's own waits in seconds, 0 where there are none; and which jobs have one and are done here.
+    """Return (n,) each: the log's waits in seconds, 0 if missing; and which jobs have one and are done here.
 
-    At another load than the log's none counts.
+    At another load than the log's no job counts.
     """
     recorded_s = case.jobs.recorded_wait_s
     both = are_done(mine) & np.isfinite(recorded_s) & (case.scenario.load is None)
@@ -265,11 +265,11 @@ def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
 
 
 def log_error(case: JobsCase, mine: ByJob) -> float | None:
-    """How far simulated waits are from the log's: the mean of |simulated - recorded|, as a share of the recorded mean.
+    """Return the mean of |simulated - recorded| waits, as a share of the recorded mean.
 
-    0 is the same wait for each job; 1 is what a simulation has in which nobody waits, so from there on it tells
-    nothing. (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None where the log
-    has no waits, or only shorter ones than a second in the mean.
+    0 means equal waits of each job; 1 is the error of a simulation without any waits, so larger values carry no
+    information. (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None if the log
+    has no waits, or their mean is below a second.
     """
     recorded_s, both = recorded(case, mine)
     if not both.any() or recorded_s[both].mean() < SAME_S:
@@ -278,7 +278,7 @@ def log_error(case: JobsCase, mine: ByJob) -> float | None:
 
 
 def _recorded_mean_s(case: JobsCase, mine: ByJob) -> dict[str, float] | None:
-    """Of the jobs that `log_error` looks at: mean waits in the log, and in simulation; None where it sees nothing."""
+    """Return the mean waits of the jobs of `log_error`, in the log and in simulation; None if it has none."""
     recorded_s, both = recorded(case, mine)
     if log_error(case, mine) is None:
         return None
@@ -286,7 +286,8 @@ def _recorded_mean_s(case: JobsCase, mine: ByJob) -> dict[str, float] | None:
 
 
 # --------------------------------------------------------------------------------------------------------------- jitter
-# How far means hang on single seconds: who comes or ends a second later may start after others, and all else moves.
+# Sensitivity of means to single seconds: a job that arrives or ends a second later may start after others, which
+# changes everything after it.
 
 
 DRAWS: Final = 20
@@ -294,7 +295,7 @@ Band = tuple[float, float]  # from the 5th to the 95th of a hundred
 
 
 def jittered_waits_s(case: JobsCase, jobs: int) -> Numbers:
-    """(draws, policies) Mean waits; a draw is the same for all policies, and for all cases with the same jobs."""
+    """Simulate (draws, policies) mean waits; a draw is the same for all policies, and all cases of equal jobs."""
     tasks = [(draw, place) for draw in range(DRAWS) for place in range(len(case.policies))]
     return np.array(results(_jittered_wait_s, case, tasks, jobs)).reshape(DRAWS, -1)
 
@@ -310,13 +311,13 @@ def _jittered_wait_s(case: JobsCase, task: tuple[int, int]) -> float:
 
 
 def band(values: Numbers) -> Band:
-    """Of the draws."""
+    """Return the draws' band."""
     low, high = np.quantile(values, [0.05, 0.95]).tolist()
     return low, high
 
 
 def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
-    """Each policy's band, and that of its change against the baseline."""
+    """Return each policy's band, and that of its change against the baseline."""
     waits_s = jittered_waits_s(case, jobs)
     base_s = waits_s[:, case.policies.index(case.baseline)]
     rows = [
@@ -332,7 +333,7 @@ def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
 def result_document(
     case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
 ) -> dict[str, Any]:
-    """One policy's run as a document, with those bounds that are of its kind."""
+    """Return one policy's run as a document, with the bounds of its kind."""
     gpus, is_preemptive = case.scenario.cluster.gpus, named.policy.is_preemptive
     return {
         "schema": RESULT_SCHEMA,
@@ -347,7 +348,7 @@ def result_document(
 
 
 def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[Bound]) -> dict[str, Any]:
-    """All runs beside each other; each but the baseline against it, job by job."""
+    """Compare all runs; each but the baseline with the baseline, job by job."""
     gpus = case.scenario.cluster.gpus
     columns = {name: by_job(record, gpus) for name, record in runs.items()}
     done = {name: are_done(each) for name, each in columns.items()}
@@ -374,7 +375,7 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
     least = _least(rows)
     for row in rows:
         policy = row["policy"]
-        row["behind"] = {  # by which share the best one's mean wait is below its own, paired by job
+        row["behind"] = {  # the share by which the best one's mean wait is below its own, paired by job
             name: blocks.share(columns[name]["wait_s"], columns[policy]["wait_s"], done[policy] & done[name])
             for name in least
             if name != policy
@@ -401,7 +402,7 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
 
 
 def bound_document(case: JobsCase, bounds: Sequence[Bound]) -> dict[str, Any]:
-    """All bounds with their prices."""
+    """Return all bounds with their prices."""
     return {
         "schema": "slimsched.jobsbound/1",
         "scenario": case.scenario.name,
@@ -418,9 +419,9 @@ def _documents(bounds: Sequence[Bound]) -> list[dict[str, Any]]:
 
 
 def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Who waits least of all that a scheduler could run, and of those that stop no job.
+    """Return the policies with the least wait: of all that a scheduler could run, and of those that stop no job.
 
-    A policy that knows true run times (`oracle`), or that left jobs undone, is none of them.
+    Policies that use true run times (`oracle`), or left jobs undone, are excluded.
     """
     able = [row for row in rows if "oracle" not in row["policy"] and not row["jobs"]["unfinished"]]
     pools = able, [row for row in able if not row["is_preemptive"]]
@@ -429,7 +430,7 @@ def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _above(mine: ByJob, bounds: Sequence[Bound], is_preemptive: bool) -> dict[str, float] | None:
-    """How far a policy is from its bound: None without one, or where not all jobs are done that the bound counts."""
+    """Return how far a policy is above its bound; None without one, or if a job that the bound counts is not done."""
     done = are_done(mine)
     for bound in bounds:
         if bound["is_preemptive"] == is_preemptive and int(done.sum()) == bound["jobs"]:
@@ -442,7 +443,7 @@ def _above(mine: ByJob, bounds: Sequence[Bound], is_preemptive: bool) -> dict[st
 
 
 def against(mine: ByJob, base: ByJob, blocks: Blocks) -> dict[str, Any]:
-    """By how much means differ, of jobs that both have done: as a share, whose interval judges, and as such."""
+    """Return the difference of means over jobs that both have done: relative (its interval decides), and absolute."""
     both = are_done(mine) & are_done(base)
     changes: dict[str, Any] = {}
     for name, theirs in base.items():
@@ -454,7 +455,7 @@ def against(mine: ByJob, base: ByJob, blocks: Blocks) -> dict[str, Any]:
 
 
 def _won(mine: ByJob, base: ByJob, both: NDArray[np.bool_]) -> dict[str, float | None]:
-    """Shares of the jobs that wait less, and more, than under the baseline."""
+    """Return the shares of jobs that wait less, and more, than under the baseline."""
     if not both.any():
         return {"less_wait_share": None, "more_wait_share": None}
     change_s = (mine["wait_s"] - base["wait_s"])[both]

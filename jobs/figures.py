@@ -1,16 +1,17 @@
-"""Intervals of means over one trace, from how its weeks differ.
+"""Confidence intervals of means over one trace, from the variation between its weeks.
 
 A trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make weeks differ. So
-the trace is cut into blocks of seven days of submissions, shorter ones where it has fewer than 16 weeks. The same
-blocks serve all policies, so ratios are paired by job.
+the trace is cut into blocks of seven days of submissions, shorter ones if it has fewer than 16 weeks. The same blocks
+serve all policies, so ratios are paired by job.
 
-An interval is of the logarithm of a ratio of two sums: twice too large is as likely as half too small, and whose wait
-stands above makes no difference. A block's move e is its share of the one sum less its share of the other: how the
-logarithm changes with the block's weight (the infinitesimal jackknife, Jaeckel 1972). Student's t has the degrees of
-freedom that Satterthwaite (1946) gives to a sum of squares of one each, (sum e^2)^2 / sum e^4. Where all weeks count
-alike they are a third of the weeks or more; where one crisis makes the mean they are near 1, and the interval is wide.
+An interval is of the logarithm of a ratio of two sums: twice too large is as likely as half too small, and exchanging
+numerator and denominator makes no difference. A block's move e is its share of the one sum less its share of the other:
+how the logarithm changes with the block's weight (the infinitesimal jackknife, Jaeckel 1972). Student's t has the
+degrees of freedom that Satterthwaite (1946) gives to a sum of squares of one each, (sum e^2)^2 / sum e^4. If all weeks
+have equal weight they are a third of the weeks or more; if one crisis dominates the mean they are near 1, and the
+interval is wide.
 
-How often it holds what other histories give: docs/jobs.md.
+Its coverage of other histories: docs/jobs.md.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ DAY_S: Final = 86400.0
 WEEK_S: Final = 7 * DAY_S
 MIN_BLOCKS: Final = 16  # of a trace; a shorter one has shorter blocks
 _CONFIDENCE: Final = 0.95
-_WIDEST: Final = 1000.0  # times the value, and the value over it: an interval that wide says that nothing is known
+_WIDEST: Final = 1000.0  # times the value, and the value over it: an interval this wide carries no information
 Numbers = NDArray[np.float64]
 
 
 class Interval(TypedDict):
-    """A value, and from where to where other histories would have it in 95 of 100 cases; null where there is none."""
+    """A value and its 95 % confidence interval over other histories; null if there is none."""
 
     value: float | None
     low: float | None
@@ -43,7 +44,7 @@ class Interval(TypedDict):
 
 
 def chance_explains(change: Interval) -> bool:
-    """Whether a change may as well be none: its interval holds 0, or it has none."""
+    """Return whether a change is not statistically significant: its interval contains 0, or it has none."""
     return change["low"] is None or change["high"] is None or change["low"] <= 0 <= change["high"]
 
 
@@ -53,8 +54,8 @@ class Blocks:
 
     Attributes:
         block_s: a block's length.
-        many: how many there are.
-        block: (n,) in which each job was submitted.
+        many: number of blocks.
+        block: (n,) the block in which each job was submitted.
     """
 
     block_s: float
@@ -63,7 +64,7 @@ class Blocks:
 
     @staticmethod
     def of(submit_s: Numbers) -> Blocks:
-        """Of jobs by their submission."""
+        """Build the blocks of jobs from their submissions."""
         since_s = submit_s - submit_s.min()
         span_s = max(float(since_s.max()), 1e-9)
         many = max(int(np.ceil(span_s / WEEK_S)), MIN_BLOCKS)
@@ -71,11 +72,11 @@ class Blocks:
         return Blocks(span_s / many, many, block)
 
     def mean(self, values: Numbers, counts: NDArray[np.bool_]) -> Interval:
-        """Of the values that count, all of them 0 or more."""
+        """Return the mean of the values that count, all of them 0 or more."""
         return self._ratio(values, np.ones(len(values)), counts)
 
     def share(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
-        """By how much the mean of some values, 0 or more, is above that of others, as a share of these."""
+        """Return how far the mean of some values, 0 or more, is above that of others, as a share of the latter mean."""
         interval = self._ratio(values, over, counts)
         value, low, high = (
             None if end is None else end - 1 for end in (interval["value"], interval["low"], interval["high"])
@@ -83,13 +84,13 @@ class Blocks:
         return Interval(value=value, low=low, high=high)
 
     def _ratio(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
-        """Of two sums."""
+        """Return the ratio of two sums."""
         above = np.bincount(self.block[counts], values[counts], self.many)
         below = np.bincount(self.block[counts], over[counts], self.many)
         if not below.sum():
             return Interval(value=None, low=None, high=None)
         value = float(above.sum() / below.sum())
-        if (below == below.sum()).any():  # one block has all, and nothing says how others differ
+        if (below == below.sum()).any():  # one block has all, so nothing is known of the variation
             return Interval(value=value, low=None, high=None)
         moves = above / (above.sum() or 1.0) - below / below.sum()
         wider = min(float(np.exp(_half_width(moves))), _WIDEST)
@@ -97,7 +98,7 @@ class Blocks:
 
 
 def _half_width(moves: Numbers) -> float:
-    """Of a logarithm's interval, by how far each block moves it."""
+    """Return the half-width of a logarithm's interval, from each block's influence on it."""
     squares = float((moves**2).sum())
     if not squares:
         return 0.0
@@ -106,17 +107,17 @@ def _half_width(moves: Numbers) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-# What a run of training jobs says in numbers: of its measured jobs, by size and VC, and of the cluster.
+# Metrics of a run of training jobs: of its measured jobs, by size and VC, and of the cluster.
 
 
-NEAR: Final = 0.6  # of `comparing.log_error`, at most; a policy's own log, run on from its middle, is up to 0.53 off it
-NEAR_MEAN: Final = 0.2  # by so much of the recorded one, a simulated mean wait may be off it and be believed
-SHORT_S: Final = 10.0  # a job that is shorter counts as so long in its slowdown (Feitelson)
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs a job; more is the last class
+NEAR: Final = 0.6  # limit of `comparing.log_error`; a policy's own log, resumed in its middle, differs by up to 0.53
+NEAR_MEAN: Final = 0.2  # largest relative error of a trusted simulated mean wait
+SHORT_S: Final = 10.0  # lower bound of run times in slowdowns (Feitelson)
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs a job; larger jobs are the last class
 
 
 def by_job(record: JobsRecord, cluster_gpus: int) -> dict[str, Numbers]:
-    """(n,) each, of a run on so many GPUs; not-a-number for jobs that don't count, or whose work was not done.
+    """Return (n,) each, of a run on `cluster_gpus`; not-a-number for jobs that don't count or are not done.
 
     `slowdown` is bounded: JCT over run time at full speed on the fastest type, of at least 10 s; at least 1.
     `finish_time_fairness` is JCT over what it would be on the job's equal share of the cluster (Themis, NSDI'20): 1/N
@@ -134,12 +135,12 @@ def by_job(record: JobsRecord, cluster_gpus: int) -> dict[str, Numbers]:
 
 
 def are_done(columns: Mapping[str, Numbers]) -> NDArray[np.bool_]:
-    """(n,) Which jobs count and did their work, of what `by_job` says."""
+    """Return (n,) which jobs count and did their work, from the columns of `by_job`."""
     return np.isfinite(columns["jct_s"])
 
 
 def _mean_in_system(record: JobsRecord) -> Numbers:
-    """(n,) Over each job's time in the system, the mean number of jobs there; 1 for those that never left."""
+    """Return (n,) the mean number of jobs in the system during each job's stay; 1 for jobs that never left."""
     here = ~record.is_refused
     came_s = np.maximum(record.jobs.submit_ns, record.begun_ns) / NS_PER_S
     left_s = np.where(record.is_done, record.end_ns, record.ended_ns) / NS_PER_S
@@ -155,7 +156,7 @@ def _mean_in_system(record: JobsRecord) -> Numbers:
 
 
 def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
-    """A run's numbers; means and quantiles are of measured jobs whose work was done."""
+    """Return a run's metrics; means and quantiles are of measured jobs whose work was done."""
     columns, counts = by_job(record, cluster_gpus), record.is_counted
     done = are_done(columns)
     fairness = columns["finish_time_fairness"][done]
@@ -176,7 +177,7 @@ def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
 
 
 def spread(values: Numbers) -> dict[str, float | None]:
-    """Mean and quantiles; None for no values."""
+    """Return mean and quantiles; None for no values."""
     names = ("mean", "p50", "p90", "p99", "max")
     if not len(values):
         return dict.fromkeys(names)
@@ -185,7 +186,7 @@ def spread(values: Numbers) -> dict[str, float | None]:
 
 
 def by_day(submit_s: Numbers, values: Numbers, counts: NDArray[np.bool_]) -> list[float | None]:
-    """Means by day of submission, from the first job's day on, of the values that count; None for a day without any."""
+    """Return means by day of submission, from the first job's, of the values that count; None for an empty day."""
     day = ((submit_s - DAY_S * (submit_s[0] // DAY_S)) // DAY_S).astype(np.int64)
     sums, jobs = (np.bincount(day[counts], weights, int(day[-1]) + 1) for weights in (values[counts], None))
     return [float(total / many) if many else None for total, many in zip(sums, jobs, strict=True)]
@@ -196,7 +197,7 @@ def _mean(values: NDArray[Any]) -> float | None:
 
 
 def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
-    """Of all its jobs, measured or not, from begin to end; sums are of floats, for integers could overflow."""
+    """Return metrics of all jobs, measured or not, from begin to end; float sums, for integers could overflow."""
     held_s = record.held_ns / NS_PER_S
     busy = float((held_s * record.jobs.gpus_used).sum())
     work, lost = record.jobs.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
@@ -211,7 +212,7 @@ def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
 
 
 def _jain(slowdown: Numbers, names: NDArray[np.object_]) -> float | None:
-    """Jain's index of the mean bounded slowdowns of those who have jobs: 1 where all fare alike; None for one name."""
+    """Return Jain's index of the mean bounded slowdowns by name: 1 if all are equal; None for one name."""
     known, codes = np.unique(names.astype(str), return_inverse=True)
     if len(known) < 2:
         return None
@@ -225,7 +226,7 @@ def _jain(slowdown: Numbers, names: NDArray[np.object_]) -> float | None:
 def groups_of(
     record: JobsRecord, among: NDArray[np.bool_], **values: Numbers
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_]]]:
-    """Some jobs by classes of sizes, then by virtual clusters (largest first); no kind in which all jobs are alike.
+    """Yield some jobs by classes of sizes, then by virtual clusters (largest first); no kind with only one group.
 
     A row each, with the means of these values, and which jobs they are.
     """

@@ -1,4 +1,4 @@
-"""Traces that are drawn: of a given load, sizes and tails. The same seed gives the same trace."""
+"""Generated traces of a given load, sizes and tails. The same seed gives the same trace."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ARRIVALS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 SIZES: Final[Mapping[int, float]] = {1: 0.70, 2: 0.10, 4: 0.10, 8: 0.08, 16: 0.02}
 QUANTUM_S: Final = 900.0  # requested times are multiples of it
-MAX_OVER: Final = 10.0  # times the run time that is asked for, at most
+MAX_OVER: Final = 10.0  # times the run time that is requested, at most
 SHORTEST_S: Final = 1.0
 LONGEST_YEARS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A law by name, with all of its parameters."""
+    """A named distribution, with all of its parameters."""
 
     name: str
     parameters: Mapping[str, float]
@@ -45,14 +45,13 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What is drawn.
+    """Parameters of a generated trace.
 
     Attributes:
-        gpus: of the cluster that `load` is a share of.
+        gpus: GPUs of the cluster to which `load` refers.
         sizes: weights of jobs by their GPUs.
-        users, vcs: how many; the k-th has a share of the jobs that goes with 1/k, and a user belongs to one VC.
-        alike: share of the jobs that run as long as their user's last one of that size, which is what a history can
-            learn from.
+        users, vcs: their numbers; the k-th has a share of the jobs proportional to 1/k, and a user belongs to one VC.
+        alike: share of the jobs that run as long as their user's last one of that size, from which a history can learn.
     """
 
     jobs: int
@@ -68,13 +67,13 @@ class Drawing:
 
     @property
     def rate_job_s(self) -> float:
-        """Jobs a second that make the load."""
+        """Jobs a second that result in the load."""
         mean_gpus = sum(gpus * weight for gpus, weight in self.sizes.items()) / sum(self.sizes.values())
         return self.load * self.gpus / (mean_gpus * self.durations.parameters["mean_s"])
 
 
 def law(text: str, known: Mapping[str, Mapping[str, float]], flag: str) -> Law:
-    """`lognormal:mean_s=3600,cv2=41` as a law; what is not said has its default.
+    """Parse a distribution such as `lognormal:mean_s=3600,cv2=41`; missing parameters get defaults.
 
     Raises:
         InputError: no such law or parameter, or a value that it can't have.
@@ -100,7 +99,7 @@ def law(text: str, known: Mapping[str, Mapping[str, float]], flag: str) -> Law:
 
 
 def sizes(text: str, flag: str) -> dict[int, float]:
-    """`1:0.7,8:0.3` as weights by GPU count; raises `InputError` for what is none."""
+    """Parse weights by GPU count such as `1:0.7,8:0.3`; raises `InputError` if it can't."""
     weights: dict[int, float] = {}
     for part in text.split(","):
         gpus, _, weight = part.partition(":")
@@ -113,7 +112,7 @@ def sizes(text: str, flag: str) -> dict[int, float]:
 
 
 def draw(drawing: Drawing) -> JobTrace:
-    """The trace; raises `InputError` where it would last for centuries."""
+    """Draw the trace; raises `InputError` if it would last for centuries."""
     count = drawing.jobs
     if (years := count / drawing.rate_job_s / 31_557_600) > LONGEST_YEARS:
         problem = f"{drawing.load:g} of {drawing.gpus:,} GPUs: {count:,} such jobs take {years:,.0f} years"
@@ -140,7 +139,7 @@ def draw(drawing: Drawing) -> JobTrace:
 
 
 def _arrivals(drawing: Drawing) -> Numbers:
-    """Times of the first jobs, in whole milliseconds; the time that is looked at is doubled until they are enough."""
+    """Draw times of the first jobs, in whole milliseconds, doubling the time span until they suffice."""
     rate, of = drawing.rate_job_s, drawing.arrivals.parameters
     horizon_s = 1.2 * drawing.jobs / rate + 10 / rate
     while True:
@@ -155,7 +154,7 @@ def _arrivals(drawing: Drawing) -> Numbers:
 
 
 def _durations(drawing: Drawing) -> Numbers:
-    """Independent ones, in whole milliseconds, of a second at least."""
+    """Draw independent run times, in whole milliseconds, of a second at least."""
     rng = stream(drawing.seed, "jobs:durations")
     of = drawing.durations.parameters
     count = drawing.jobs
@@ -176,7 +175,7 @@ def _durations(drawing: Drawing) -> Numbers:
 
 
 def _repeated(run_s: Numbers, user: NDArray[np.int64], gpus: NDArray[np.int64], drawing: Drawing) -> Numbers:
-    """Some run as long as their user's last one of that size; the law of one job stays what it is."""
+    """Let some jobs run as long as their user's last one of that size; the marginal distribution is unchanged."""
     is_again = stream(drawing.seed, "jobs:alike").random(drawing.jobs) < drawing.alike
     last: dict[tuple[int, int], float] = {}
     times = run_s.copy()

@@ -1,4 +1,4 @@
-"""What would another cluster do? One policy on the same jobs before and after a change, paired job by job."""
+"""What-if comparison of a changed cluster: one policy on the same jobs before and after, paired by job."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WHATIF_SCHEMA: Final = "slimsched.jobswhatif/1"
 
 
 def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
-    """Each policy's runs in numbers before and after a change, and the difference: as a share with its interval.
+    """Compare each policy's runs before and after a change: the difference as a share with its interval.
 
     Args:
-        now, then: the scenario as it is, and as it would be; with the same policies, in the same order.
+        now, then: the scenario before and after the change; with the same policies, in the same order.
 
     Raises:
-        InputError: the change makes other jobs.
+        InputError: the change alters the jobs.
     """
     if len(now.jobs) != len(then.jobs):
         problem = f"the change makes {len(then.jobs):,} jobs of {len(now.jobs):,}"
@@ -68,7 +68,7 @@ def _run(cases: tuple[JobsCase, JobsCase], task: tuple[int, int]) -> JobsRecord:
 
 
 def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
-    """Of one policy's runs before and after."""
+    """Compare one policy's runs before and after."""
     before, after = (by_job(record, case.scenario.cluster.gpus) for case, record in runs)
     now, then = (figures(record, case.scenario.cluster.gpus) for case, record in runs)
     blocks = Blocks.of(runs[0][0].jobs.submit_ns / NS_PER_S)
@@ -76,11 +76,11 @@ def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------- room for
-# How much a cluster carries: the largest load, or the fewest nodes, at which waits stay below a limit.
+# Capacity of a cluster: the largest load, or the fewest nodes, at which waits stay below a limit.
 
 
 CAPACITY_SCHEMA: Final = "slimsched.jobscapacity/1"
-CHECKS: Final = (0.97, 0.9, 0.8)  # of the load that is kept
+CHECKS: Final = (0.97, 0.9, 0.8)  # of the largest load that keeps the limit
 LOADS: Final = (0.02, 3.0)
 PRECISION: Final = 0.02  # of the largest load, as a share of it
 MAX_NODES: Final = 100_000
@@ -93,14 +93,15 @@ def capacity_document(
     by: Literal["load", "nodes"] = "load",
     told: Callable[[float, float], None] = lambda value, there_s: None,
 ) -> dict[str, Any]:
-    """The largest load, or the fewest nodes of the first group, at which waits stay below a limit.
+    """Find the largest load, or the fewest nodes of the first group, at which waits stay below a limit.
 
-    With fewer nodes no job may be refused that is not refused now. Waits need not grow with the load at every step, so
-    loads below the answer are tried, too (`CHECKS`); `broken_below` are those that break the limit, with their waits.
+    With fewer nodes no job may be refused that is not refused now. Waits need not increase monotonically with the load,
+    so loads below the answer are tried, too (`CHECKS`); `broken_below` lists loads that exceed the limit, with their
+    waits.
 
     Args:
-        wait_s, key: of all waits the `mean`, `p50`, `p90` or `p99` is at most so long.
-        told: is called with each that is tried, and with the wait there; infinite where jobs are not done.
+        wait_s, key: limit of the `mean`, `p50`, `p90` or `p99` of all waits.
+        told: is called with each value that is tried, and its wait; infinite if jobs are not done.
 
     Raises:
         InputError: no number of nodes is enough.
@@ -134,10 +135,10 @@ def capacity_document(
 
 
 def _largest_load(keeps: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """The largest load that keeps the limit, and the least that does not, a share of `PRECISION` apart.
+    """Find the largest load that keeps the limit, and the least that does not, a share of `PRECISION` apart.
 
-    Waits needn't grow with the load at every step; it is looked for between a load that keeps the limit and one that
-    does not, by halving. None for the first where even the smallest breaks it, for the second where none does.
+    Bisection between a load that keeps the limit and one that does not, as waits needn't increase monotonically. The
+    first is None if even the smallest load exceeds the limit, the second if none does.
     """
     low, high = LOADS
     if not keeps(low):
@@ -151,7 +152,7 @@ def _largest_load(keeps: Callable[[float], bool]) -> tuple[float | None, float |
 
 
 def _fewest_nodes(keeps: Callable[[float], bool], group: NodesSection) -> int:
-    """Of the first group of nodes, the others as they are."""
+    """Find the fewest nodes of the first group, with the others unchanged."""
     high = max(group.count, 1)
     while not keeps(high):
         if high >= MAX_NODES:
@@ -174,16 +175,16 @@ def _with_nodes(case: JobsCase, nodes: float) -> JobsCase:
     groups = (cluster.nodes[0].model_copy(update={"count": int(nodes)}), *cluster.nodes[1:])
     scenario = case.scenario.model_copy(update={"cluster": cluster.model_copy(update={"nodes": groups})})
     changed = read_case(scenario, case.source, case.images_s)
-    return replace(changed, jobs=case.jobs)  # the same arrivals, whatever the load is of more nodes
+    return replace(changed, jobs=case.jobs)  # the same arrivals, although more nodes change the load
 
 
 def _figures(case: JobsCase) -> dict[str, Any]:
-    """Of a run of the first policy."""
+    """Return metrics of a run of the first policy."""
     return figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)
 
 
 def _wait_s(case: JobsCase, key: str, most_refused: int | None) -> float:
-    """Infinite where jobs are not done, or more are refused than may be."""
+    """Return a wait's statistic; infinite if jobs are not done, or too many are refused."""
     result = _figures(case)
     is_lost = result["jobs"]["unfinished"] or (most_refused is not None and result["jobs"]["refused"] > most_refused)
     wait_s: float | None = result["wait_s"][key]
@@ -191,17 +192,17 @@ def _wait_s(case: JobsCase, key: str, most_refused: int | None) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------- log validation
-# How far simulated waits are from those that the log recorded: what to know before anything else is believed.
+# Validation: the error of simulated waits against the log's, to judge all other results.
 
 
 VALIDATION_SCHEMA: Final = "slimsched.jobsvalidation/1"
-NEAR_S: Final = 60.0  # waits that differ by less, or by a fifth of the mean one, are near, whatever their ratio
+NEAR_S: Final = 60.0  # waits that differ by less, or by a fifth of the mean, are near, whatever their ratio
 FACTOR: Final = 2.0
 Numbers = NDArray[np.float64]
 
 
 def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
-    """One policy's waits beside the recorded ones, of jobs that have both.
+    """Compare one policy's waits with the recorded ones, of jobs that have both.
 
     Raises:
         InputError: the log recorded no waits, or too few.
@@ -237,7 +238,7 @@ def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> di
 
 
 def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]:
-    """Job by job: near each other, waiting in one world alone, and whether the same jobs wait long (Spearman's rho)."""
+    """Compare job by job: shares of near waits and of waits in only one of the two, and Spearman's rho."""
     low, high = np.minimum(simulated, recorded), np.maximum(simulated, recorded)
     near_s = min(NEAR_S, NEAR_MEAN * float(recorded.mean()))
     near = (high - low <= near_s) | (high <= FACTOR * low)

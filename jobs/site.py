@@ -1,4 +1,4 @@
-"""What a log itself says that its site runs: the policy of those that Slurm runs whose waits are nearest to its own."""
+"""Inference of a site's policy from its log: the policy that Slurm runs whose simulated waits are nearest the log's."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from kit import strict
 from kit.errors import InputError
 from kit.parallel import each
 
-MOST_JOBS: Final = 3500  # of 1,500, 3 of 10 drawn logs were taken for another policy's; of 3,500 none
-MOST_WAITING: Final = 20.0  # jobs in the mean: reservations for more of them take minutes
-FEW_JOBS: Final = 300  # of so few, however many wait
-_OVERFULL_SHARE: Final = 0.1  # of the starts; requeued jobs, with all their attempts in one run time, make a few
+MOST_JOBS: Final = 3500  # with 1,500, 3 of 10 generated logs were attributed to another policy; with 3,500 none
+MOST_WAITING: Final = 20.0  # jobs on average: reservations for more of them take minutes
+FEW_JOBS: Final = 300  # a log this short, however many jobs wait
+_OVERFULL_SHARE: Final = 0.1  # of the starts; requeued jobs, with all their attempts in one run time, cause a few
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What was found.
+    """The result of the inference.
 
     Attributes:
-        case: whether the log tells a policy, or why it does not.
-        errors: by policy, the nearest first (`comparing.log_error`); empty where nothing was simulated.
-        busy_gpus: the most that the log had at once, of late.
-        limited_share: of the jobs, how many have a time limit; backfilling goes by these where all do.
-        conf: what `slurm.conf` says, where it was read.
+        case: whether the log determines a policy, or why it does not.
+        errors: by policy, the nearest first (`comparing.log_error`); empty if nothing was simulated.
+        busy_gpus: the most that were busy at once in the log's last part.
+        limited_share: share of the jobs with a time limit; backfilling uses limits if all have one.
+        conf: the content of `slurm.conf`, if it was read.
     """
 
     case: Literal["near", "far", "no waits", "nobody waited", "too few nodes"]
@@ -52,17 +52,17 @@ class Site:
 
     @property
     def policy(self) -> str:
-        """The nearest; of a log that tells none, what `slurm.conf` says, or backfilling, which is Slurm's default."""
+        """The nearest policy; if the log determines none, that of `slurm.conf`, or Slurm's default, backfilling."""
         return next(iter(self.errors)) if self.case == "near" else self.told or f"fifo-easy-{self.estimate}"
 
     @property
     def told(self) -> str:
-        """The policy of `slurm.conf`, by what is known of run times; empty where none was read."""
+        """The policy of `slurm.conf`, with the available estimate of run times; empty if none was read."""
         return "" if self.conf is None else self.conf.policy.replace(REQUESTED, self.estimate)
 
     @property
     def estimate(self) -> str:
-        """What backfilling may know of run times."""
+        """The estimate of run times for backfilling."""
         return REQUESTED if self.limited_share == 1 else HISTORY
 
 
@@ -74,13 +74,14 @@ def site_of(
     conf: SlurmConf | None = None,
     on_policy: Callable[[int, int], object] = lambda done, count: None,
 ) -> Site:
-    """Simulates the log's last jobs under each policy that Slurm runs, from what ran and waited by the log then.
+    """Simulate the log's last jobs under each policy that Slurm runs, from the jobs running and waiting in the log
+    then.
 
     Args:
         path: the trace's file.
-        jobs: in so many processes.
-        conf: whose policy is one of them, by its numbers.
-        on_policy: told how many of how many policies are done.
+        jobs: number of processes.
+        conf: settings whose policy is one of them, with its numbers.
+        on_policy: is called with the number of finished policies, and of all.
 
     Raises:
         InputError: no job fits on these nodes.
@@ -114,15 +115,15 @@ def site_of(
 
 
 def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, float]:
-    """The most GPUs that were busy at once by the log, and the share of its last starts at which more were than these.
+    """Return the most GPUs busy at once in the log, and the share of its last starts at which more were than `gpus`.
 
-    More of them than a few, and the log's cluster had more nodes.
+    If that share is more than small, the log's cluster had more nodes.
     """
     has_start = np.isfinite(trace.recorded_start_s)
     begun_s = np.where(has_start, trace.recorded_start_s, trace.submit_s + trace.recorded_wait_s)
     known = np.isfinite(begun_s)
     start_s, used = begun_s[known], trace.gpus_used[known]
-    end_s = start_s + trace.run_s[known] - SAME_S  # logs have whole seconds: who begins as another ends takes its GPUs
+    end_s = start_s + trace.run_s[known] - SAME_S  # logs have whole seconds: a job may get its GPUs as another ends
     is_late = np.sort(start_s) >= from_s
     if not is_late.any():
         return 0.0, 0.0
@@ -135,7 +136,7 @@ def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, flo
 def _case(
     trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], policies: list[str], conf: SlurmConf | None
 ) -> JobsCase:
-    """The last jobs from what the log found then, where it has all starts; a tenth of their time is not measured."""
+    """Build a case of the last jobs, from the log's state then if it has all starts; a tenth of it is not measured."""
     from_s = float(trace.submit_s[-MOST_JOBS:][0])
     has_starts = np.isfinite(trace.recorded_start_s[trace.submit_s < from_s]).all()
     groups = [{"count": each.nodes, "gpus": each.gpus, "type": each.gpu_type, "vc": each.vc} for each in nodes]
@@ -158,7 +159,7 @@ def _error(case: JobsCase, named: NamedPolicy) -> float | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- starter
-# A first scenario for a trace: what a user edits, with a comment at each choice.
+# A first scenario for a trace, for users to edit, with a comment at each choice.
 
 
 _NODES: Final = re.compile(r"(?P<count>\d{1,7})x(?P<gpus>\d{1,4})(?::(?P<type>[^:=]+))?(?:=(?P<vc>.+))?")
@@ -166,10 +167,10 @@ _MAX_NAMED: Final = 5
 
 
 def nodes_of(text: str) -> NodeGroup:
-    """`64x8`, `64x8:v100`, `16x4:a100=prod`: nodes x GPUs of each, their type (empty: unknown), their virtual cluster.
+    """Parse `64x8`, `64x8:v100`, `16x4:a100=prod`: nodes x GPUs of each, their type (empty: unknown), their VC.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it has none of these forms.
     """
     match = _NODES.fullmatch(text)
     if match is None or not int(match["count"]) or not int(match["gpus"]):
@@ -178,7 +179,7 @@ def nodes_of(text: str) -> NodeGroup:
 
 
 def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...]:
-    """The groups with the only type that jobs of the trace ask for, where they name none.
+    """Give groups without a type the only one that jobs of the trace request.
 
     Raises:
         InputError: a group names no type and the trace has several; or no group has a type that jobs ask for, and no
@@ -201,10 +202,10 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
 
 
 def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], site: Site) -> str:
-    """The scenario's text, with what the log says that its site runs as the baseline.
+    """Return the scenario's text; its baseline is the site's inferred policy.
 
     Raises:
-        InputError: the file's name makes no name of a scenario.
+        InputError: the file's name is not valid as a scenario's name.
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.name.partition(".")[0]).strip("-._")
     if not name:
@@ -218,7 +219,7 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], site: Sit
 
 
 def _warmup(trace: JobTrace) -> str:
-    """A tenth of the trace, a week at most."""
+    """Return a tenth of the trace, a week at most."""
     tenth_s = min(float(trace.submit_s[-1]) / 10, 7 * 86400.0)
     for unit, unit_s in (("d", 86400), ("h", 3600), ("m", 60)):
         if tenth_s >= unit_s:
@@ -227,5 +228,5 @@ def _warmup(trace: JobTrace) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As YAML takes it, whatever is in it."""
+    """Return a text as quoted YAML, whatever its content."""
     return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9._/-]*", text) else "'" + text.replace("'", "''") + "'"

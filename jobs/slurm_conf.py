@@ -1,6 +1,6 @@
-"""What a `slurm.conf` says that a scenario has keys for: nodes, priorities, how backfilling goes, and how often.
+"""Reading of a `slurm.conf`: the nodes, priorities and backfilling settings that a scenario has keys for.
 
-Lines and their words: slurm.schedmd.com/slurm.conf.html. What a site has beside these is told, as it is not simulated.
+Lines and their words: slurm.schedmd.com/slurm.conf.html. Other settings are reported, as they are not simulated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.errors import InputError
 
 MOST_NODES: Final = 100_000
 _PAIR: Final = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
-_NAMES: Final = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # of a list of hosts, commas in brackets apart
+_NAMES: Final = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # items of a host list; commas within brackets don't separate
 _WEIGHTS: Final = {
     "priorityweightage": "weight_age",
     "priorityweightjobsize": "weight_size",
@@ -39,14 +39,14 @@ Words = Mapping[str, str]  # by lower-case key
 
 @dataclass(frozen=True, slots=True)
 class SlurmConf:
-    """What it says.
+    """Settings found in a `slurm.conf`.
 
     Attributes:
-        nodes: those with GPUs; of a virtual cluster, where each node is in one partition and there are several.
-        policy: the name of what it runs; with `requested` where it goes by time limits.
-        multifactor: numbers of its priorities, by the scenario's keys; empty where it has none.
-        bf_interval_s: how often backfilling plans; 0 without backfilling.
-        notes: what it says that is not simulated.
+        nodes: nodes with GPUs; with a virtual cluster, if each node is in one partition and there are several.
+        policy: the name of its policy; with `requested` if it uses time limits.
+        multifactor: numbers of its priorities, by the scenario's keys; empty if it has none.
+        bf_interval_s: interval of backfilling; 0 without backfilling.
+        notes: settings that are not simulated.
     """
 
     nodes: tuple[NodeGroup, ...]
@@ -78,7 +78,7 @@ def read_slurm_conf(path: Path) -> SlurmConf:
 
 
 def _lines(path: Path, within: tuple[Path, ...] = ()) -> Iterator[str]:
-    """Without comments; what is cut by a backslash, and what is included, is in one piece."""
+    """Yield lines without comments; continued lines are joined, and included files inserted."""
     if path in within:
         raise InputError(str(path), "Include", "includes itself")
     for line in re.sub(r"\\\n", " ", read_text(path)).splitlines():
@@ -94,7 +94,7 @@ def _lines(path: Path, within: tuple[Path, ...] = ()) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node: the types of its GPUs and how many of each, and the words that node sets name."""
+    """A node: the types of its GPUs with the number of each, and the words that node sets use."""
 
     gpus: tuple[tuple[str, int], ...]
     features: frozenset[str]
@@ -113,7 +113,7 @@ def _nodes(lines: list[dict[str, str]], source: str, notes: list[str]) -> tuple[
 
 
 def _present(lines: list[dict[str, str]], source: str, notes: list[str]) -> dict[str, _Node]:
-    """By name; those that are planned or down are noted, and have no GPUs."""
+    """Return nodes by name; nodes that are planned or down are noted, and have no GPUs."""
     found: dict[str, _Node] = {}
     absent: dict[str, set[str]] = {"FUTURE": set(), "DOWN": set()}
     for line in _with_defaults(lines, "nodename"):
@@ -133,7 +133,7 @@ def _present(lines: list[dict[str, str]], source: str, notes: list[str]) -> dict
 
 
 def _with_defaults(lines: list[dict[str, str]], kind: str) -> Iterator[dict[str, str]]:
-    """The lines of a kind, each with what the DEFAULT lines before it say; these add up, and case does not count."""
+    """Yield the lines of a kind with the defaults of DEFAULT lines before each, which accumulate; case is ignored."""
     usual: dict[str, str] = {}
     for line in lines:
         if line.get(kind, "").upper() == "DEFAULT":
@@ -143,7 +143,7 @@ def _with_defaults(lines: list[dict[str, str]], kind: str) -> Iterator[dict[str,
 
 
 def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
-    """(type, how many) of `gpu:a100:8(S:0-1),gpu:v100:2,nvme`."""
+    """Parse (type, number) pairs of `gpu:a100:8(S:0-1),gpu:v100:2,nvme`."""
     kinds = []
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, *rest = part.split(":")
@@ -157,7 +157,7 @@ def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
 def _partitions(
     lines: list[dict[str, str]], source: str, nodes: Mapping[str, _Node], notes: list[str]
 ) -> Mapping[str, str]:
-    """By node with GPUs its partition, where each has one and there are several; else none has."""
+    """Return the partition of each node with GPUs, if each has exactly one and there are several; otherwise none."""
     sets = _node_sets(lines, source, nodes)
     members = dict[str, set[str]]()
     unknown = dict[str, list[str]]()
@@ -182,7 +182,7 @@ def _partitions(
 
 
 def _node_sets(lines: list[dict[str, str]], source: str, nodes: Mapping[str, _Node]) -> dict[str, set[str]]:
-    """By the name of each `NodeSet` the nodes that it lists, and those that have its feature."""
+    """Return the nodes of each `NodeSet`, by its list and its feature."""
     sets: dict[str, set[str]] = {}
     for line in lines:
         if "nodeset" in line:
@@ -194,10 +194,10 @@ def _node_sets(lines: list[dict[str, str]], source: str, nodes: Mapping[str, _No
 
 
 def hosts(text: str, source: str) -> list[str]:
-    """The names of `n[1-3,07],login,r[1-2]n[1-4]`.
+    """Expand names such as `n[1-3,07],login,r[1-2]n[1-4]`.
 
     Raises:
-        InputError: for a list of none, or of more than `MOST_NODES`.
+        InputError: the list is empty, or has more than `MOST_NODES`.
     """
     names: list[str] = []
     for part in _NAMES.findall(text):
@@ -223,7 +223,7 @@ def _range(text: str, whole: str, source: str) -> list[str]:
 
 
 def _multifactor(said: Words, source: str, notes: list[str]) -> dict[str, Any]:
-    """Numbers of the priorities; none where all jobs have the same."""
+    """Return the numbers of the priorities; none if all jobs have the same."""
     if said.get("prioritytype", "priority/multifactor").lower() != "priority/multifactor":
         return {}
     weights = {name: _number(said.get(key, "0"), key, source) for key, name in _WEIGHTS.items()}
@@ -250,10 +250,10 @@ def _number(text: str, key: str, source: str) -> float:
 
 
 def span_s(text: str, key: str, source: str) -> float:
-    """Of minutes, `minutes:seconds`, `hours:minutes:seconds` or `days-hours:minutes:seconds`.
+    """Parse minutes, `minutes:seconds`, `hours:minutes:seconds` or `days-hours:minutes:seconds`.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it has none of these forms.
     """
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")

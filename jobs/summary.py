@@ -1,6 +1,6 @@
-"""How predictable durations are, told honestly: a job is predicted from jobs that had ended when it was submitted.
+"""Predictability of durations: each job is predicted only from jobs that had ended when it was submitted.
 
-The error is a factor, `exp|log estimate - log truth|`; its median says how far half of the estimates are off.
+The error is a factor, `exp|log estimate - log truth|`; half of the estimates are off by at most its median.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TELL_EVERY: Final = 50_000  # jobs
 
 
 def classes_of(user: str, vc: str, gpus: int, requested_s: float) -> Sequence[Hashable]:
-    """The classes that a job belongs to, the narrowest first; the last one holds all jobs.
+    """Return the classes that a job belongs to, the narrowest first; the last one contains all jobs.
 
     Args:
-        requested_s: not-a-number where nothing was asked for.
+        requested_s: not-a-number if none was requested.
     """
     user_gpus, vc_gpus = (user, gpus), (vc, gpus)
     wide: list[Hashable] = [("user", user_gpus), ("vc", vc_gpus), ("gpus", gpus), "all"]
@@ -36,10 +36,10 @@ def classes_of(user: str, vc: str, gpus: int, requested_s: float) -> Sequence[Ha
 
 
 def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[dict[str, Any]]:
-    """Of requested times and of the history: which share of the jobs has an estimate, and how far these are off.
+    """Evaluate requested times and history: the share of jobs with an estimate, and its error.
 
     Args:
-        told: is called with the number of jobs that are predicted so far.
+        told: is called with the number of jobs predicted so far.
     """
     requested = np.where(trace.requested_s > 0, trace.requested_s, np.nan)
     estimates = {"requested": requested, "history": predictions(trace, told)}
@@ -47,9 +47,10 @@ def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None)
 
 
 def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> NDArray[np.float64]:
-    """What history said of each job when it was submitted; not-a-number where it knew nothing.
+    """Return history's prediction of each job at submission; not-a-number if it has none.
 
-    The median of the last `WINDOW` jobs of the narrowest class in which any has ended, at most what the job asks for.
+    A prediction is the median of the last `WINDOW` jobs of the narrowest class with an ended job, at most the requested
+    time.
     """
     columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
     known = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -87,7 +88,7 @@ def _accuracy(estimate_s: NDArray[np.float64], trace: JobTrace) -> dict[str, flo
 
 
 # -------------------------------------------------------------------------------------------------------------- summary
-# What a trace holds, as a document: load, sizes, durations, users, virtual clusters, waits, predictability.
+# Summary of a trace: load, sizes, durations, users, virtual clusters, waits, predictability.
 
 
 Numbers = NDArray[np.float64]
@@ -99,11 +100,11 @@ SCHEMA: Final = "slimsched.jobsummary/1"
 def summarize(
     trace: JobTrace, gpus: int | None = None, told: Callable[[int], None] = lambda jobs: None
 ) -> dict[str, Any]:
-    """A trace in numbers.
+    """Summarize a trace in numbers.
 
     Args:
-        gpus: of the cluster that its load is told for.
-        told: is called with the number of jobs that were looked at so far.
+        gpus: GPUs of the cluster for which to report the load.
+        told: is called with the number of jobs processed so far.
     """
     return {
         "schema": SCHEMA,
@@ -125,11 +126,11 @@ def summarize(
 
 
 def _load(trace: JobTrace, gpus: int | None) -> dict[str, Any]:
-    """GPUs that the work submitted a day keeps busy: its GPU-seconds over the day's seconds."""
+    """Return the GPUs that the work submitted a day keeps busy: its GPU-seconds over the day's seconds."""
     span_s = float(trace.submit_s[-1])
     whole_days = int(span_s // DAY_S)
     busy = np.bincount((trace.submit_s // DAY_S).astype(np.int64), weights=trace.gpu_s) / DAY_S
-    days = busy[:whole_days]  # the last one is not whole
+    days = busy[:whole_days]  # the last one is incomplete
     mean = float(trace.gpu_s.sum()) / span_s if span_s else None
     return {
         "busy_gpus": mean,
@@ -156,7 +157,7 @@ def _quantiles(values: Numbers) -> dict[str, float]:
 
 
 def _sizes(trace: JobTrace) -> list[dict[str, Any]]:
-    """By GPUs, or parts of one: how many jobs, their share of the GPU time, and how long they run."""
+    """Return, by GPUs or parts of one, the number of jobs, their share of the GPU time, and their run times."""
     sizes, codes = np.unique(trace.gpus_used, return_inverse=True)
     counts, gpu_s = np.bincount(codes), np.bincount(codes, weights=trace.gpu_s)
     order = np.argsort(codes, kind="stable")
@@ -174,7 +175,7 @@ def _sizes(trace: JobTrace) -> list[dict[str, Any]]:
 
 
 def _groups(trace: JobTrace, column: str) -> list[dict[str, Any]]:
-    """By a column's text: jobs and share of the GPU time, the largest first."""
+    """Return, by a column's text, jobs and share of the GPU time, the largest first."""
     names, codes = trace.codes(column)
     counts = np.bincount(codes, minlength=len(names))
     shares = np.bincount(codes, weights=trace.gpu_s, minlength=len(names)) / trace.gpu_s.sum()
@@ -183,7 +184,7 @@ def _groups(trace: JobTrace, column: str) -> list[dict[str, Any]]:
 
 
 def _waits(trace: JobTrace) -> dict[str, Any]:
-    """Of the jobs whose log told it."""
+    """Summarize the waits of jobs whose log recorded one."""
     known = trace.recorded_wait_s[np.isfinite(trace.recorded_wait_s)]
     spread = _spread(known) if len(known) else {"mean_s": None, "cv2": None, "quantiles_s": None}
     return {"known_share": len(known) / len(trace), **spread}

@@ -36,16 +36,16 @@ class JobTrace:
     """Jobs in the order of their submit times; all columns have one length. Job i of a run is row i.
 
     Attributes:
-        submit_s: from the trace's start.
-        run_s: how long it runs at the reference type, alone.
-        gpu_types: those that it may have, joined by `|`; empty for any.
-        requested_s, recorded_wait_s, recorded_start_s: not-a-number where the log did not say.
+        submit_s: submission, from the trace's start.
+        run_s: run time at the reference type, alone.
+        gpu_types: GPU types that it may use, joined by `|`; empty for any.
+        requested_s, recorded_wait_s, recorded_start_s: not-a-number if the log has no value.
         status: how it ended, one of `STATUSES`.
-        attempts: how often it was begun.
-        job_class: its row in a table of speeds; empty where there is none.
-        gpu_share: how much of its one GPU it needs, in whole thousandths; 1 for all of it.
-        nodes: over so many at least its GPUs lie, evenly (Slurm's `--nodes`); 1 for any.
-        provenance: where it comes from: `format`, `file`, `start` (the calendar's, or None) and counts.
+        attempts: number of its starts.
+        job_class: its row in a table of speeds; empty if there is none.
+        gpu_share: the part of its one GPU that it needs, in whole thousandths; 1 for all of it.
+        nodes: the least number of nodes over which its GPUs are spread evenly (Slurm's `--nodes`); 1 for no constraint.
+        provenance: its origin: `format`, `file`, `start` (calendar time, or None) and counts.
     """
 
     job_id: Texts
@@ -67,7 +67,7 @@ class JobTrace:
 
     @staticmethod
     def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **others: Any) -> JobTrace:
-        """From the columns that a job must have and any others; sorted by submission."""
+        """Build a trace from the required columns and any others; sorts by submission."""
         provenance, many = others.pop("provenance", {}), len(np.asarray(submit_s))
         usual = {"Texts": "", "Numbers": np.nan, "Counts": 1}
         types = {"Texts": object, "Numbers": float, "Counts": np.int64}
@@ -83,12 +83,12 @@ class JobTrace:
         return len(self.job_id)
 
     def rows(self, which: Any) -> JobTrace:
-        """Some of the jobs, in their order (a mask, a slice)."""
+        """Return some of the jobs, in their order (a mask, a slice)."""
         return replace(self, **{name: getattr(self, name)[which] for name in COLUMNS})
 
     @property
     def recorded_end_s(self) -> Numbers:
-        """When each ended by the log; where no start is recorded, as if it had not waited."""
+        """Each job's end in the log; if no start is recorded, as if it had not waited."""
         return np.where(np.isfinite(self.recorded_start_s), self.recorded_start_s, self.submit_s) + self.run_s
 
     @property
@@ -98,27 +98,27 @@ class JobTrace:
 
     @property
     def gpus_used(self) -> Numbers:
-        """GPUs of each job: fewer than one, of a job with a share of one."""
+        """GPUs of each job: below 1 for a job with a share of one."""
         return np.asarray(self.gpus * self.gpu_share)
 
     @property
     def submit_ns(self) -> Counts:
-        """In whole nanoseconds."""
+        """Submission times in whole nanoseconds."""
         return np.round(self.submit_s * NS_PER_S).astype(np.int64)
 
     @property
     def work_ns(self) -> Counts:
-        """Run times at the reference type in whole nanoseconds: what only the world knows."""
+        """Run times at the reference type in whole nanoseconds, unknown to schedulers."""
         return np.round(self.run_s * NS_PER_S).astype(np.int64)
 
     @property
     def asked_types(self) -> set[str]:
-        """The types of GPUs that any job asks for."""
+        """The types of GPUs that any job requests."""
         return {kind for text in set(self.gpu_types.tolist()) for kind in text.split("|") if kind}
 
     @property
     def days(self) -> float:
-        """From the first submission to the last."""
+        """Days from the first submission to the last."""
         return float(self.submit_s[-1] - self.submit_s[0]) / 86400
 
     @property
@@ -127,22 +127,22 @@ class JobTrace:
         return float(self.run_s.var() / self.run_s.mean() ** 2)
 
     def load_on(self, gpus: int) -> float:
-        """GPU time asked for, over what so many GPUs have from the first to the last submission; infinite for none."""
+        """Return requested GPU time over that of `gpus` GPUs from first to last submission; infinite if that is none."""
         span_s = float(self.submit_s[-1] - self.submit_s[0])
         return float(self.gpu_s.sum()) / (gpus * span_s) if span_s > 0 else np.inf
 
     def at_load(self, load: float, gpus: int) -> JobTrace:
-        """The same jobs, submitted faster or slower, so that they are this load to so many GPUs.
+        """Scale the submission times so that the jobs are this load on `gpus` GPUs.
 
         Raises:
-            InputError: for jobs that are all submitted at once.
+            InputError: all jobs are submitted at once.
         """
         if (present := self.load_on(gpus)) == np.inf:
             raise InputError("load", "", "all jobs are submitted at once: no rate of arrivals gives a load")
         return replace(self, submit_s=self.submit_s * (present / load))
 
     def arrivals(self) -> list[JobArrived]:
-        """What a scheduler is told of each; how long it runs is not in it."""
+        """Return each job as a scheduler receives it, without its run time."""
         requested = np.round(self.requested_s * NS_PER_S)
         milli = np.round(self.gpu_share * 1000).astype(np.int64).tolist()
         return [
@@ -162,7 +162,7 @@ class JobTrace:
         ]
 
     def codes(self, column: str) -> tuple[Texts, NDArray[np.int32]]:
-        """A column's different texts, and for each job which of them it has."""
+        """Return a column's distinct texts, and each job's index among them."""
         import pyarrow
 
         coded = pyarrow.array(getattr(self, column), pyarrow.string()).dictionary_encode()
@@ -174,7 +174,7 @@ COLUMNS: Final = tuple(_KINDS)
 
 
 def arrow_schema(provenance: Mapping[str, Any]) -> pyarrow.Schema:
-    """The file's columns, and what is said of it as a whole."""
+    """Return the file's columns with its metadata."""
     import pyarrow
 
     kinds = {"Texts": pyarrow.string(), "Numbers": pyarrow.float64(), "Counts": pyarrow.int32()}
@@ -184,14 +184,14 @@ def arrow_schema(provenance: Mapping[str, Any]) -> pyarrow.Schema:
 
 
 def write_trace(path: Path, trace: JobTrace) -> None:
-    """A trace's file, whole or not at all; the same trace is the same bytes, by the same version of pyarrow."""
+    """Write a trace's file, completely or not at all; equal traces give equal bytes, with one version of pyarrow."""
     import pyarrow
 
     write_slices(path, [pyarrow.table({name: getattr(trace, name) for name in COLUMNS})], trace.provenance)
 
 
 def write_slices(path: Path, slices: Iterable[pyarrow.Table], provenance: Mapping[str, Any]) -> None:
-    """A trace's file from tables that follow each other, whole or not at all."""
+    """Write a trace's file from consecutive tables, completely or not at all."""
     from pyarrow import parquet
 
     schema = arrow_schema(provenance)
@@ -201,10 +201,10 @@ def write_slices(path: Path, slices: Iterable[pyarrow.Table], provenance: Mappin
 
 
 def read_trace(path: Path) -> JobTrace:
-    """A trace from its file, checked whole.
+    """Read and check a trace from its file.
 
     Raises:
-        InputError: there is none, it is of another kind or version, or a column holds what it must not.
+        InputError: it is missing, of another kind or version, or a column has invalid values.
     """
     from pyarrow import ArrowException, parquet
 
@@ -228,7 +228,7 @@ def read_trace(path: Path) -> JobTrace:
 
 
 def is_imported(path: Path) -> bool:
-    """Whether a file is a trace that was made of a log."""
+    """Return whether a file is a trace imported from a log."""
     from pyarrow import ArrowException, parquet
 
     try:
@@ -238,7 +238,7 @@ def is_imported(path: Path) -> bool:
 
 
 def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
-    """Of a file with the right columns."""
+    """Return the provenance in a file with the right columns."""
     try:
         document = json.loads((schema.metadata or {}).get(_KEY, b"{}"))
         name = document.pop("schema", None)

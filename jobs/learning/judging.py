@@ -1,4 +1,4 @@
-"""Policies side by side on the same windows: mean waits with intervals, and each against a learned one, paired."""
+"""Evaluation of policies on the same windows: mean waits with intervals, and paired differences from a learned one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ BASELINES: Final = (
     NamedPolicy("sjf-oracle", policy_of("sjf-oracle-lowest")),
     NamedPolicy("saf-oracle", policy_of("saf-oracle-lowest")),
 )
-"""What a learned policy is set against, all with its placement. `random-fitting` is what is left of a learner that has
-learned nothing; `qssf-24h` has a guard of age."""
+"""Baselines with learned policies' placement. `random-fitting` is an untrained learner; `qssf-24h` has a guard."""
 
 
 def judge(
@@ -41,7 +40,7 @@ def judge(
     seed: int = 0,
     jobs: int = 1,
 ) -> Iterator[tuple[NamedPolicy, Numbers]]:
-    """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another."""
+    """Yield (candidate, (windows,) mean wait of the jobs that count in each window, seconds), one after another."""
     tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
     for candidate in candidates:
         yield candidate, np.array(results(_wait_s, (candidate, windows), tasks, jobs))
@@ -53,7 +52,7 @@ def _wait_s(common: tuple[NamedPolicy, Windows], window: tuple[int, int]) -> flo
 
 
 class BootstrapMean(NamedTuple):
-    """A mean over windows, and where it lies in 95 % of the resamples of windows."""
+    """A mean over windows, and its 95 % bootstrap interval over resampled windows."""
 
     mean: float
     low: float
@@ -61,7 +60,7 @@ class BootstrapMean(NamedTuple):
 
 
 def mean_of(waits_s: Numbers, seed: int = 0) -> BootstrapMean:
-    """By the bootstrap over windows: the same windows are drawn for whatever has as many, so differences are paired."""
+    """Return the bootstrap mean over windows; equal numbers of windows share resamples, so differences are paired."""
     many = len(waits_s)
     drawn = stream(seed, "job windows:bootstrap").integers(many, size=(DRAWS, many))
     low, high = np.percentile(waits_s[drawn].mean(axis=1), (2.5, 97.5))
@@ -69,7 +68,7 @@ def mean_of(waits_s: Numbers, seed: int = 0) -> BootstrapMean:
 
 
 def table_of(waits_s: dict[str, Numbers], against: str | None) -> str:
-    """Markdown: mean wait of each, and how far it is above the one that all are set against, with intervals."""
+    """Return Markdown: each mean wait, and its excess over the reference policy's, with intervals."""
     lines = ["| policy | mean wait (s) | above it (s) |", "|---|---|---|"]
     for name, waits in waits_s.items():
         mean, cells = mean_of(waits), [name]

@@ -1,4 +1,4 @@
-"""The network that scores each waiting job by itself, in numpy: eight numbers in, one out (8-32-16-8-1, ReLU)."""
+"""The network that scores each waiting job separately, in numpy: eight numbers in, one out (8-32-16-8-1, ReLU)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Weights = Mapping[str, NDArray[Any]]
 
 
 class JobNet:
-    """Scores of jobs; the larger, the likelier a job's turn.
+    """Scores of jobs; a larger score makes a job's turn likelier.
 
     Args:
         weights: `I.weight` (outputs, inputs) and `I.bias` (outputs,) of the layers I = 0, 1, ..., float32.
 
     Raises:
-        ValueError: they are of other shapes.
+        ValueError: the shapes differ.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -46,7 +46,7 @@ class JobNet:
         ]
 
     def scores(self, rows: Seen) -> NDArray[np.float32]:
-        """(n, 8) -> (n,)."""
+        """Map (n, 8) rows to (n,) scores."""
         hidden: NDArray[np.float32] = rows
         for weight, bias in self._layers[:-1]:
             hidden = np.maximum(hidden @ weight + bias, 0)
@@ -55,7 +55,7 @@ class JobNet:
 
 
 def fresh_weights(sizes: tuple[int, ...], seed: int, name: str) -> dict[str, NDArray[np.float32]]:
-    """Of an untrained network: uniform as Glorot and Bengio (2010) have it, which is TensorFlow's way; no bias."""
+    """Return weights of an untrained network: Glorot uniform (Glorot and Bengio 2010), as in TensorFlow; no bias."""
     rng, weights = stream(seed, f"jobs:weights:{name}"), {}
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
         most = (6 / (inputs + outputs)) ** 0.5
@@ -65,22 +65,22 @@ def fresh_weights(sizes: tuple[int, ...], seed: int, name: str) -> dict[str, NDA
 
 
 # ------------------------------------------------------------------------------------------------------------- choosers
-# Choosers that draw by a network's scores, and what they remember of it while it learns.
+# Choosers that sample by a network's scores, and the decisions that they record during training.
 
 
-POOLED: Final = 2 * len(NAMES) + 1  # numbers that say what a queue of any length looks like
-_MANY: Final = 128  # jobs that wait
+POOLED: Final = 2 * len(NAMES) + 1  # numbers that describe a queue of any length
+_MANY: Final = 128  # waiting jobs
 
 
 class Decision(NamedTuple):
     """One choice of an episode.
 
     Attributes:
-        rows: (choices, 8) float32: those that might be chosen; waiting comes last, where it might be.
-        chosen: the place among them.
-        log_prob: of that choice.
-        at_ns: when.
-        pooled: (17,) what the queue looked like, all jobs in it.
+        rows: (choices, 8) float32: the possible choices; waiting comes last, if it is possible.
+        chosen: the place of the choice among them.
+        log_prob: log-probability of the choice.
+        at_ns: its time.
+        pooled: (17,) summary of the queue, with all its jobs.
     """
 
     rows: Seen
@@ -91,7 +91,7 @@ class Decision(NamedTuple):
 
 
 class NetChooser:
-    """Draws by softmax over the scores of those who may be chosen; the likeliest, where there is no `rng`."""
+    """Chooser that samples by softmax over the scores of possible choices; takes the likeliest without an `rng`."""
 
     def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: list[Decision] | None = None) -> None:
         self._net = net
@@ -99,7 +99,7 @@ class NetChooser:
         self._memory = memory
 
     def __call__(self, view: View) -> int:
-        """A place in the view, or `WAIT`."""
+        """Return a place in the view, or `WAIT`."""
         rows = view.seen
         may = rows[view.may]
         seen = np.concatenate([may, waiting_row(rows)]) if view.can_wait else may
@@ -117,18 +117,18 @@ class NetChooser:
 
 
 def waiting_row(rows: Seen) -> Seen:
-    """(1, 8) Waiting, as if it were a job: as old as the oldest, of no GPUs and no end, in the first field's state."""
+    """Return (1, 8) the choice to wait, as a job: as old as the oldest, without GPUs or end, in the first field."""
     return np.array([[rows[:, 0].max(), 0.0, 0.0, rows[0, 3], rows[0, 4], 0.0, 0.0, 1.0]], np.float32)
 
 
 def pooled(rows: Seen) -> Seen:
-    """(n, 8) -> (17,) Means, largest values, and how many."""
+    """Summarize (n, 8) rows as (17,) means, maxima and the count."""
     many = np.log1p(len(rows)) / np.log1p(_MANY)
     return np.concatenate([rows.mean(axis=0), rows.max(axis=0), [many]]).astype(np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-# What was learned as a file: safetensors with what it is in the header, and a checksum over both.
+# Learned policies as files: safetensors with a description in the header, and a checksum over both.
 
 
 SCHEMA: Final = "slimsched.joblearned/2"
@@ -138,16 +138,16 @@ ACTOR: Final = "actor."
 
 @dataclass(frozen=True, slots=True)
 class LearnedSpec:
-    """What a file says of itself.
+    """Description in a learned policy's file.
 
     Attributes:
-        base, estimate: the order of those that are seen, with what that order knows of run times.
+        base, estimate: the order of visible jobs, and that order's estimate of run times.
         trace: the name of the trace that it was trained on.
-        features: the version of what the network sees.
-        is_sampled: whether it draws its choices, as it was trained, or takes the likeliest.
+        features: the version of the network's inputs.
+        is_sampled: whether it samples its choices, as in training, or takes the likeliest.
 
     Raises:
-        InputError: for features of another version.
+        InputError: the features are of another version.
     """
 
     base: str = "fifo"
@@ -163,38 +163,38 @@ class LearnedSpec:
 
     @property
     def policy(self) -> JobPolicy:
-        """The words around the network."""
+        """The policy around the network."""
         return JobPolicy(self.base, CHOICE, placement="lowest", estimate=self.estimate, learned=RLTUNE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """A learned policy."""
+    """A learned policy: its description and its network."""
 
     spec: LearnedSpec
     net: JobNet
 
     def content(self) -> dict[str, Any]:
-        """All that its choices rest on, as plain numbers and words."""
+        """Return all that its choices depend on, as plain numbers and words."""
         return {**asdict(self.spec), **{name: value.tolist() for name, value in self.net.weights.items()}}
 
     def choosing(self, seed: int) -> Choosing:
-        """Who chooses in one run; draws come from a stream of this seed."""
+        """Return the chooser of one run; random draws come from a stream of this seed."""
         rng = stream(seed, f"jobs:{RLTUNE}") if self.spec.is_sampled else None
         return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(view.seen))
 
 
 def at_random(rng: np.random.Generator, view: View) -> int:
-    """A place in the view of whoever may be chosen, each as likely."""
+    """Return a uniformly random place among the view's jobs that may be chosen."""
     return int(rng.choice(view.may.nonzero()[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedPolicy:
-    """A policy, and how it is shown: with `oracle` in it where it knows true run times.
+    """A policy, and its displayed name: with `oracle` in it if it uses true run times.
 
     Attributes:
-        learned: what chooses, where it is a learned one; where a policy asks and has none, chance does.
+        learned: the learned chooser, if any; a policy that needs one and has none chooses at random.
     """
 
     name: str
@@ -202,28 +202,28 @@ class NamedPolicy:
     learned: Learned | None = None
 
     def choosing(self, seed: int) -> Choosing | None:
-        """Who chooses in one run."""
+        """Return the chooser of one run."""
         if self.learned is not None:
             return self.learned.choosing(seed)
         return Choosing(partial(at_random, stream(seed, "jobs:random"))) if self.policy.learned else None
 
 
 def write_learned(path: Path, learned: Learned, more: checkpoint.Tensors, header: Mapping[str, str]) -> None:
-    """Whole or not at all.
+    """Write the file completely or not at all.
 
     Args:
-        more: what training needs to go on, beside the network that decides.
-        header: more of what the file says of itself.
+        more: what training needs to resume, in addition to the deciding network.
+        header: additional entries of the header.
     """
     tensors = {ACTOR + name: value for name, value in learned.net.weights.items()}
     checkpoint.write(path, {**tensors, **more}, {**header, "spec": json.dumps(asdict(learned.spec))}, SCHEMA)
 
 
 def read_learned(path: Path) -> tuple[Learned, checkpoint.Tensors, dict[str, str]]:
-    """The policy, all tensors of the file, and its header.
+    """Read the policy, all tensors of the file, and its header.
 
     Raises:
-        InputError: it is missing, damaged, none, or of another version.
+        InputError: it is missing, damaged, not a policy, or of another version.
     """
     tensors, header = checkpoint.read(path, SCHEMA, "such a file is what training of a job policy wrote")
     weights = {name.removeprefix(ACTOR): value for name, value in tensors.items() if name.startswith(ACTOR)}

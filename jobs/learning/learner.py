@@ -1,6 +1,6 @@
-"""PPO on choices among any number of jobs, in torch: full batches, a bound on how far a step may lead. No padding in
-the policy: each job is a row, and a decision is a run of rows. What is valued are means and largest values over the
-queue (17-32-16-8-1), which has no length.
+"""PPO on choices among any number of jobs, in torch: full batches, a bound on the KL divergence of an update. The
+policy needs no padding: each job is a row, and a decision is a sequence of rows. The value network's inputs are means
+and maxima over the queue (17-32-16-8-1), independent of its length.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class JobPPOKnobs:
-    """The settings of learning. RLTune has 80 steps at 3e-4 and 1e-3.
+    """Hyperparameters of PPO; RLTune has 80 steps at 3e-4 and 1e-3.
 
     Attributes:
-        steps: gradient steps an update, at most, of the policy; as many of the value.
-        kl_stop: the policy's steps end where the mean log-ratio is above 1.5 times this.
-        lam: of generalized advantages (with a discount of 1).
+        steps: gradient steps an update, at most, of the policy; the same number of the value.
+        kl_stop: the policy's steps end when the mean log-ratio exceeds 1.5 times this.
+        lam: lambda of generalized advantages (with a discount of 1).
     """
 
     policy_rate: float = 1e-3
@@ -43,16 +43,16 @@ class JobPPOKnobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """What one window left to learn from; D decisions.
+    """Experience from one window; D decisions.
 
     Attributes:
-        rows: (R, 8) of all decisions, one after another.
-        counts: (D,) how many rows each has.
-        chosen: (D,) the place among its rows.
-        log_prob: (D,) of the choice when it was drawn.
-        pooled: (D, 17) the queue.
-        rewards: (D,) after each.
-        score, base_score: what the rewards come to, and what the base policy came to.
+        rows: (R, 8) inputs of all decisions, concatenated.
+        counts: (D,) number of rows of each.
+        chosen: (D,) place of the choice among its rows.
+        log_prob: (D,) log-probability of the choice when it was drawn.
+        pooled: (D, 17) summary of the queue.
+        rewards: (D,) reward after each.
+        score, base_score: the sum of the rewards, and the base policy's score.
     """
 
     rows: Seen
@@ -67,10 +67,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class JobUpdateStats:
-    """One update.
+    """Statistics of one update.
 
     Attributes:
-        steps: of the policy, before its bound was met.
+        steps: policy steps before the bound was reached.
         kl: mean log-ratio at the end.
         entropy: mean -log-probability of the choices, when they were drawn.
         value_loss: before the update.
@@ -85,7 +85,7 @@ class JobUpdateStats:
 
 
 def advantages(rewards: Floats, values: Floats, lam: float) -> tuple[Floats, Floats]:
-    """(D,) Generalized advantages without discount (Schulman et al. 2016), and (D,) sums of the rewards to come."""
+    """Return (D,) generalized advantages without discount (Schulman et al. 2016), and (D,) sums of future rewards."""
     deltas = rewards + np.append(values[1:], 0.0) - values
     advantage, ahead = np.empty_like(deltas), 0.0
     for step in range(len(deltas) - 1, -1, -1):
@@ -94,7 +94,7 @@ def advantages(rewards: Floats, values: Floats, lam: float) -> tuple[Floats, Flo
 
 
 def network(sizes: tuple[int, ...], seed: int, name: str) -> nn.Sequential:
-    """ReLU between layers; the weights are those of `fresh_weights`."""
+    """Build a network with ReLU between layers and the weights of `fresh_weights`."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -104,7 +104,7 @@ def network(sizes: tuple[int, ...], seed: int, name: str) -> nn.Sequential:
 
 
 def put(net: nn.Sequential, weights: dict[str, Floats]) -> None:
-    """Take over weights by the number of their layer."""
+    """Load weights by the number of their layer."""
     with torch.no_grad():
         for i, layer in enumerate(part for part in net if isinstance(part, nn.Linear)):
             layer.weight.copy_(torch.from_numpy(weights[f"{i}.weight"]))
@@ -112,14 +112,14 @@ def put(net: nn.Sequential, weights: dict[str, Floats]) -> None:
 
 
 def taken(net: nn.Sequential) -> dict[str, Floats]:
-    """Weights by the number of their layer."""
+    """Return weights by the number of their layer."""
     layers = [part for part in net if isinstance(part, nn.Linear)]
     weights = {f"{i}.weight": layer.weight.detach().numpy().copy() for i, layer in enumerate(layers)}
     return weights | {f"{i}.bias": layer.bias.detach().numpy().copy() for i, layer in enumerate(layers)}
 
 
 class JobLearner:
-    """The policy's network, the value's, and their optimizers."""
+    """The policy's and the value's networks, with their optimizers."""
 
     def __init__(self, knobs: JobPPOKnobs, seed: int) -> None:
         self.knobs = knobs
@@ -129,10 +129,10 @@ class JobLearner:
         self.optimizer = torch.optim.Adam([{"params": list(net.parameters()), "lr": rate} for net, rate in parts])
 
     def update(self, episodes: Sequence[Episode]) -> JobUpdateStats:
-        """Learn from all of them at once; windows in which nothing was to be chosen teach nothing.
+        """Learn from all episodes at once; windows without choices contribute nothing.
 
         Raises:
-            WorkError: a loss is no number any more.
+            WorkError: a loss is no longer a number.
         """
         episodes = [each for each in episodes if len(each.counts)]
         if not episodes:
@@ -178,7 +178,7 @@ class JobLearner:
         return first_loss
 
     def _descend(self, loss: Tensor) -> None:
-        """A step of the network that the loss is of; the other has no gradient."""
+        """Take a step of the network of this loss; the other has no gradient."""
         if not torch.isfinite(loss):
             raise WorkError("training diverged: the loss is no number any more; take a smaller learning rate")
         self.optimizer.zero_grad(set_to_none=True)
@@ -188,14 +188,14 @@ class JobLearner:
     # ----------------------------------------------------------------------------------------------------- keeping
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Everything that `restore` takes, but for the policy's weights."""
+        """Return all that `restore` takes, except the policy's weights."""
         kept = {f"critic.{name}": value for name, value in taken(self.critic).items()}
         for number, state in self.optimizer.state_dict()["state"].items():
             kept |= {f"adam.{number}.{moment}": state[moment].numpy().copy() for moment in MOMENTS}
         return kept
 
     def restore(self, actor: dict[str, Floats], tensors: dict[str, Floats]) -> None:
-        """Go on from what `tensors` gave; `KeyError` or `RuntimeError` where that was another network's."""
+        """Resume from the output of `tensors`; raises `KeyError` or `RuntimeError` for another network's."""
         put(self.actor, actor)
         start = "critic."
         put(self.critic, {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)})
@@ -207,11 +207,11 @@ class JobLearner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choices:
-    """Decisions with more than one row: C of them, with R rows; `decisions` counts all.
+    """Decisions with more than one row: C decisions with R rows; `decisions` counts all.
 
     Attributes:
-        owner: (R,) whose row it is.
-        picked: (C,) the row that was chosen.
+        owner: (R,) the decision of each row.
+        picked: (C,) the chosen row.
     """
 
     rows: Tensor
@@ -240,7 +240,7 @@ class _Choices:
         )
 
     def log_prob_by(self, actor: nn.Module) -> Tensor:
-        """(C,) Of what was chosen, by a network's scores."""
+        """Return (C,) log-probabilities of the choices, by a network's scores."""
         scores: Tensor = actor(self.rows)[:, 0]
         most: Tensor = torch.full((len(self.picked),), -torch.inf)
         most = most.scatter_reduce(0, self.owner, scores.detach(), "amax")

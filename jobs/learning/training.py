@@ -1,4 +1,4 @@
-"""Windows of consecutive jobs: what is learned on, and judged on. Jobs and a cluster come from anywhere."""
+"""Windows of consecutive jobs for training and evaluation, of any jobs and cluster; training of a policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LENGTH: Final = 256
 
 
 def predicted_s(jobs: JobTrace) -> NDArray[np.float64]:
-    """(n,) What history says of each job as it is submitted, in whole seconds, had nobody waited before."""
+    """Return (n,) each job's prediction from history at submission, in whole seconds, if no earlier job had waited."""
     history = DurationHistory()
     running = list[tuple[int, int, int]]()
     predicted_ns = list[int]()
@@ -54,13 +54,13 @@ def predicted_s(jobs: JobTrace) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Where windows of a trace may begin.
+    """Possible windows of a trace.
 
     Attributes:
         first, last: the first jobs of the first window and of the last.
-        length: jobs of a window that count.
-        warm: jobs before them that are run, too, so that the cluster is not empty; they don't count.
-        predicted_s: of each job, what policies with a history take it to run; None: these begin with no history.
+        length: number of jobs of a window that count.
+        warm: number of jobs run before them, so that the cluster is not empty; they don't count.
+        predicted_s: each job's run time as predicted by policies with a history; None: these begin without history.
 
     Raises:
         InputError: the trace is too short.
@@ -83,36 +83,36 @@ class Windows:
     def split(
         jobs: JobTrace, world: JobWorld, share: float = 0.6, length: int = LENGTH, warm: int = LENGTH
     ) -> tuple[Windows, Windows]:
-        """Earlier ones to learn on, and later ones to judge by, that have no job in common, on a warm cluster."""
+        """Split a trace into earlier windows for training and later ones for evaluation, without common jobs."""
         cut = int(np.searchsorted(jobs.submit_s, jobs.submit_s[0] + share * (jobs.submit_s[-1] - jobs.submit_s[0])))
         earlier = Windows(jobs, world, warm, cut - length, length, warm, predicted_s(jobs))
         return earlier, replace(earlier, first=cut + warm, last=len(jobs) - length)
 
     def drawn(self, many: int, seed: int, name: str) -> NDArray[np.int64]:
-        """(many,) The jobs with which windows begin, by a stream of this name; each as likely as any."""
+        """Draw (many,) first jobs of windows uniformly, from a stream of this name."""
         return stream(seed, f"job windows:{name}").integers(self.first, self.last + 1, many)
 
     def run(self, start: int, policy: JobPolicy, choosing: Choosing | None = None) -> JobsRecord:
-        """One window, to the last job's end."""
+        """Run one window, to the last job's end."""
         return self.simulation(start, policy, choosing).run()
 
     def simulation(self, start: int, policy: JobPolicy, choosing: Choosing | None = None) -> JobSimulation:
-        """One window, not yet run."""
+        """Build the simulation of one window."""
         rows = slice(start - self.warm, start + self.length)
         jobs = self.jobs.rows(rows)
-        if policy.estimate == HISTORY and self.predicted_s is not None:  # of one window it would begin with nothing
+        if policy.estimate == HISTORY and self.predicted_s is not None:  # a window alone has no history
             jobs = replace(jobs, requested_s=self.predicted_s[rows])
             policy = replace(policy, estimate=REQUESTED)
         warmup_s = float(jobs.submit_s[self.warm] - jobs.submit_s[0]) if self.warm else 0.0
         return JobSimulation(self.world, JobRun(jobs, policy, warmup_s, choosing=choosing))
 
     def mean_wait_s(self, record: JobsRecord) -> float:
-        """Of the jobs that count in a window's record."""
+        """Return the mean wait of the jobs that count in a window's record."""
         return float(np.nanmean(record.wait_s[self.warm : self.warm + self.length]))
 
 
 def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Seconds that jobs had been in the system, all in all, by each of these times (ascending)."""
+    """Return the total job seconds in the system by each of these times (ascending)."""
     is_in = record.is_done
     total = np.zeros(len(until_ns))
     for sign, at_ns in ((1.0, record.jobs.submit_ns[is_in]), (-1.0, record.end_ns[is_in])):
@@ -127,22 +127,23 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
 # --------------------------------------------------------------------------------------------------------------- course
 # Training a job policy: episodes over several processes, an update, and again; it resumes after each epoch.
 #
-# Each choice is rewarded by how many job seconds in the system it is ahead of the base policy since the last one. Their
-# sum is the difference of all completion times. What the base policy does depends on time alone, so no optimum moves.
+# A choice's reward is the lead over the base policy, in job seconds in the system, gained since the last choice. The
+# rewards' sum is the difference of all completion times. The base policy's part depends only on time, so it does not
+# change the optimum.
 
 
-MIN_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards are shares of
+MIN_WAIT_S: Final = 60.0  # a job, of the base policy: the least denominator of a window's rewards
 Told = Callable[[int, JobUpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """What is learned and how.
+    """Settings of a training.
 
     Attributes:
-        spec: the policy.
-        windows: to learn on.
-        epochs, episodes: updates, and windows before each.
+        spec: the policy's description.
+        windows: windows for training.
+        epochs, episodes: number of updates, and of windows before each.
     """
 
     spec: LearnedSpec
@@ -154,11 +155,11 @@ class TrainingConfig:
 
     @property
     def base(self) -> JobPolicy:
-        """Whom the rewards are set against: the first in order of those that fit."""
+        """The policy that rewards are relative to: the first in order of the fitting jobs."""
         return JobPolicy(self.spec.base, "first-fit", placement="lowest", estimate=self.spec.estimate)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must have been begun with; the number of epochs may change."""
+        """Return the settings that a checkpoint must match; the number of epochs may change."""
         windows, jobs = self.windows, self.windows.jobs
         return {
             "spec": asdict(self.spec),
@@ -172,7 +173,7 @@ class TrainingConfig:
 
 
 def play(config: TrainingConfig, task: tuple[Weights, int, int]) -> Episode:
-    """One episode: with a network's weights, in the window that begins with a job, and a seed for its draws."""
+    """Play one episode from a task: network weights, the window's first job, and a seed for draws."""
     weights, start, seed = task
     windows, memory = config.windows, list[Decision]()
     chooser = NetChooser(JobNet(weights), stream(seed, "jobs:episode"), memory)
@@ -192,7 +193,7 @@ def play(config: TrainingConfig, task: tuple[Weights, int, int]) -> Episode:
 
 
 def _rewards(at_ns: Sequence[int], base: JobsRecord, own: JobsRecord) -> NDArray[np.float64]:
-    """Of each choice, as a share of the base policy's waits."""
+    """Return each choice's reward, as a share of the base policy's waits."""
     end_ns = max(int(base.end_ns.max()), int(own.end_ns.max()))
     until_ns = np.array([*at_ns[1:], end_ns])
     ahead = in_system_s(base, until_ns) - in_system_s(own, until_ns)
@@ -200,10 +201,10 @@ def _rewards(at_ns: Sequence[int], base: JobsRecord, own: JobsRecord) -> NDArray
 
 
 def train(config: TrainingConfig, path: Path, jobs: int = 1, resume: bool = True, told: Told | None = None) -> Learned:
-    """Train from the start, or from where the file is; it is written after each epoch.
+    """Train from the start, or resume from the file; it is written after each epoch.
 
     Raises:
-        InputError: the file is of another training.
+        InputError: the file is from another training.
         WorkError: training diverged, or a process was killed.
     """
     learner = JobLearner(config.knobs, config.seed)

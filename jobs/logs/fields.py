@@ -1,4 +1,4 @@
-"""Texts of a log as numbers, times and words, a column at a time; what is none of them becomes not-a-number."""
+"""Parsing of a log's texts as numbers, times and words, column by column; unparseable texts become not-a-number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORDS_FOR_NOTHING: Final = frozenset(
 _NOTHING: Final = pyarrow.array(
     sorted({form(word) for word in _WORDS_FOR_NOTHING for form in (str.lower, str.upper, str.title)} | {"NaT", "NaN"})
 )
-_PLAIN_DATES: Final = (  # as `datetime` reads them
+_PLAIN_DATES: Final = (  # as `datetime` parses them
     (re.compile(r"^(\d{4})/(\d\d)/(\d\d)"), r"\1-\2-\3"),
     (re.compile(r" ?(UTC|GMT|Z)$"), "+00:00"),
     (re.compile(r" (?=[-+]\d\d:?\d\d$)"), ""),
@@ -55,13 +55,13 @@ _STATUSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A column of a log that holds a quantity.
+    """A column of a log that contains a quantity.
 
     Attributes:
-        values: not-a-number where nothing stands, or nothing that can be read.
-        forms: of times, each one of `FORMS`; `UNREAD` where something stands that can't be read; else 0.
-        texts: what stands there; None of what is computed.
-        allowed: what can be read.
+        values: not-a-number for empty or unparseable cells.
+        forms: for times, one of `FORMS` each; `UNREAD` for unparseable cells; otherwise 0.
+        texts: the cells' texts; None for computed columns.
+        allowed: description of what can be parsed.
     """
 
     values: Numbers
@@ -71,27 +71,27 @@ class Cells:
 
     @property
     def is_unread(self) -> Mask:
-        """Where something stands that can't be read."""
+        """Mask of unparseable cells."""
         return np.broadcast_to(self.forms == np.int64(UNREAD), self.values.shape)
 
     @property
     def is_missing(self) -> Mask:
-        """Where nothing stands."""
+        """Mask of empty cells."""
         return np.isnan(self.values) & ~self.is_unread
 
 
 def numbers(texts: Any) -> Cells:
-    """Finite numbers."""
+    """Parse finite numbers."""
     return _quantities(texts, 1.0, lambda text: None, "a number")
 
 
 def durations(texts: Any, unit_s: float = 1.0) -> Cells:
-    """Seconds; plain numbers are of this unit."""
+    """Parse durations in seconds; plain numbers are in this unit."""
     return _quantities(texts, unit_s, _duration, "seconds, 02:00:00, 1-02:00:00, 90m, 2h or 2h5m10s")
 
 
 def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], allowed: str) -> Cells:
-    """Numbers times their unit, and what `other` makes of texts that are none."""
+    """Parse numbers times their unit; other texts by `other`."""
 
     def one(text: str) -> float:
         text = text.strip()
@@ -109,13 +109,13 @@ def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], a
 
 
 def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_is_nothing: bool = False) -> Cells:
-    """Times in seconds: of dates Unix times, of numbers as they are.
+    """Parse times in seconds: dates as Unix times, numbers unchanged.
 
-    What a text says hangs on itself alone (`_time`); that Arrow reads whole columns of one form is for speed.
+    A text's value depends only on itself (`_time`); Arrow parses whole columns of one form for speed.
 
     Args:
-        timezone: of dates that name none, such as `Europe/Berlin`; UTC by default.
-        unit_s: how many seconds 1 is.
+        timezone: zone of dates without one, such as `Europe/Berlin`; UTC by default.
+        unit_s: unit of numbers, in seconds.
     """
     given = _given(texts)
     first = given.is_valid().index(True).as_py()
@@ -138,14 +138,14 @@ def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_
 
 
 def _plain(texts: Any) -> Numbers | None:
-    """Plain numbers; None where any text is none."""
+    """Parse plain numbers; None if any text is not one."""
     with suppress(pyarrow.ArrowInvalid):
         return _floats(texts.cast(pyarrow.float64()))
     return None
 
 
 def _given(texts: Any) -> Any:
-    """With nulls where nothing stands."""
+    """Replace empty cells with nulls."""
     is_nothing = compute.is_in(texts, value_set=_NOTHING)
     return compute.if_else(is_nothing, None, texts) if is_nothing.true_count else texts
 
@@ -157,7 +157,7 @@ def _unix_s(stamps: Any, timezone: str | None) -> Numbers:
 
 
 def _time(text: str) -> tuple[float, int]:
-    """One time and its form; of a date without a zone, what it is in UTC."""
+    """Parse one time and its form; a date without a zone is in UTC."""
     text = text.strip()
     if text.lower() in _WORDS_FOR_NOTHING:
         return np.nan, 0
@@ -173,7 +173,7 @@ def _time(text: str) -> tuple[float, int]:
 
 
 def _duration(text: str) -> float | None:
-    """Seconds of a clock's time or of a number with a unit; None of anything else."""
+    """Parse the seconds of a clock time or a number with a unit; None for anything else."""
     if (clock := _CLOCK.fullmatch(text) or _PARTS.fullmatch(text)) is not None:
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         return 86400 * days + 3600 * hours + 60 * minutes + seconds
@@ -183,31 +183,31 @@ def _duration(text: str) -> float | None:
 
 
 def mapped(texts: Any, of: Callable[[str], float | tuple[float, ...]]) -> Numbers:
-    """A number (or some) of each text, computed once for each that differs."""
+    """Map each text to a number (or some), computed once per distinct text."""
     coded = texts.dictionary_encode()
     values = np.array([of(text) for text in coded.dictionary.to_pylist()], np.float64)
     return values[coded.indices.to_numpy(zero_copy_only=False)] if len(values) else np.empty(0)
 
 
 def named(texts: Any, of: Callable[[str], str]) -> Any:
-    """A word for each text, computed once for each that differs."""
+    """Map each text to a word, computed once per distinct text."""
     coded = texts.dictionary_encode()
     words = [of(text) for text in coded.dictionary.to_pylist()]
     return pyarrow.array(words, pyarrow.string()).take(coded.indices)
 
 
 def truths(mask: Any) -> Mask:
-    """What Arrow found of each text."""
+    """Convert an Arrow mask."""
     values: Mask = mask.to_numpy(zero_copy_only=False).astype(bool)
     return values
 
 
 def status_of(word: str) -> str:
-    """The normal form's word for a log's (`CANCELLED by 1000`, `Pass`); `unknown` for one that is not known."""
+    """Return the normal form of a log's status (`CANCELLED by 1000`, `Pass`); `unknown` if it is not known."""
     return _STATUSES.get(word.partition(" ")[0].lower().rstrip("+"), "unknown")
 
 
 def _floats(column: Any) -> Numbers:
-    """With nulls as not-a-number."""
+    """Convert to floats, nulls to not-a-number."""
     values: Numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
     return values

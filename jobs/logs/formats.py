@@ -1,14 +1,14 @@
-"""The logs that can be read, by name: what a file's first lines look like, and which columns are those of a trace.
+"""Supported log formats, by name: detection from a file's first lines, and columns as those of a trace.
 
-Where columns and their meaning come from (addresses stand in docs/jobs.md):
+Sources of columns and their meaning (addresses: docs/jobs.md):
 
     helios       Hu et al., SC 2021: dates of local time
     openb        Weng et al., USENIX ATC 2023: seconds from the trace's start; a pod of one GPU may ask for thousandths
-    rltune       19 or 20 numbers a line (with think time), -1 for what is not known
-    swf          Feitelson et al.: 18 numbers a line, `;` before comments, -1 for what is not known
-    alibaba-pai  Weng et al., NSDI 2022, two tables without headers: a job's GPUs are those of its tasks together,
+    rltune       19 or 20 numbers a line (with think time), -1 for unknown values
+    swf          Feitelson et al.: 18 numbers a line, `;` before comments, -1 for unknown values
+    alibaba-pai  Weng et al., NSDI 2022, two tables without headers: a job's GPUs are the sum over its tasks,
                  rounded up; it waits from its own start to that of its first task
-    csv          anybody's table with a header line, named by `--columns`, or with the normal form's names
+    csv          any table with a header line, named by `--columns`, or with the normal form's names
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _OWN: Final = "a CSV file of your own needs --columns"
 
 
 def _headed(path: Path, of: Mapping[str, str], remedy: str, tally: Tally, delimiter: str = ",") -> Iterator[Rows]:
-    """Columns by the trace's names.
+    """Yield columns by the trace's names.
 
     Args:
         of: the file's column for each of them.
@@ -108,7 +108,7 @@ def _is_csv(text: str) -> bool:
 
 
 def _delimiter(line: str) -> str:
-    """The one that the header has most of."""
+    """Return the delimiter most frequent in the header."""
     return max(",;\t|", key=line.count)
 
 
@@ -132,10 +132,10 @@ def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _plain(texts: Any, name: str, rows: Rows, source: str, has_thousands: bool) -> Any:
-    """Texts of numbers without a comma between thousands; raises `InputError` for one that may be a decimal sign.
+    """Return texts of numbers without thousands separators; raises `InputError` for a comma that may be a decimal sign.
 
     Args:
-        has_thousands: a comma in a number can't be a decimal sign, for it separates the table's fields elsewhere.
+        has_thousands: commas in numbers can't be decimal signs, for the table's fields are separated by commas.
     """
     if not truths(compute.match_substring(texts, ",")).any():
         return texts
@@ -152,7 +152,7 @@ def _plain(texts: Any, name: str, rows: Rows, source: str, has_thousands: bool) 
 
 
 def _known(rows: Rows) -> dict[str, Any]:
-    """Nothing where -1 stands for it."""
+    """Replace -1 with an empty text."""
     names = {name: named(rows.of(name), lambda text: "" if text.startswith("-") else text) for name in ("user", "vc")}
     run = numbers(rows.of("run_s"))
     return {**rows.columns, **names, "run_s": replace(run, values=known(run.values))}
@@ -161,10 +161,10 @@ def _known(rows: Rows) -> dict[str, Any]:
 def _headless(
     path: Path, layouts: Sequence[Sequence[str]], allowed: str, tally: Tally, wanted: Container[str]
 ) -> Iterator[Rows]:
-    """The wanted columns of a CSV file whose fields are known by how many there are; a first line may name them.
+    """Yield wanted columns of a CSV file whose layout follows from its width; a first line may be a header.
 
     Args:
-        allowed: how many there may be, in words.
+        allowed: the possible widths, in words.
     """
     line, rest = first_line(path)
     names = {len(layout): layout for layout in layouts}.get(width := line.count(",") + 1)
@@ -183,7 +183,7 @@ def _rltune(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
-    """Remarks count neither as read nor as left out."""
+    """Yield rows of SWF; comments count neither as read nor as left out."""
     start_s = 0
     for block in blocks(path):
         if (match := _UNIX_START.search(block.data)) is not None:
@@ -203,7 +203,7 @@ def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _single_blanks(block: TextBlock) -> TextBlock:
-    """One blank between fields, none around them; comments as empty lines."""
+    """Normalize to one blank between fields, none around them; comments become empty lines."""
     data = re.sub(rb"(?m)^[ \t]*;.*$", b"", block.data) if b";" in block.data else block.data
     data = data.replace(b"\t", b" ")
     while b"  " in data:
@@ -219,7 +219,7 @@ def _pai_table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Rows]
 
 
 def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """The tasks are read first, and held: some 100 bytes a job."""
+    """Yield rows of Alibaba PAI; the tasks are read first, and stay in memory: some 100 bytes a job."""
     if options.tasks is None or not options.tasks.is_file():
         problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file beside this one"
         raise InputError(str(path), "", problem)
@@ -244,7 +244,7 @@ def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _tasks(path: Path, tally: Tally) -> Any:
-    """What the tasks of each job ask for together."""
+    """Return the sum of what each job's tasks request."""
     own = Tally()
     tables = [_requests(rows) for rows in _pai_table(path, _PAI_TASK, own)]
     tally.told.append(f"{own.rows:,} tasks were read from {path.name}")
@@ -275,12 +275,12 @@ def _requests(tasks: Rows) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One kind of log.
+    """A log format.
 
     Attributes:
-        looks_like: whether a file's first lines are of it; no file's lines are of two.
-        read: its rows, block by block.
-        joins: rows of one id are attempts of one job.
+        looks_like: whether a file's first lines match it; no file matches two.
+        read: reader of its rows, block by block.
+        joins: whether rows with the same id are attempts of one job.
     """
 
     looks_like: Callable[[str], object]
@@ -308,7 +308,7 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 
 def format_of(path: Path, options: Options) -> str:
-    """Which format a file is, by its first lines; raises `InputError` where none fits."""
+    """Detect a file's format from its first lines; raises `InputError` if none fits."""
     text = head(path)
     others = (slurm.ANOTHER_FORM.search, FORMATS["philly"].looks_like)
     if text.lstrip()[:1] in ("{", "[") and not any(looks_like(text) for looks_like in others):

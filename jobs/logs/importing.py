@@ -1,6 +1,6 @@
-"""From a log's rows to a trace: rows that make no job are left out, those of one job joined, jobs sorted and written.
+"""Import of a log as a trace: leave out rows that make no job, join rows of one job, sort and write jobs.
 
-Columns are held until the end of the log, for a trace is sorted by submit time: at the peak some 280 bytes a job.
+Columns stay in memory until the end of the log, for a trace is sorted by submit time: at the peak some 280 bytes a job.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ LONG_GAP_S: Final = 180 * 86400
 _SHORT_S: Final = 10.0  # a median run time below may be of minutes or hours
 _LONG_S: Final = 30 * 86400.0  # and one above of milliseconds
 _LONG_DAYS: Final = 20 * 365.25
-_GRACE_S: Final = 600.0  # beyond its limit a job may run, as sites set it (Slurm's OverTimeLimit)
+_GRACE_S: Final = 600.0  # typical run time beyond a job's limit that sites allow (Slurm's OverTimeLimit)
 _MANY: Final = 0.05  # of the jobs with a limit
 _MAX_REASONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of a log.
+    """The result of an import.
 
     Attributes:
-        format: which it was; `is_told` where the file itself told it.
-        start: the calendar's time of the first submit, where it is known.
+        format: the log's format; `is_told` if the file itself determined it.
+        start: the calendar time of the first submit, if it is known.
         run_p50_s: the median run time.
     """
 
@@ -51,7 +51,7 @@ class Imported:
     tally: Tally
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the result for JSON."""
         own = {name: getattr(self, name) for name in ("format", "jobs", "days", "start", "run_p50_s")}
         return {"schema": "slimsched.jobimport/1", **own, **self.tally.document()}
 
@@ -65,15 +65,15 @@ def import_log(
     sums: bool = True,
     told: Callable[[int], None] = lambda rows: None,
 ) -> Imported:
-    """Reads a log of any size and writes its trace.
+    """Read a log of any size and write its trace.
 
     Args:
-        name: of the format; `auto` tells it from the first lines.
-        sums: a requeued job ran as long as all its attempts together; else as long as the last one.
+        name: the format; `auto` detects it from the first lines.
+        sums: a requeued job's run time is the sum over its attempts; otherwise that of the last one.
         told: is called with the number of rows read so far.
 
     Raises:
-        InputError: the file can't be read as such a log, or no row of it makes a job.
+        InputError: the file can't be parsed as such a log, or none of its rows makes a job.
     """
     options = options or Options()
     tally = Tally()
@@ -123,7 +123,7 @@ def import_log(
 
 
 def _whole(tables: list[pyarrow.Table], tally: Tally) -> Log:
-    """All rows as one table. Columns are taken out of it one by one, or each would be held twice."""
+    """Return all rows as one table, moving column by column, or each would be in memory twice."""
     table, numbers = pyarrow.concat_tables(tables), dict[str, NDArray[Any]]()
     tables.clear()
     for name in set(table.column_names) - {"job_id", *WORDS}:
@@ -134,7 +134,7 @@ def _whole(tables: list[pyarrow.Table], tally: Tally) -> Log:
 
 
 def _normal(log: Log, rows: NDArray[np.int64], start_of_trace_s: float) -> pyarrow.Table:
-    """The normal form of some rows, with times from the trace's start."""
+    """Return some rows in the normal form, with times from the trace's start."""
     columns = {name: column[rows] for name, column in log.numbers.items() if name in (*COLUMNS, "start_s")}
     words = log.words.select(["job_id", *(name for name in WORDS if name in COLUMNS)]).take(pyarrow.array(rows))
     submit_s, start_s = columns["submit_s"], columns.pop("start_s")
@@ -151,7 +151,7 @@ def _normal(log: Log, rows: NDArray[np.int64], start_of_trace_s: float) -> pyarr
 
 
 def _tell_limits(run_s: NDArray[np.float64], requested_s: NDArray[np.float64], tally: Tally) -> None:
-    """Schedulers end jobs at their limit, or minutes later: where many ran longer, it is in another unit."""
+    """Warn if many jobs ran past their limit and its grace: the limits are in another unit."""
     has_limit = requested_s > 0
     beyond = int((run_s[has_limit] > 1.1 * requested_s[has_limit] + _GRACE_S).sum())
     if beyond > _MANY * has_limit.sum():
@@ -160,7 +160,7 @@ def _tell_limits(run_s: NDArray[np.float64], requested_s: NDArray[np.float64], t
 
 
 def _tell_order(submit_s: NDArray[np.float64], line: NDArray[np.int64], tally: Tally) -> None:
-    """Rows that are not in the order of their times, and long holes between them."""
+    """Warn of rows that are not in the order of their times, and of long gaps between them."""
     backwards = int((np.diff(submit_s[np.argsort(line)]) < 0).sum())
     if backwards:
         tally.told.append(f"{backwards:,} rows were submitted before the row above them; they are sorted")
@@ -173,14 +173,14 @@ def _tell_order(submit_s: NDArray[np.float64], line: NDArray[np.int64], tally: T
 
 
 def _no_seconds(log: Path, start_s: float, line: int) -> InputError:
-    """Times are too large for seconds since 1970, or since whenever a log begins."""
+    """Return the error of times too large for seconds since 1970, or since the log's start."""
     units = [unit for unit in ("ms", "us", "ns") if EARLIEST_S <= UNITS_S[unit] * start_s <= LATEST_S]
     remedy = f"--unit {units[0]} takes all plain numbers for {units[0]}" if units else "write 2024-01-31T12:00:00"
     return InputError(str(log), f"line {line}", f"{start_s:.0f} s are after the year 2100, counted from 1970; {remedy}")
 
 
 def _nothing(tally: Tally) -> str:
-    """Why no row makes a job, and what helps."""
+    """Return why no row makes a job, and a remedy."""
     if not tally.left_out:
         return "has no rows, only a header; a log has at least one job"
     reasons = sorted(tally.left_out.items(), key=lambda item: -item[1].rows)[:_MAX_REASONS]

@@ -1,4 +1,4 @@
-"""Which rows of a log are one job: attempts of a requeued one, parts of a heterogeneous one; and which are none."""
+"""Grouping of a log's rows into jobs: attempts of a requeued job, parts of a heterogeneous one, and neither."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyarrow import compute
 from jobs.logs.fields import Mask
 from jobs.logs.rows import OPEN, REQUEUED, UNSTARTED, Tally
 
-LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids come again much later
+LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids repeat much later
 LONGEST_SUBMIT_S: Final = 10.0  # of all parts of a heterogeneous job
 NOT_ENDED: Final = "not yet ended"
 NOT_STARTED: Final = "never started"
@@ -29,10 +29,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Log:
-    """All rows of a log that are left, in its order.
+    """All remaining rows of a log, in its order.
 
     Attributes:
-        words, numbers: their columns; where rows are joined, those of the row that stands for a job become its own.
+        words, numbers: their columns; joining replaces the values of the row that represents a job.
     """
 
     words: Any
@@ -40,11 +40,11 @@ class Log:
     tally: Tally
 
     def jobs(self, *, joins: bool, sums: bool) -> Indices:
-        """The rows that stand for jobs, with ids that differ.
+        """Return the rows that represent jobs, with distinct ids.
 
         Args:
-            joins: rows of one id may be attempts of one job; else only the first of them is kept.
-            sums: a job's run time is that of all its attempts together; else that of the last one.
+            joins: rows of one id may be attempts of one job; otherwise only the first is kept.
+            sums: a job's run time is the sum over its attempts; otherwise that of the last one.
         """
         ids = codes_of(self.words["job_id"].combine_chunks())
         if ids is None or not joins:
@@ -54,10 +54,10 @@ class Log:
             self.tally.left_out.add(RAN_NOT, self.numbers["line"][order[~has_run]])
             return order[has_run] if ids is None else self._first_of_each(order[has_run], ids)
         for name, column in self.numbers.items():
-            self.numbers[name] = column.copy()  # Arrow's own can't be written
+            self.numbers[name] = column.copy()  # Arrow's memory is read-only
         keys = ids, self.words["whose"].combine_chunks().indices.to_numpy()
         submitted_s, start_s, part, line, kind = self._of("submitted_s", "start_s", "part", "line", "kind")
-        # attempts last: of two exports the later one has the end of what was open in the former
+        # attempts last: of two exports, the later has the end of jobs that were open in the earlier
         order = np.lexsort((line, part, start_s, kind <= REQUEUED, submitted_s, *keys[::-1]))
         order = self._whole(self._without_twins(order, keys), keys)
         order = self._of_attempts(*self._ended(order, np.cumsum(self._begins(order, keys))), sums)
@@ -74,7 +74,7 @@ class Log:
         return order[is_first]
 
     def _without_twins(self, order: Indices, keys: Sequence[Indices]) -> Indices:
-        """Attempts of one id that came and began at one time are one, written twice."""
+        """Drop duplicates: attempts of one id with the same submission and start."""
         is_attempt = self.numbers["kind"][order] <= REQUEUED
         times = self._of("submitted_s", "start_s", "part", rows=order)
         is_twin = ~is_next(*(key[order] for key in keys), *times) & is_attempt & np.roll(is_attempt, 1)
@@ -82,7 +82,7 @@ class Log:
         return order[~is_twin]
 
     def _whole(self, order: Indices, keys: Sequence[Indices]) -> Indices:
-        """Parts of a heterogeneous job come into the queue together, attempt by attempt: the first stands for them."""
+        """Merge parts of a heterogeneous job, submitted together, attempt by attempt: the first represents them."""
         if not len(rows := order[self.numbers["part"][order] >= 0]):
             return order
         part, submitted_s = self._of("part", "submitted_s", rows=rows)
@@ -97,7 +97,7 @@ class Log:
         return order[~np.isin(order, rows[~is_first])]
 
     def _begins(self, order: Indices, keys: Sequence[Indices]) -> Mask:
-        """Where another job begins: an attempt of the same one came into the queue when the former had ended."""
+        """Return a mask of jobs' first rows: an attempt of the same job is submitted after the previous one's end."""
         submitted_s, start_s, run_s, kind = self._of("submitted_s", "start_s", "run_s", "kind", rows=order)
         after_s = submitted_s[1:] - np.where(kind <= REQUEUED, start_s + run_s, submitted_s)[:-1]
         begins = is_next(*(key[order] for key in keys))
@@ -105,7 +105,7 @@ class Log:
         return begins
 
     def _ended(self, order: Indices, jobs: Indices) -> tuple[Indices, Indices]:
-        """Attempts of jobs that have ended, and the job of each; one whose last row is open, or went back, has not."""
+        """Return attempts of ended jobs, and the job of each; a job with an open or requeued last row has not ended."""
         kind, line = self._of("kind", "line", rows=order)
         is_last = np.append(jobs[1:] != jobs[:-1], True)
         is_open = np.isin(kind[is_last], (REQUEUED, OPEN))[jobs - 1]
@@ -115,7 +115,7 @@ class Log:
         return order[is_kept], jobs[is_kept]
 
     def _of_attempts(self, order: Indices, jobs: Indices, sums: bool) -> Indices:
-        """The last attempt of each job stands for it."""
+        """Let the last attempt of each job represent it."""
         if not len(order):
             return order
         is_first = is_next(jobs)
@@ -132,7 +132,7 @@ class Log:
             earlier_s = float(((ran_s - run_s[ends]) * self.numbers["gpus"][last])[counted_s > 0].sum())
             how = "counted in (--attempts last leaves them out)" if sums else "left out (--attempts sum counts them in)"
             self.tally.told.append(f"{earlier_s / 3600:,.0f} GPU-hours of attempts before the last are {how}")
-        begun_s = np.where(run_s > 0, start_s, np.inf)  # an attempt of 0 s was no begin
+        begun_s = np.where(run_s > 0, start_s, np.inf)  # an attempt of 0 s was not a start
         self.numbers["start_s"][last] = np.minimum.reduceat(begun_s, begins)
         self.numbers["attempts"][last] = np.add.reduceat(attempts, begins)
         self.numbers["run_s"][last] = counted_s
@@ -141,7 +141,7 @@ class Log:
         return np.asarray(last[counted_s > 0])
 
     def _name_apart(self, order: Indices, ids: Indices) -> None:
-        """Ids of their own for jobs whose id an earlier one has."""
+        """Give new ids to jobs whose id an earlier one has."""
         is_first, place = is_next(ids[order]), np.arange(len(order))
         number = place - np.maximum.accumulate(np.where(is_first, place, 0)) + 1
         if len(others := order[~is_first]):
@@ -160,9 +160,9 @@ class Log:
 
 
 def codes_of(job_id: Any) -> Indices | None:
-    """A number for each id that differs; None where all do. Ids that are plain integers are their own numbers.
+    """Return a number per distinct id; None if all differ. Ids that are plain integers are their own numbers.
 
-    A table of all texts would take some 140 bytes a job for a moment.
+    A table of all texts would temporarily take some 140 bytes a job.
     """
     is_number = compute.match_substring_regex(job_id, r"^(0|[1-9]\d{0,17})$")  # 007 is not 7
     column = job_id.cast(pyarrow.int64()) if compute.all(is_number).as_py() else job_id.dictionary_encode().indices
@@ -172,7 +172,7 @@ def codes_of(job_id: Any) -> Indices | None:
 
 
 def is_next(*codes: NDArray[Any]) -> Mask:
-    """Whether each is another than the one before it, in any of the columns."""
+    """Return whether each row differs from the one before it in any of the columns."""
     mask = np.zeros(len(codes[0]), bool)
     mask[:1] = True
     for each in codes:

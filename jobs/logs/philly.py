@@ -1,7 +1,7 @@
 """Microsoft's Philly: `cluster_job_log`, a JSON list of jobs with their attempts; dates of local time.
 
-Keys: github.com/msr-fiddle/philly-traces (Jeon et al., USENIX ATC 2019). Attempts may lack and times be null; a job
-whose last attempt has no end was still running. Attempts follow each other: a job ran as long as they together.
+Keys: github.com/msr-fiddle/philly-traces (Jeon et al., USENIX ATC 2019). Attempts may be missing and times null; a job
+whose last attempt has no end was still running. Attempts are consecutive: a job's run time is their sum.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """Its rows. The file is held as a whole: a list has no lines to cut it at."""
+    """Yield the log's rows; the file is read into memory, for a list has no lines to cut it at."""
     data = b"".join(block.data for block in blocks(path))
     if not data.lstrip().startswith(b"["):
         raise InputError(str(path), "line 1", f"{data[:40]!r}; a Philly log is a JSON list of jobs and begins with [")
@@ -62,7 +62,7 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
         jobs, lines = list[_Job](), list[int]()
         for each in objects[begin : begin + _AT_ONCE]:
             text = memoryview(each)
-            begins = data.index(text[0], at)  # nothing but blanks and a comma stands before it
+            begins = data.index(text[0], at)  # only blanks and a comma precede it
             lines.append(line + data.count(b"\n", at, begins))
             at = begins + len(text)
             line = lines[-1] + data.count(b"\n", begins, at)
@@ -85,7 +85,7 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
     begun_s = np.full(len(jobs), np.nan)
     is_open = np.zeros(len(jobs), bool)
     gpus = np.zeros(len(jobs))
-    np.fmin.at(begun_s, owner, start.values)  # the first of those that are known
+    np.fmin.at(begun_s, owner, start.values)  # the first known start
     np.maximum.at(gpus, owner, [sum(len(part.gpus) for part in attempt.detail) for attempt in attempts])
     is_open[owner] = end.is_missing & ~start.is_missing  # the last of each job is written last
     ran_s = end.values - start.values

@@ -1,4 +1,4 @@
-"""Rows of a log in the normal form: which make no job, and why; a count and the first line of each reason."""
+"""Rows of a log in the normal form: rejected rows by reason, with a count and the first line of each."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ Lines = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may say of a log.
+    """Options of an import, as users give them.
 
     Attributes:
-        gpus_per_node: GPUs of a node, where the log names nodes alone.
-        vc: which of a Slurm log's words is the group: `partition`, `account` or `qos`.
-        timezone: of dates without one.
-        columns: of a CSV file: its column for each of the normal form, and `END`.
-        unit_s: of a CSV file: how many seconds 1 is; `units_s`: in columns (of the normal form) of another unit.
-        tasks: a second table that the format needs.
+        gpus_per_node: GPUs of a node, if the log contains only nodes.
+        vc: the field of a Slurm log that is the virtual cluster: `partition`, `account` or `qos`.
+        timezone: time zone of dates without one.
+        columns: for a CSV file: its column for each of the normal form, and `END`.
+        unit_s: for a CSV file: unit of times in seconds; `units_s`: in columns (of the normal form) with another unit.
+        tasks: path of a second table that the format needs.
     """
 
     gpus_per_node: int | None = None
@@ -63,37 +63,37 @@ class Options:
 
 @dataclass(slots=True)
 class Count:
-    """How many rows, and the line on which the first of them stands."""
+    """A number of rows, and the line of the first."""
 
     rows: int
     first_line: int
 
 
 class Counts(dict[str, Count]):
-    """Rows by the reason why they are counted, in the order in which reasons came up."""
+    """Counts of rows by reason, in the order in which reasons first occur."""
 
     def add(self, reason: str, lines: Lines) -> None:
-        """Count some rows more."""
+        """Count more rows for a reason."""
         if len(lines):
             first = int(lines.min())
             count = self.setdefault(reason, Count(0, first))
             count.rows, count.first_line = count.rows + len(lines), min(count.first_line, first)
 
     def document(self) -> list[dict[str, Any]]:
-        """As JSON has it."""
+        """Return the counts for JSON."""
         return [{"reason": reason, **asdict(count)} for reason, count in self.items()]
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was read, left out and changed on the way.
+    """Statistics of an import: rows read, left out and changed.
 
     Attributes:
-        rows: all that were read, whatever became of them.
-        left_out: rows that made no job; noted: rows that were kept, but something of them was changed or is doubtful.
-        told: sentences about the file as a whole.
-        forms: of the times of all jobs, each with the first line that has it.
-        unread: what is said of each quantity that can't be read.
+        rows: all rows that were read, used or not.
+        left_out: rows that made no job; noted: kept rows with changed or doubtful values.
+        told: messages about the file as a whole.
+        forms: forms of the times of all jobs, each with its first line.
+        unread: messages about each unparseable quantity.
     """
 
     rows: int = 0
@@ -104,7 +104,7 @@ class Tally:
     unread: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the statistics for JSON."""
         counts = {"left_out": self.left_out.document(), "noted": self.noted.document()}
         return {"rows": self.rows, **counts, "told": self.told}
 
@@ -114,14 +114,14 @@ class Rows:
     """A block's jobs, or attempts of jobs; all columns have one length.
 
     Attributes:
-        lines: on which line each stands, from 1.
-        columns: texts by the log's own names; in the end by those of the normal form and of `QUANTITIES` (or `Cells`).
+        lines: the line number of each, from 1.
+        columns: texts by the log's own names; finally by those of the normal form and of `QUANTITIES` (or `Cells`).
             Slurm has more: `whose` (user, account and cluster, of which only equality counts), `is_open`,
             `is_requeued`, `part` (of a heterogeneous job, from 0; -1 of any other) and `used_nodes`.
         required: quantities without which a row makes no job.
-        is_calendar: whether times are of the calendar, or numbers alone; None where their form tells.
-        refused: reasons of the format's own to leave rows out, each with the rows; the first that holds is told.
-        noted: what is to be said of rows that are kept, each with the rows.
+        is_calendar: whether times are calendar times, or only numbers; None if their form determines it.
+        refused: format-specific reasons to leave rows out, each with the rows; the first that applies is reported.
+        noted: messages about kept rows, each with the rows.
     """
 
     lines: Lines
@@ -132,11 +132,11 @@ class Rows:
     noted: Mapping[str, Mask] = field(default_factory=dict)
 
     def of(self, name: str) -> Any:
-        """A column of texts, empty ones where the log has none of this name."""
+        """Return a column of texts, empty ones if the log has no such column."""
         return self.columns[name] if name in self.columns else pyarrow.repeat("", len(self.lines))
 
     def chosen(self, is_kept: Mask) -> Rows:
-        """Some of the rows, before anything but texts is known of them."""
+        """Return some of the rows, before their texts are parsed."""
         if is_kept.all():
             return self
         mask = pyarrow.array(is_kept)
@@ -144,12 +144,12 @@ class Rows:
 
 
 def known(values: Numbers) -> Numbers:
-    """Numbers where a negative one says that nothing is known, as SWF has it."""
+    """Replace negative numbers, which mean unknown in SWF, with not-a-number."""
     return np.where(values >= 0, values, np.nan)
 
 
 def table_of(rows: Rows, options: Options, tally: Tally) -> Any:
-    """Those that make a job, or of which something is left to be said when all are there; the rest is counted."""
+    """Return the rows that make a job, or need later checks; count the others."""
     many, given = len(rows.lines), rows.columns
     cells = {name: _cells(rows, name, options) for name in QUANTITIES if name in given}
     of = dict.fromkeys(QUANTITIES, np.full(many, np.nan)) | {name: each.values for name, each in cells.items()}
@@ -191,7 +191,7 @@ def _cells(rows: Rows, name: str, options: Options) -> Cells:
 
 
 def _kind(rows: Rows, cells: Mapping[str, Cells]) -> NDArray[np.int8]:
-    """What each row says of an attempt of its job; one that the format refuses says nothing of another."""
+    """Return each row's kind of attempt; a row that the format refuses is of no kind."""
     kind = np.full(len(rows.lines), ATTEMPT, np.int8)
     kind[rows.columns.get("is_requeued", [])] = REQUEUED
     for name, missing in ((END, OPEN), (START, UNSTARTED)):
@@ -204,7 +204,7 @@ def _kind(rows: Rows, cells: Mapping[str, Cells]) -> NDArray[np.int8]:
 
 
 def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], tally: Tally) -> Mask:
-    """Rows that are not left out: attempts of jobs, and what tells of one that has not begun or not ended."""
+    """Return a mask of rows to keep: attempts of jobs, and rows about a job that has not begun or not ended."""
     is_attempt, forms = columns["kind"] <= REQUEUED, cells["submit_s"].forms
     is_date = bool(rows.is_calendar) | ((forms & np.int64(NAIVE | ZONED)) > 0)
     submit_s = cells["submit_s"].values

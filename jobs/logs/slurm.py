@@ -1,6 +1,6 @@
-"""Slurm's accounting: `sacct -X -D --parsable2 --format=...`, `|` between fields, a header line; and `jobcomp/filetxt`.
+"""Slurm's accounting: `sacct -X -D --parsable2 --format=...`, `|` between fields, a header; and `jobcomp/filetxt`.
 
-Fields and their words: slurm.schedmd.com/sacct.html. GPUs stand in TRES as `gres/gpu=4` or by type (`gres/gpu:a100=4`),
+Fields and their words: slurm.schedmd.com/sacct.html. GPUs are in TRES as `gres/gpu=4` or by type (`gres/gpu:a100=4`),
 in GRES of older versions as `gpu:4` or `gpu:a100:4`; both are the whole job's (slurm, `_fill_in_gres_fields`).
 """
 
@@ -29,7 +29,7 @@ FIELDS: Final = (
 COMMAND: Final = f"TZ=UTC sacct -a -X -D --parsable2 -S 2024-01-01 -E now --format={FIELDS}"
 _IDS: Final = ("JobIDRaw", "JobID")
 _TIMES: Final = {"submit_s": "Submit", ELIGIBLE: "Eligible", START: "Start", END: "End"}
-_GPUS_OF: Final = ("AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES")  # the first that names some counts
+_GPUS_OF: Final = ("AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES")  # the first that names GPUs is used
 _WANTED: Final = (*FIELDS.split(","), "Elapsed", "Timelimit", *_GPUS_OF)
 _GPUS: Final = re.compile(r"(?:^|,)(?:gres/)?gpu(?::([^=:,(]+))?[=:](\d+)")
 _NODES: Final = re.compile(r"(?:^|,)node=(\d+)")
@@ -41,7 +41,7 @@ LOOKS_LIKE: Final = re.compile(r"(?=(.*\|)?JobID(Raw)?(\||$))(?=(.*\|)?State(\||
 ANOTHER_FORM: Final = re.compile(  # what `sacct` writes without `--parsable2`, or without a header
     r'\A.*\bJobID(Raw)?\b|\|(COMPLETED|FAILED|TIMEOUT|CANCELLED|PENDING|RUNNING)\b|"(?i:slurm)"'
 )
-_NO_LIMIT_S: Final = 365 * 86400  # what Slurm notes of a job without a limit
+_NO_LIMIT_S: Final = 365 * 86400  # Slurm's value for a job without a limit
 NOT_ELIGIBLE: Final = "jobs that were held, or depended on others, wait from their Submit on, as if they could begin"
 FILLED: Final = "name no GPU: their nodes times --gpus-per-node"
 MORE: Final = "were given more GPUs than they asked for (--exclusive): all that they held count"
@@ -54,7 +54,7 @@ _ODD_ELAPSED: Final = "ElapsedRaw is no number: End - Start instead"
 
 
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """Its rows; each is one attempt of a job."""
+    """Yield the log's rows; each is one attempt of a job."""
     line, rest = first_line(path)
     id_name = next((name for name in _IDS if name in line.split("|")), "JobIDRaw")
     required = (id_name, "Submit", "Start", "End", "State")
@@ -70,7 +70,7 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def only_where_needed(path: Path, options: Options, tally: Tally) -> Options:
-    """Without `--gpus-per-node` where the log names GPUs: what names none there is a job without GPUs."""
+    """Return options without `--gpus-per-node` if the log names GPUs: a row without any is then a job without GPUs."""
     if options.gpus_per_node is None or not any(_SOME_GPUS.search(block.data) for block in blocks(path)):
         return options
     tally.told.append("rows of this log name GPUs, so a row that names none has none: --gpus-per-node was not used")
@@ -78,7 +78,7 @@ def only_where_needed(path: Path, options: Options, tally: Tally) -> Options:
 
 
 def _attempts(rows: Rows, options: Options) -> Rows:
-    """Attempts of jobs, from columns as `sacct` names them."""
+    """Build attempts of jobs from columns with `sacct`'s names."""
     given = rows.columns
     id_name = next(name for name in _IDS if name in given)
     state = named(rows.of("State"), lambda word: word.partition(" ")[0].upper())
@@ -113,7 +113,7 @@ def _attempts(rows: Rows, options: Options) -> Rows:
 
 
 def _het(rows: Rows, id_name: str) -> tuple[Any, NDArray[np.int16] | int]:
-    """Ids of jobs, of which a heterogeneous one has several (`12+0`, `12+1` in JobID), and which part each row is."""
+    """Return ids of jobs, several for a heterogeneous one (`12+0`, `12+1` in JobID), and each row's part."""
     ids, names = rows.of(id_name), rows.of("JobID")
     if not truths(compute.match_substring(names, "+")).any():
         return ids, -1
@@ -123,7 +123,7 @@ def _het(rows: Rows, id_name: str) -> tuple[Any, NDArray[np.int16] | int]:
 
 
 def _elapsed(rows: Rows, between_s: Numbers) -> tuple[Numbers, dict[str, Mask]]:
-    """How long each ran: what Slurm counted, which knows of clock changes; what is to be said of it."""
+    """Return run times as Slurm counted them, across clock changes; and notes about them."""
     name = next((name for name in ("ElapsedRaw", "Elapsed") if name in rows.columns), None)
     elapsed_s = between_s if name is None else durations(rows.of(name)).values
     is_odd = np.isfinite(between_s) & np.isnan(elapsed_s)
@@ -132,10 +132,9 @@ def _elapsed(rows: Rows, between_s: Numbers) -> tuple[Numbers, dict[str, Mask]]:
 
 
 def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask]]:
-    """GPUs of each job, the types and nodes that it asked for, and what is to be said of them.
+    """Return GPUs of each job, the types and nodes that it requested, and notes about them.
 
-    What it was given counts; where that names none, what it asked for. Any type that it did not ask for by name is
-    allowed.
+    Allocated GPUs count; if none are named, requested ones. A job that requested no type may use any.
     """
     gpus, asked = np.zeros(len(rows.lines)), rows.of("ReqTRES" if "ReqTRES" in rows.columns else "ReqGRES")
     for name in _GPUS_OF:
@@ -153,9 +152,9 @@ def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask
 
 
 def keep_asked_nodes(numbers: dict[str, NDArray[Any]], tally: Tally) -> None:
-    """Of all rows: nodes that a job asked for count where they are more than its GPUs need, and it lay on more.
+    """Keep the requested nodes of jobs that requested more than their GPUs need, and ran on more; of all rows.
 
-    How many GPUs a node has is told by the job that had most of one.
+    The largest use of one node by a job determines a node's GPUs.
     """
     gpus, used, asked, lines = (numbers[name] for name in ("gpus", "used_nodes", "nodes", "line"))
     is_job = (numbers["kind"] <= REQUEUED) & (used > 0)
@@ -168,27 +167,27 @@ def keep_asked_nodes(numbers: dict[str, NDArray[Any]], tally: Tally) -> None:
 
 
 def count_of(tres: str) -> float:
-    """GPUs in a text of TRES or GRES: the total where one stands there, else the sum over types; 0 without any."""
+    """Return the GPUs in a text of TRES or GRES: the total if there is one, otherwise the sum over types."""
     matches = _GPUS.findall(tres)
     totals = [int(count) for kind, count in matches if not kind]
     return float(totals[0] if totals else sum(int(count) for _, count in matches))
 
 
 def nodes_of(tres: str) -> float:
-    """The nodes that a text of TRES has at least; 0 where it names none."""
+    """Return the least number of nodes that a text of TRES implies; 0 if it has none."""
     found = _NODES.search(tres)
     return float(found[1]) if found else 0.0
 
 
 def types_of(tres: str) -> str:
-    """The types of GPUs that such a text names, joined by `|`."""
+    """Return the types of GPUs in such a text, joined by `|`."""
     return "|".join(sorted({kind for kind, count in _GPUS.findall(tres) if kind and int(count)}))
 
 
 # -------------------------------------------------------------------------------------------------------------- jobcomp
-# A line a job, `Key=value` with blanks between them, of which some values hold blanks.
+# A line a job, `Key=value` separated by blanks, where some values contain blanks.
 #
-# The keys and their order: slurm, src/plugins/jobcomp/filetxt. A value ends where the next key of the file begins.
+# The keys and their order: slurm, src/plugins/jobcomp/filetxt. A value ends at the next key of the file.
 
 
 _KNOWN: Final = [
@@ -208,7 +207,7 @@ _KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
 
 
 def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """Its rows; each is one attempt of a job."""
+    """Yield the log's rows; each is one attempt of a job."""
     keys = [key for key in dict.fromkeys(_KEY.findall(first_line(path)[0])) if key in _KNOWN]
     for key in _KEYS:
         if key not in keys:
@@ -223,7 +222,7 @@ def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _separated(data: bytes, keys: Sequence[str]) -> bytes:
-    """With a separator instead of the blank before each key."""
+    """Return the data with a separator instead of the blank before each key."""
     text = np.frombuffer(data + bytes(32), np.uint8).copy()
     blanks = np.flatnonzero(text == 32)
     first_two = text[blanks + 1].astype(np.uint16) * 256 + text[blanks + 2]
@@ -237,7 +236,7 @@ def _separated(data: bytes, keys: Sequence[str]) -> bytes:
 
 
 def _as_sacct(rows: Rows) -> Rows:
-    """With sacct's names. Some versions write more keys behind `EligibleTime`, of some jobs alone."""
+    """Rename columns to sacct's; some versions write more keys after `EligibleTime`, only for some jobs."""
     texts = {_AS_SACCT[key]: compute.utf8_slice_codeunits(text, len(key) + 1) for key, text in rows.columns.items()}
     texts["State"] = named(texts["State"], lambda text: "REQUEUED" if text == "PENDING" else text)
     if "User" in texts:

@@ -1,4 +1,4 @@
-"""A log's lines in blocks, of a plain or a gzip file of any size, and their fields as columns: a row is a line."""
+"""A log's lines in blocks, of a plain or a gzip file of any size, and their fields as columns; a row is a line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_LINE_BYTES: Final = 1 << 20
 MAX_LOG_BYTES: Final = 1 << 40
 HEAD_BYTES: Final = 1 << 16
 _HEAD_LINES: Final = 50
-_TAR_BYTES: Final = 262  # the fields before its magic word, and that
+_TAR_BYTES: Final = 262  # up to the end of its magic word
 _OTHERS: Final = {
     "a zip archive": b"PK\x03\x04",
     "compressed with xz": b"\xfd7zXZ\0",
@@ -36,18 +36,18 @@ _OTHERS: Final = {
     "compressed with bzip2": b"BZh",
     "a Parquet file": b"PAR1",
 }
-_UNIT: Final = "\x1f"  # between the fields of lines that had quotes
+_UNIT: Final = "\x1f"  # separator of fields in lines that had quotes
 CUT: Final = "the last line, which has no line end"
 
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Whole lines; each ends with a line feed.
+    """Complete lines; each ends with a line feed.
 
     Attributes:
         first_line: the number of its first line, from 1.
         rows: how many lines there are.
-        is_cut: the file's last line has no end in it.
+        is_cut: whether the file's last line is in it without an end.
     """
 
     first_line: int
@@ -57,12 +57,12 @@ class TextBlock:
 
 
 def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
-    """A file's lines, in blocks of about `size` bytes.
+    """Yield a file's lines, in blocks of about `size` bytes.
 
-    A byte order mark is dropped. Lines may end as Windows has them; a carriage return within a line becomes a blank.
+    A byte order mark is dropped. Lines may have Windows endings; a carriage return within a line becomes a blank.
 
     Raises:
-        InputError: no such file, an empty one, one that is no text or is cut off, or a line longer than 1 MiB.
+        InputError: the file is missing, empty, not a text or cut off, or has a line longer than 1 MiB.
     """
     require_file(path, MAX_LOG_BYTES)
     line = 1
@@ -88,7 +88,7 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """The file, or the only one in an archive of tar."""
+    """Open the file, or the only one in a tar archive."""
     with path.open("rb") as plain:
         is_gzip = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
@@ -109,7 +109,7 @@ def _only_member(path: Path, file: IO[bytes] | gzip.GzipFile) -> IO[bytes]:
 
 
 def _text(path: Path, data: bytes) -> bytes:
-    """The first bytes without a byte order mark; raises `InputError` where they are no UTF-8 or ASCII text."""
+    """Return the first bytes without a byte order mark; raises `InputError` if they are not UTF-8 or ASCII text."""
     for what, magic in _OTHERS.items():
         if data.startswith(magic):
             raise InputError(str(path), "", f"is {what}; a log is text, plain or compressed with gzip: unpack it first")
@@ -120,7 +120,7 @@ def _text(path: Path, data: bytes) -> bytes:
 
 
 def _require_short(path: Path, line: int, data: bytes) -> None:
-    """Only where a block is longer than a line may be can one of its lines be too long."""
+    """Check the length of lines; only a block longer than the limit can contain such a line."""
     start = 0
     while len(data) - start > LONGEST_LINE_BYTES:
         end = data.rfind(b"\n", start, start + LONGEST_LINE_BYTES + 1)
@@ -132,7 +132,7 @@ def _require_short(path: Path, line: int, data: bytes) -> None:
 
 
 def head(path: Path) -> str:
-    """A file's first lines that are neither empty nor comments (`;`), to tell what it is; raises as `blocks` does."""
+    """Return a file's first non-empty lines except comments (`;`), to detect its format; raises as `blocks` does."""
     lines: list[str] = []
     for block in blocks(path, HEAD_BYTES):
         texts = block.data.decode("utf-8", "backslashreplace").splitlines()
@@ -143,7 +143,7 @@ def head(path: Path) -> str:
 
 
 def first_line(path: Path) -> tuple[str, Iterator[TextBlock]]:
-    """A file's first line, and the blocks behind it."""
+    """Return a file's first line, and the blocks after it."""
     rest = blocks(path)
     block = next(rest)
     line, _, behind = block.data.partition(b"\n")
@@ -154,10 +154,10 @@ def first_line(path: Path) -> tuple[str, Iterator[TextBlock]]:
 
 
 def names_of(line: str, delimiter: str, source: str, required: Iterable[str], remedy: str) -> list[str]:
-    """The names of a header line; raises `InputError` where a required one is missing or stands there twice.
+    """Return the names of a header line; raises `InputError` if a required one is missing or occurs twice.
 
     Args:
-        remedy: what to do about a missing column.
+        remedy: how to fix a missing column.
     """
     names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     for name in required:
@@ -179,12 +179,12 @@ def rows_of(
     is_quoted: bool = False,
     always_ends: bool = False,
 ) -> Iterator[Rows]:
-    """The wanted columns of each block; lines of another width are left out and counted, and so are empty ones.
+    """Yield the wanted columns of each block; lines of another width and empty lines are left out and counted.
 
     Args:
         names: of all fields of a line, in their order.
-        is_quoted: fields may stand in double quotes (and then hold the delimiter); else a quote is a letter.
-        always_ends: whoever writes such a log ends each line, so that a last one without an end is half a row.
+        is_quoted: fields may be in double quotes (and then contain the delimiter); otherwise a quote is a letter.
+        always_ends: the log's writer ends each line, so a last line without an end is incomplete.
     """
     for block in blocks:
         tally.rows += block.rows
@@ -196,7 +196,7 @@ def rows_of(
             tally.left_out.add("quotes that don't close", unclosed)
             separator = _UNIT
         rows = _parsed(block, names, wanted, separator, tally)
-        is_empty = np.ones(len(rows.lines), bool)  # an empty line is a row of empty texts to the parser
+        is_empty = np.ones(len(rows.lines), bool)  # the parser returns an empty line as a row of empty texts
         for text in rows.columns.values():
             is_empty &= is_empty.any() and truths(compute.equal(text, ""))
         if is_empty.any():
@@ -213,7 +213,7 @@ def rows_of(
 
 
 def _parsed(block: TextBlock, names: Sequence[str], wanted: Container[str], delimiter: str, tally: Tally) -> Rows:
-    widths: dict[int, int] = {}  # of lines of another width
+    widths: dict[int, int] = {}  # of lines with another width
 
     def skipped(row: Any) -> str:
         widths[row.number] = row.actual_columns
@@ -239,7 +239,7 @@ def _parsed(block: TextBlock, names: Sequence[str], wanted: Container[str], deli
 
 
 def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
-    """Bytes that are no UTF-8 are written out, so that no two names become one."""
+    """Escape bytes that are not UTF-8, so that no two names become equal."""
     if block.data.isascii():
         return block
     written = block.data.decode("utf-8", "backslashreplace").encode()
@@ -251,7 +251,7 @@ def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
 
 
 def _without_quotes(block: TextBlock, delimiter: str) -> tuple[TextBlock, Lines]:
-    """Its lines with another delimiter and no quotes, and those whose quotes don't close: they are empty."""
+    """Return lines with another delimiter and no quotes, and lines with unclosed quotes, which become empty."""
     written, unclosed = [], []
     for number, line in enumerate(block.data.decode().split("\n")[:-1], block.first_line):
         try:

@@ -1,4 +1,4 @@
-"""Whose turn it is, where that is left to a chooser; and in how many ways a gang can lie, which choosers see."""
+"""Queueing in which a chooser picks the next job, and the counts of possible gang placements that it observes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from jobs.policies.waiting import CompetingClasses, WaitingClass
 from kit.units import NS_PER_S
 
 # ----------------------------------------------------------------------------------------------------------------- ways
-# In how many ways a gang of GPUs can lie on a pool's nodes, as RLTune counts them.
+# The number of ways to place a gang of GPUs on a pool's nodes, as RLTune counts them.
 #
-# Nodes with equally many free GPUs are alike: only how many of each kind are used makes two ways different, and how
-# many GPUs on each. All kinds of a way but the last are used up (Dongare et al., arXiv 2512.10271; the authors' code).
+# Nodes with equal numbers of free GPUs are interchangeable: two ways differ only in how many nodes of each kind they
+# use, and how many GPUs on each. A way uses up all its kinds but the last (Dongare et al., arXiv 2512.10271; the
+# authors' code).
 
 
-SEVERAL: Final = 2  # more are not told apart
-Use = tuple[int, tuple[int, ...]]  # of nodes with so many free GPUs: GPUs taken of each, descending
+SEVERAL: Final = 2  # more are not distinguished
+Use = tuple[int, tuple[int, ...]]  # (free GPUs of the nodes, GPUs taken of each, descending)
 
 
 @lru_cache(1 << 16)
 def ways(counts: tuple[int, ...], gpus: int) -> tuple[int, int]:
-    """Ways on the fewest nodes (0, 1, `SEVERAL` or more), and 1 if there is one on a node more that fragments no more.
+    """Count ways on the fewest nodes (0, 1, `SEVERAL` or more), and (0 or 1) on one more without more fragments.
 
     Args:
         counts: (node size + 1,) how many nodes have 0, 1, ... free GPUs.
@@ -42,11 +43,11 @@ def ways(counts: tuple[int, ...], gpus: int) -> tuple[int, int]:
 def uses(
     counts: tuple[int, ...], gpus: int, nodes: int, keeps_whole: bool = False, most: int | None = None
 ) -> Iterator[tuple[Use, ...]]:
-    """All ways on exactly so many nodes.
+    """Yield all ways on exactly `nodes` nodes.
 
     Args:
-        keeps_whole: leave out those that use a part of a whole node: only they add a partly used one.
-        most: on nodes with at most so many free GPUs.
+        keeps_whole: leave out ways that use part of a whole node: only these add a partly used node.
+        most: use only nodes with at most this many free GPUs.
     """
     free = len(counts) - 1 if most is None else most
     if free * nodes < gpus or nodes > gpus:
@@ -62,7 +63,7 @@ def uses(
 
 
 def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
-    """So many GPUs over nodes, at least one and at most `most` on each, descending."""
+    """Yield the ways to split GPUs over nodes, at least one and at most `most` on each, descending."""
     if nodes == 1:
         if 1 <= gpus <= most:
             yield (gpus,)
@@ -73,11 +74,11 @@ def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
-# Whose turn is left to a chooser (a network, a person, chance), by the queueing `choice`: somebody who fits is chosen,
-# or nobody until something happens. Without a chooser it is the first of the order, of those that fit.
+# The queueing `choice` leaves the next job to a chooser (a network, a person, chance): it picks a job that fits, or
+# none until the next event. Without a chooser, the first fitting job in the policy's order starts.
 
 
-WAIT: Final = -1  # nobody is started until something happens
+WAIT: Final = -1  # start no job until the next event
 VERSION: Final = "rltune/2"  # of what is seen
 NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits", "predicted")
 _LONGEST_S: Final = 43_200.0
@@ -91,14 +92,14 @@ Seen = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """Who may be chosen, in the policy's order, and what is known of his chances. A row for each job.
+    """Jobs that may be chosen, in the policy's order, with what is known of their chances; a row for each job.
 
     Attributes:
-        may: (n,) bool, whether it fits, and so may be chosen.
-        can_wait: whether nobody may be chosen (`WAIT`): while a job runs, something will happen.
+        may: (n,) bool, whether the job fits, and so may be chosen.
+        can_wait: whether `WAIT` may be chosen: while a job runs, another event will follow.
         jobs, gpus, age_s, estimate_s: (n,) number, GPUs, time since submission, run time by the policy's estimate.
-        chances: (n, 4) as `_chances` has them, of each job's class.
-        states: (fields, 4) as `_state` has them.
+        chances: (n, 4) the output of `_chances` for each job's class.
+        states: (fields, 4) the output of `_state` for each field.
         largest_node: GPUs of the cluster's largest node.
     """
 
@@ -118,16 +119,16 @@ class View:
 
     @property
     def seen(self) -> Seen:
-        """(n, 8) What RLTune's network sees of each (`NAMES`); worked out where somebody asks.
+        """(n, 8) What RLTune's network observes of each job (`NAMES`); computed on demand.
 
-        Seven numbers are RLTune's (Dongare et al., arXiv 2512.10271; the authors' code). Of these age and GPUs alone
-        differ between the jobs of one field at one instant, and what follows from the GPUs. A job's field is of all
-        pools between which its like may choose, directly or by way of others. The eighth is the predicted GPU time's
-        logarithm; 0 where the policy asks for no run time.
+        Seven numbers are RLTune's (Dongare et al., arXiv 2512.10271; the authors' code). Of these, only age, GPUs and
+        what follows from the GPUs differ between the jobs of one field at one instant. A job's field is the set of
+        pools that are connected by jobs that may use several of them. The eighth is the predicted GPU time's logarithm;
+        0 if the policy uses no run time.
         """
         gpus, number_of_ways, fits, field = self.chances.T
         free, capacity, nodes, partly_used = self.states[field].T
-        demand = np.bincount(field, gpus, len(self.states))[field]  # GPUs that all who are seen ask of it
+        demand = np.bincount(field, gpus, len(self.states))[field]  # GPUs that all visible jobs request of it
         after = (free - demand + capacity) / (2 * capacity + _EPS)
         rows = np.empty((len(self), len(NAMES)), np.float32)
         rows[:, 0] = np.minimum(self.age_s / _LONGEST_S, _MOST)
@@ -142,18 +143,18 @@ class View:
 
 
 Chooser = Callable[[View], int]
-"""Whose turn it is: the place in the view of whom to start, or `WAIT`."""
+"""Choice of the next job: its place in the view, or `WAIT`."""
 
 Mapper = Callable[[View, int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]]
-"""Where a chosen job lies that fits: of a view of all that wait, its place there, and each one's pools."""
+"""Placement of a chosen job that fits: from a view of all waiting jobs, its place in it, and each job's pools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """Who chooses.
+    """A chooser, and the mapper that places its choice.
 
     Attributes:
-        scores: of each job of a view, the larger the sooner its turn; None: by the policy's order.
+        scores: of each job of a view; a larger score comes first. None: the policy's order.
     """
 
     chooser: Chooser
@@ -166,10 +167,10 @@ class Choices:
     def __init__(self, choosing: Choosing | None = None, mapper: Mapper | None = None) -> None:
         self._mapper = mapper
         self._chooser = choosing.chooser if choosing is not None else None
-        self._fields: tuple[int, dict[int, int], list[list[Pool]]] = (0, {}, [])  # of so many classes
+        self._fields: tuple[int, dict[int, int], list[list[Pool]]] = (0, {}, [])  # for this number of classes
 
     def choice(self, line: CompetingClasses, ledger: JobLedger) -> None:
-        """Choose among those that fit, until none does or the chooser waits."""
+        """Start chosen jobs until none fits or the chooser waits."""
         while any(_fits(waiting, ledger.search) for waiting in line.classes if waiting.count):
             chosen = self._chosen(line, ledger)
             if chosen is None:
@@ -188,7 +189,7 @@ class Choices:
         ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), *placement)
 
     def _chosen(self, line: CompetingClasses, ledger: JobLedger) -> tuple[WaitingClass, int] | None:
-        """A class and a job's number; None for nobody now."""
+        """Return the chosen job's class and number; None if no job is chosen now."""
         classes = _those_waiting(line, ledger)
         if self._chooser is None:
             may = [waiting for waiting in classes if _fits(waiting, ledger.search)]
@@ -230,7 +231,7 @@ class Choices:
         )
 
     def _known_fields(self, classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[Pool]]]:
-        """Which pools hang together by those who may choose between them: the field of each, and the pools of each."""
+        """Return each pool's field, and each field's pools: those connected by jobs that may use several of them."""
         many, of_pool, fields = self._fields
         if many != len(classes):
             of_pool, fields = _joined(classes)
@@ -249,7 +250,7 @@ def _fits(waiting: WaitingClass, search: Search) -> bool:
 
 
 def _room(waiting: WaitingClass, search: Search) -> tuple[Pool, Allocation] | None:
-    """Where one of this class can lie now, in the first of its pools that has room."""
+    """Return a free placement for a job of this class, in the first of its pools that has room."""
     for pool in waiting.pools:
         if pool.free_gpus >= waiting.gpus:
             allocation = search(pool, waiting.gpus, waiting.nodes)
@@ -259,7 +260,7 @@ def _room(waiting: WaitingClass, search: Search) -> tuple[Pool, Allocation] | No
 
 
 def _in_order(classes: Sequence[WaitingClass]) -> tuple[Counts, Counts]:
-    """The jobs by index and number, and the number of each one's class."""
+    """Return the jobs by index and number, and the number of each one's class."""
     jobs = np.concatenate([waiting.jobs for waiting in classes])
     index = np.concatenate([waiting.index for waiting in classes])
     number = np.repeat(np.arange(len(classes)), [waiting.count for waiting in classes])
@@ -282,13 +283,13 @@ def _joined(classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[
 def _chances(
     waiting: WaitingClass, counts: dict[int, tuple[int, ...]], of_pool: dict[int, int], search: Search
 ) -> tuple[int, int, int, int]:
-    """GPUs; ways, on the fewest nodes (`SEVERAL` for more) and one on a node more; whether it fits now; its field."""
+    """Return GPUs, ways on the fewest nodes (at most `SEVERAL`) and on one more, whether it fits now, and its field."""
     chances = [ways(counts[pool.index], waiting.gpus) for pool in waiting.pools]
     fewest, one_more = min(sum(pair[0] for pair in chances), SEVERAL), max(pair[1] for pair in chances)
     return waiting.gpus, fewest + one_more, _fits(waiting, search), of_pool[waiting.pools[0].index]
 
 
 def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[int, int, int, int]:
-    """Of a field: free GPUs, all, nodes, partly used nodes."""
+    """Return a field's free GPUs, all GPUs, nodes and partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
     return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used

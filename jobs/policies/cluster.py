@@ -1,7 +1,7 @@
-"""The words of the training jobs' scheduler: what happens to jobs and nodes, and what is to be done about it.
+"""Events and commands of the training jobs' scheduler, and the cluster's state.
 
-As in `policies.vocabulary`: events and the time go into a core (`jobs.policies.scheduler.JobScheduler`), commands come
-out. Everything is frozen and made of numbers and names. Times are integer nanoseconds.
+As in `policies.vocabulary`, a core (`jobs.policies.scheduler.JobScheduler`) takes events and the time and returns
+commands. All of them are frozen and consist of numbers and names. Times are integer nanoseconds.
 
 Conventions
     job       0, 1, ... in the order of submission; a job's number breaks every tie
@@ -25,17 +25,17 @@ Slots = tuple[tuple[int, ...], ...]  # which GPUs, for each node of an allocatio
 
 
 class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A job was submitted. How long it will run is not known, and is not here.
+    """A job was submitted; its true run time is unknown and not included.
 
     Attributes:
-        gpus: as many at once, all or none.
-        gpu_types: those that it may run on; empty for any.
-        requested_ns: the time limit that its user asked for; None where there is none.
+        gpus: number of GPUs, allocated all at once or not at all (a gang).
+        gpu_types: GPU types that it may run on; empty for any.
+        requested_ns: the time limit that its user requested; None if there is none.
         job_class: the row of its speeds by GPU type.
         submit_ns: when it was submitted; not later than now.
-        done_ns: work that it has behind it, where it ran before the scheduler knew it.
-        gpu_milli: how much of its one GPU it needs, in thousandths; 1000 for all of it, as jobs of several have.
-        nodes: over so many at least its GPUs lie, evenly; 1 for any.
+        done_ns: work already done, if it ran before the scheduler took it over.
+        gpu_milli: the part of its one GPU that it needs, in thousandths; 1000 for a whole GPU and for jobs of several.
+        nodes: the least number of nodes over which its GPUs are spread evenly; 1 for no constraint.
     """
 
     job: int
@@ -52,16 +52,16 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class JobEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A job has done its work: its GPUs are free."""
+    """A job has finished its work: its GPUs are free."""
 
     job: int
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A job stands still and waits again: it was asked to (`PreemptJob`), or a node under it died.
+    """A job has stopped and waits again, after `PreemptJob` or because a node under it failed.
 
     Attributes:
-        done_ns: the work that is kept (its last checkpoint).
+        done_ns: work that is kept (up to its last checkpoint).
     """
 
     job: int
@@ -69,7 +69,7 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A node died. `Preempted` follows for each job that had GPUs there."""
+    """A node failed; `Preempted` follows for each job that had GPUs there."""
 
     node: int
 
@@ -81,14 +81,14 @@ class NodeUp(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Wake(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The time that `JobScheduler.next_wake_ns` asked for has come, and nothing else happens at this instant."""
+    """The time requested by `JobScheduler.next_wake_ns` has come, and nothing else happens at this instant."""
 
 
 class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Start a job on these GPUs, all at once; as soon as they are free, where an earlier command frees them.
+    """Start a job on these GPUs, all at once; if an earlier command frees them, as soon as they are free.
 
     Attributes:
-        slots: which GPUs of each node, where they are not equally fast; else empty.
+        slots: which GPUs of each node, if these are not equally fast; otherwise empty.
     """
 
     job: int
@@ -97,13 +97,13 @@ class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class PreemptJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Stop a job and answer with `Preempted`; its GPUs go to a job that a later command of the same list starts."""
+    """Stop a job and answer with `Preempted`; a later command of the same list gives its GPUs to another job."""
 
     job: int
 
 
 class RefuseJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A job can never run here, for a reason in words."""
+    """A job can never run here; `reason` is shown to people."""
 
     job: int
     reason: str
@@ -114,22 +114,22 @@ JobCommand = StartJob | PreemptJob | RefuseJob
 
 
 # -------------------------------------------------------------------------------------------------------------- cluster
-# GPUs by node and pool: what is free, and where a gang of GPUs can go.
+# GPUs by node and pool: free GPUs, and the search for a gang's nodes.
 #
 # A pool holds equal nodes: one GPU type, one VC, one number of GPUs a node. A job runs in one pool. For each number of
-# free GPUs a pool keeps the set of nodes that have so many, as the bits of one integer: the nodes that fit best are
-# found without a search, and the lowest number among them is the lowest bit.
+# free GPUs a pool stores the set of nodes with that many, as the bits of one integer: finding the best-fitting nodes
+# needs no search, and the lowest node number is the lowest bit.
 
 
-Search = Callable[["Pool", int, int], Allocation | None]  # where so many GPUs can go, over so many nodes at least
+Search = Callable[["Pool", int, int], Allocation | None]  # (pool, GPUs, least number of nodes) -> where they fit
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Some equal nodes of a cluster.
+    """A group of equal nodes of a cluster.
 
     Attributes:
-        vc: the virtual cluster that they belong to; empty for all.
+        vc: the virtual cluster that they belong to; empty if all may use them.
     """
 
     nodes: int
@@ -138,13 +138,13 @@ class NodeGroup:
     vc: str = ""
 
 
-Rest = Literal["fullest", "emptiest", "lowest"]  # of the nodes that have room
+Rest = Literal["fullest", "emptiest", "lowest"]  # which node to prefer among those with room
 
 
 class Pool:
     """Equal nodes of one type and VC.
 
-    Nodes are known by their place here (0, 1, ...); `nodes` has their numbers in the cluster.
+    Methods identify nodes by their place in the pool (0, 1, ...); `nodes` has their numbers in the cluster.
     """
 
     __slots__ = ("_down", "_sets", "free", "free_gpus", "gpu_type", "index", "nodes", "size", "vc")
@@ -162,28 +162,28 @@ class Pool:
 
     @property
     def gpus(self) -> int:
-        """All, whether they are free or not, in service or not."""
+        """All GPUs, free or not, in service or not."""
         return self.size * len(self.nodes)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """(size + 1,) How many nodes that are up have 0, 1, ... free GPUs."""
+        """(size + 1,) The number of nodes in service that have 0, 1, ... free GPUs."""
         return tuple([nodes.bit_count() for nodes in self._sets])
 
     def is_up(self, place: int) -> bool:
-        """Whether a node is in service."""
+        """Return whether a node is in service."""
         return not self._down >> place & 1
 
     def fewest_nodes(self, gpus: int, nodes: int = 1) -> int:
-        """On so many nodes such a gang must lie, that asks for so many."""
+        """Return the least number of nodes that such a gang must use, given its own minimum."""
         return max(-(-gpus // self.size), nodes)
 
     def may_hold(self, gpus: int, nodes: int) -> bool:
-        """Whether such a gang fits when all is free and in service."""
+        """Return whether such a gang fits when all nodes are free and in service."""
         return self.gpus >= gpus and len(self.nodes) >= nodes
 
     def clone(self) -> Pool:
-        """A copy to try things on."""
+        """Return a copy for trial placements."""
         other: Pool = Pool.__new__(Pool)
         other.index = self.index
         other.nodes = self.nodes
@@ -194,7 +194,7 @@ class Pool:
         return other
 
     def with_free(self, free: Sequence[int]) -> Pool:
-        """A copy in which the nodes have so many free GPUs."""
+        """Return a copy whose nodes have these numbers of free GPUs."""
         other = self.clone()
         for place, (mine, wanted) in enumerate(zip(self.free, free, strict=True)):
             if mine != wanted:
@@ -202,7 +202,7 @@ class Pool:
         return other
 
     def move(self, place: int, gpus: int) -> None:
-        """So many GPUs of a node become free (below 0: are taken)."""
+        """Free GPUs of a node (below 0: take them)."""
         before = self.free[place]
         after = self.free[place] = before + gpus
         assert 0 <= after <= self.size, "GPUs taken or freed twice"
@@ -213,17 +213,17 @@ class Pool:
             self.free_gpus += gpus
 
     def take(self, allocation: Allocation) -> None:
-        """These GPUs are used from now on."""
+        """Mark the GPUs of an allocation as used."""
         for place, gpus in allocation:
             self.move(place, -gpus)
 
     def give(self, allocation: Allocation) -> None:
-        """These GPUs are free again."""
+        """Mark the GPUs of an allocation as free."""
         for place, gpus in allocation:
             self.move(place, gpus)
 
     def set_down(self, place: int, is_down: bool) -> None:
-        """A node goes out of service, or comes back."""
+        """Take a node out of service, or return it to service."""
         bit = 1 << place
         if bool(self._down & bit) == is_down:
             return
@@ -235,14 +235,14 @@ class Pool:
 
     @property
     def largest_gang(self) -> int:
-        """That fits on the fewest nodes, and so does any smaller one: the whole nodes, and the next emptiest."""
+        """The largest gang that fits on the fewest nodes, as all smaller ones do: whole nodes and the next emptiest."""
         part = self.size - 1
         while part and not self._sets[part]:
             part -= 1
         return self._sets[self.size].bit_count() * self.size + part
 
     def fewest(self, gpus: int, rest: Rest) -> Allocation | None:
-        """On the fewest nodes: whole ones, and what is left on one that has room."""
+        """Place a gang on the fewest nodes: whole ones, and the remainder on one that has room."""
         sets, size = self._sets, self.size
         if gpus < size:
             place = _place(sets, gpus, size, rest)
@@ -267,7 +267,7 @@ class Pool:
         return tuple(chosen)
 
     def even(self, gpus: int, nodes: int, rest: Rest) -> Allocation | None:
-        """On exactly so many nodes, on each as many as on any other, or one more."""
+        """Place a gang on exactly this many nodes, with GPU counts that differ by at most one."""
         sets, chosen = self._sets.copy(), []
         least, more = divmod(gpus, nodes)
         for number in range(nodes):
@@ -280,7 +280,7 @@ class Pool:
         return tuple(sorted(chosen))
 
     def spread(self, gpus: int) -> Allocation | None:
-        """Over as few nodes as can be, the emptiest first."""
+        """Place a gang on as few nodes as possible, the emptiest first."""
         if gpus > self.free_gpus:
             return None
         chosen, left = [], gpus
@@ -294,7 +294,7 @@ class Pool:
 
 
 def _place(sets: Sequence[int], gpus: int, size: int, rest: Rest) -> int:
-    """A node with so many free GPUs, of several the first: of the fullest, the emptiest, or of all; -1 for none."""
+    """Return the first node with enough free GPUs: of the fullest, the emptiest, or of all; -1 if there is none."""
     rooms = 0
     for free in range(size, gpus - 1, -1) if rest == "emptiest" else range(gpus, size + 1):
         rooms |= sets[free]
@@ -304,7 +304,7 @@ def _place(sets: Sequence[int], gpus: int, size: int, rest: Rest) -> int:
 
 
 def _bits(number: int) -> Iterator[int]:
-    """The places of its bits, ascending."""
+    """Yield the positions of a number's bits, ascending."""
     while number:
         bit = number & -number
         yield bit.bit_length() - 1
@@ -312,7 +312,7 @@ def _bits(number: int) -> Iterator[int]:
 
 
 class Cluster:
-    """All nodes, numbered in the order of the groups, as pools."""
+    """All nodes, numbered in the order of the groups, divided into pools."""
 
     def __init__(self, groups: Iterable[NodeGroup]) -> None:
         members: dict[tuple[str, str, int], list[int]] = {}
@@ -330,19 +330,19 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """All of them, in service or not."""
+        """All GPUs, in service or not."""
         return sum(pool.gpus for pool in self.pools)
 
     def where(self, node: int) -> tuple[Pool, int]:
-        """A node's pool, and its place there."""
+        """Return a node's pool, and its place there."""
         return self._places[node]
 
     def open_to(self, vc: str, gpu_types: Sequence[str]) -> list[Pool]:
-        """The pools that a job of this VC and with these allowed types (empty: any) may use, however large it is."""
+        """Return the pools that a job of this VC with these allowed types (empty: any) may use, whatever its size."""
         return [pool for pool in self.pools if pool.vc in ("", vc) and (not gpu_types or pool.gpu_type in gpu_types)]
 
     def speeds(self, jobs: Iterable[JobArrived], speeds: Speeds) -> NDArray[np.float64]:
-        """(n, pools) How fast each job runs in each pool, however large it is; 0 where it may not."""
+        """Return (n, pools) each job's speed in each pool, whatever its size; 0 if it may not use the pool."""
         rows: dict[tuple[str, str, tuple[str, ...]], NDArray[np.float64]] = {}
         for job in jobs:
             key = job.job_class, job.vc, job.gpu_types
@@ -354,61 +354,61 @@ class Cluster:
 
 
 # --------------------------------------------------------------------------------------------------------------- speeds
-# How fast a job runs where: its class's row of speeds by GPU type, and what spreading over more nodes costs.
+# A job's speed: its class's row of speeds by GPU type, and the slow-down of spreading over more nodes.
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds relative to the reference type, on which the trace's run times count.
+    """Speeds relative to the reference type, which the trace's run times refer to.
 
     Attributes:
-        by_class: job class -> GPU type -> speed, above 0. What has no row, or no entry in it, runs at speed 1.
-        spread_slowdown: so many times as long takes a job that lies on more nodes than it must; at least 1.
+        by_class: job class -> GPU type -> speed, above 0. The default is 1 for a missing row or entry.
+        spread_slowdown: factor of the run time of a job on more nodes than necessary; at least 1.
     """
 
     by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     spread_slowdown: float = 1.0
 
     def of(self, job_class: str, gpu_type: str, is_spread: bool = False) -> float:
-        """The speed of a job of this class on GPUs of this type."""
+        """Return the speed of a job of this class on GPUs of this type."""
         speed = self.by_class.get(job_class, {}).get(gpu_type, 1.0)
         return speed / self.spread_slowdown if is_spread else speed
 
 
 def length_ns(work_ns: int, speed: float) -> int:
-    """How long work takes at a speed, rounded up to a whole nanosecond."""
+    """Return the time that work takes at a speed, rounded up to a whole nanosecond."""
     return work_ns if speed == 1.0 else ceil(work_ns / speed)
 
 
 # ---------------------------------------------------------------------------------------------------------- variability
-# GPUs of one type that are not equally fast, as PAL has them (Jain et al., SC'24), and which GPUs of a node jobs hold.
+# GPUs of one type with unequal speeds, as in PAL (Jain et al., SC'24), and which GPUs of a node each job holds.
 #
-# How much slower a GPU is depends on the job: what computes suffers most, what waits for memory hardly at all. So a GPU
-# has a factor for each class of jobs, at most 1, and a gang runs at that of its slowest GPU. Pools count GPUs by node;
-# which of them a job holds is kept here, and only where GPUs differ.
+# How much slower a GPU is depends on the job: compute-bound jobs slow down most, memory-bound ones hardly at all. So a
+# GPU has a factor for each class of jobs, at most 1, and a gang runs at that of its slowest GPU. Pools count GPUs by
+# node; this section stores which of them a job holds, and only if GPUs differ.
 
 
-SENSITIVE: Final = 0.05  # a class is, where its slowest GPU is so much slower than its fastest
+SENSITIVE: Final = 0.05  # a class is, if its slowest GPU is slower than its fastest by this fraction
 Factors = tuple[tuple[float, ...], ...]  # by node of the cluster, by GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Variability:
-    """Factors of speed.
+    """Speed factors of single GPUs.
 
     Attributes:
-        by_class: job class -> a factor for each GPU of each node, above 0 and at most 1. Other classes run at 1.
+        by_class: job class -> a factor for each GPU of each node, above 0 and at most 1. Other classes have factor 1.
     """
 
     by_class: Mapping[str, Factors]
 
     def is_sensitive(self, job_class: str) -> bool:
-        """Whether it matters to a class which GPU it gets."""
+        """Return whether the choice of GPUs affects a class."""
         factors = [factor for row in self.by_class.get(job_class, ()) for factor in row]
         return bool(factors) and min(factors) < (1 - SENSITIVE) * max(factors)
 
     def of(self, job_class: str, allocation: Allocation, slots: Slots) -> float:
-        """The factor of a gang, by nodes of the cluster."""
+        """Return the factor of a gang, by nodes of the cluster."""
         factors = self.by_class.get(job_class)
         if factors is None:
             return 1.0
@@ -420,7 +420,7 @@ class GpuSlots:
 
     Args:
         is_aware: whether the classes' factors are known: a sensitive job takes the fastest GPUs, another the slowest,
-            by the mean of all classes. Else jobs take those with the lowest numbers.
+            by the mean of all classes. Otherwise jobs take GPUs with the lowest numbers.
     """
 
     def __init__(self, cluster: Cluster, variability: Variability, is_aware: bool) -> None:
@@ -429,18 +429,18 @@ class GpuSlots:
         self._class_of: dict[int, str] = {}
         self._held: dict[int, tuple[Allocation, Slots]] = {}  # by nodes of the cluster
         known = variability.by_class if is_aware else {}
-        self._slow_first = {  # by the mean of all classes, for those that are not sensitive
+        self._slow_first = {  # by the mean of all classes, for insensitive jobs
             node: [sum(factors[node][gpu] for factors in known.values()) / max(len(known), 1) for gpu in gpus]
             for node, gpus in self._free.items()
         }
         self._fast_first = {name: factors for name, factors in known.items() if variability.is_sensitive(name)}
 
     def arrive(self, job: int, job_class: str) -> None:
-        """A job will ask for GPUs."""
+        """Register the class of a job that will request GPUs."""
         self._class_of[job] = job_class
 
     def take(self, job: int, pool: Pool, allocation: Allocation) -> tuple[Slots, float]:
-        """The GPUs that a job gets on these nodes of a pool; and its factor, as far as it is known (else 1)."""
+        """Allocate GPUs on these nodes of a pool; returns them and the job's factor, as far as it is known (or 1)."""
         nodes = tuple([(pool.nodes[place], gpus) for place, gpus in allocation])
         slots = tuple(tuple(sorted(self._ranked(job, node)[:gpus])) for node, gpus in nodes)
         for (node, gpus), taken in zip(nodes, slots, strict=True):
@@ -450,13 +450,13 @@ class GpuSlots:
         return slots, self._variability.of(self._class_of[job], nodes, slots) if self.is_aware else 1.0
 
     def give(self, job: int) -> None:
-        """They are free again."""
+        """Free a job's GPUs."""
         nodes, slots = self._held.pop(job)
         for (node, _), taken in zip(nodes, slots, strict=True):
             self._free[node].update(taken)
 
     def search(self, job: int, pool: Pool, gpus: int) -> Allocation | None:
-        """The nodes whose GPUs a job that knows them would rather have: as few as can be."""
+        """Return the nodes whose GPUs a job would prefer given their factors, as few as possible."""
         whole, rest = divmod(gpus, pool.size)
         room = {place: free for place, free in enumerate(pool.free) if free and pool.is_up(place)}
         chosen = self._best(job, pool, [place for place, free in room.items() if free == pool.size], pool.size)[:whole]
@@ -471,9 +471,10 @@ class GpuSlots:
         return tuple(sorted(allocation))
 
     def _best(self, job: int, pool: Pool, places: list[int], gpus: int) -> list[int]:
-        """Nodes by the last GPU that the job would take there; of equal ones the fullest first, empty ones last of all.
+        """Return nodes by the last GPU that the job would take there; equal ones the fullest first, empty ones last.
+        of all.
 
-        PAL takes the fastest GPU wherever it is. Small jobs would then begin nodes for which gangs wait.
+        PAL takes the fastest GPU on any node. Small jobs would then occupy empty nodes for which gangs wait.
         """
 
         def merit(place: int) -> tuple[bool, float, int, int]:
@@ -483,7 +484,7 @@ class GpuSlots:
         return sorted(places, key=merit)
 
     def _ranked(self, job: int, node: int) -> list[int]:
-        """Free GPUs of a node, in the order in which the job would take them."""
+        """Return the free GPUs of a node, in the order in which the job would take them."""
         return sorted(self._free[node], key=lambda gpu: (self._rank(job, node, gpu), gpu))
 
     def _rank(self, job: int, node: int, gpu: int) -> float:
@@ -494,25 +495,25 @@ class GpuSlots:
 # --------------------------------------------------------------------------------------------------------------- shares
 # Shares of a GPU: several jobs on one, each with a fixed part of it (Alibaba's openb: Weng et al., USENIX ATC 2023).
 #
-# A share lies on one GPU. A pool counts whole GPUs; one that is shared is taken from it as by a job of one GPU, and
-# what is left of it is kept here, in thousandths. A share goes where least is left beside it (best fit), and a GPU that
-# nobody shares any more is whole again.
+# A share is on one GPU. A pool counts whole GPUs; a shared GPU is taken from it as by a job of one GPU, and its
+# remainder is stored here, in thousandths. A share goes to the GPU with the least remainder (best fit), and a GPU
+# without shares is whole again.
 #
-# Reservations, rounds and preemption know whole GPUs alone: under them a share holds one (`JobPolicy.packs_shares`). So
-# it does where GPUs of one type differ (`jobs.policies.cluster`).
+# Reservations, rounds and preemption handle only whole GPUs: under them a share holds a whole one
+# (`JobPolicy.packs_shares`), as it does if GPUs of one type differ (`jobs.policies.cluster`).
 
 
 WHOLE_MILLI: Final = 1000
 
 
 def is_share(share: NDArray[np.float64], gpus: NDArray[Any]) -> NDArray[np.bool_]:
-    """(n,) Whether jobs ask for all of their GPUs (1), or for part of one: a thousandth at least."""
+    """Return (n,) whether each share is valid: 1, or, for jobs of one GPU, a part of at least a thousandth."""
     return np.asarray((share >= 1 / WHOLE_MILLI) & ((share == 1) | ((share < 1) & (gpus == 1))))
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A GPU that jobs share: its node's place in the pool, and what is left of it."""
+    """A GPU that jobs share: its node's place in the pool, and its remainder."""
 
     place: int
     left_milli: int = WHOLE_MILLI
@@ -526,12 +527,12 @@ class SharedGpus:
     _of_job: dict[int, tuple[_Shared, int]] = field(default_factory=dict)
 
     def find(self, pool: Pool, milli: int, search: Search) -> Allocation | None:
-        """Where a share can go: beside others, where least is left; else on a whole GPU."""
+        """Find room for a share: next to others, with the least remainder; otherwise on a whole GPU."""
         best = self._best([each for each in self._of_pool.get(pool.index, ()) if pool.is_up(each.place)], milli)
         return search(pool, 1, 1) if best is None else ((best.place, 1),)
 
     def take(self, job: int, pool: Pool, allocation: Allocation, milli: int) -> None:
-        """A share is used from now on, on the node that was found."""
+        """Allocate a share on the node that was found."""
         ((place, _),) = allocation
         shared = self._of_pool.setdefault(pool.index, [])
         gpu = self._best([each for each in shared if each.place == place], milli)
@@ -543,7 +544,7 @@ class SharedGpus:
         self._of_job[job] = gpu, milli
 
     def give(self, job: int, pool: Pool) -> bool:
-        """A job's share is free again; whether it had one."""
+        """Free a job's share; returns whether it had one."""
         if job not in self._of_job:
             return False
         gpu, milli = self._of_job.pop(job)
@@ -556,31 +557,31 @@ class SharedGpus:
 
     @staticmethod
     def _best(shared: list[_Shared], milli: int) -> _Shared | None:
-        """Where least is left: of equal ones that on the first node, and there the one that has been shared longest."""
+        """Return the GPU with the least remainder; among equals on the first node, and there the one shared longest."""
         fitting = [each for each in shared if each.left_milli >= milli]
         return min(fitting, key=lambda each: (each.left_milli, each.place), default=None)
 
 
 # ----------------------------------------------------------------------------------------------------------- placements
-# Which GPUs a job gets: a word in a policy file.
+# Placement of jobs on GPUs: one word in a policy file.
 #
 # A placement searches the job's pools one after another, by fewest nodes or by speed, and within a pool for nodes.
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How GPUs are searched.
+    """How free GPUs are searched.
 
     Attributes:
-        rest: which node within a pool gets what does not fill one; of several the one with the lowest number.
-        may_spread: whether a job may lie on more nodes than it must, where it can't lie on the fewest now.
-        is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
-            nodes does.
-        is_variability_aware: whether jobs get GPUs by how fast these are for their class, where GPUs of one type differ
-            (`jobs.policies.cluster`). Under reservations and rounds, and for those for whom others make room, it is
-            the GPUs of nodes that `search` has found.
-        is_by_number: pools come as the cluster's file names them.
-        is_programme: whether RLTune's lays whoever is chosen and fits by `search` (`jobs.policies.mapping`).
+        rest: which node within a pool gets the remainder that does not fill one; of several the lowest number.
+        may_spread: whether a job may use more nodes than necessary, if it doesn't fit on the fewest now.
+        is_speed_aware: whether the pool in which a job runs fastest comes first; otherwise the pool in which it needs
+            the fewest nodes.
+        is_variability_aware: whether jobs get GPUs by their speed for the job's class, if GPUs of one type differ
+            (`jobs.policies.cluster`). Under reservations and rounds, and for jobs for which others make room, it
+            applies to GPUs of nodes that `search` has found.
+        is_by_number: pools are in the order of the cluster's file.
+        is_programme: whether RLTune's program places the chosen job that fits by `search` (`jobs.policies.mapping`).
     """
 
     rest: Rest = "fullest"
@@ -591,17 +592,17 @@ class Placement:
     is_programme: bool = False
 
     def search(self, pool: Pool, gpus: int, nodes: int = 1) -> Allocation | None:
-        """Where so many GPUs of a pool can go, and whether they can; evenly, where more nodes than 1 are asked for."""
+        """Find GPUs for a gang in a pool, evenly if more nodes than 1 are requested; None if it doesn't fit."""
         if nodes > 1:
             return pool.even(gpus, pool.fewest_nodes(gpus, nodes), self.rest)
         return pool.fewest(gpus, self.rest) or (pool.spread(gpus) if self.may_spread else None)
 
     def largest(self, pool: Pool) -> int:
-        """The largest gang for which the search would find something; it does for all that are smaller."""
+        """Return the largest gang for which the search would succeed; it does for all smaller ones."""
         return pool.free_gpus if self.may_spread else pool.largest_gang
 
     def sorted_pools(self, job: JobArrived, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
-        """In the order in which they are searched; equal ones as the cluster's file names them."""
+        """Return the pools in search order; equal ones in the order of the cluster's file."""
 
         def merit(pool: Pool) -> tuple[float, int, int]:
             speed = speeds.of(job.job_class, pool.gpu_type) if self.is_speed_aware else 0.0

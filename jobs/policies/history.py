@@ -1,7 +1,7 @@
-"""How long jobs ran that have ended: by user and size, by VC and size ..., and nothing of those that have not.
+"""Run times of ended jobs, and of no others: by user and size, by VC and size ...
 
-A job belongs to a chain of groups, from the narrowest to that of all jobs. What is foretold of it comes from the
-narrowest that has seen enough.
+A job belongs to a chain of groups, from the narrowest to that of all jobs. Its prediction comes from the narrowest
+group with enough ended jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNKNOWN_NS: Final = 3600 * NS_PER_S  # before anything has ended
 
 
 def chain_of(job: JobArrived) -> tuple[Hashable, ...]:
-    """Its groups, narrowest first; the user's only where there is a user, the request's where there is a request."""
+    """Return a job's groups, narrowest first; those by user or request only if the job has one."""
     named: list[Hashable] = []
     if job.user:
         if job.requested_ns is not None:
@@ -42,14 +42,14 @@ class DurationGroup:
         self.many = self.total_ns = 0
 
     def add(self, duration_ns: int) -> None:
-        """One job more has ended."""
+        """Add the duration of an ended job."""
         self._durations_ns.append(duration_ns)
         self.many += 1
         self.total_ns += duration_ns
 
     @property
     def durations_ns(self) -> list[int]:
-        """Ascending. They are put in order when they are asked for, which takes little where few are new."""
+        """Ascending durations, sorted on demand, which is fast if few are new."""
         self._durations_ns.sort()
         return self._durations_ns
 
@@ -67,7 +67,7 @@ class DurationHistory:
         self._groups: dict[Hashable, DurationGroup] = {}
 
     def number(self, job: JobArrived) -> int:
-        """The number of a job's chain of groups."""
+        """Return the number of a job's chain of groups."""
         chain = chain_of(job)
         number = self._numbers.get(chain)
         if number is None:
@@ -76,12 +76,12 @@ class DurationHistory:
         return number
 
     def add(self, number: int, duration_ns: int) -> None:
-        """A job of this chain has ended, after so much work."""
+        """Record that a job of this chain has ended after this much work."""
         for group in self.chains[number]:
             group.add(duration_ns)
 
     def narrowest(self, number: int) -> DurationGroup:
-        """The narrowest group of a chain that has seen `ENOUGH`; that of all jobs, where none has."""
+        """Return the narrowest group of a chain with at least `ENOUGH` ended jobs, or that of all jobs."""
         chain = self.chains[number]
         for group in chain:
             if group.many >= ENOUGH:
@@ -89,15 +89,16 @@ class DurationHistory:
         return chain[-1]
 
     def mean_ns(self, number: int) -> int:
-        """The mean duration there; an hour before anything has ended."""
+        """Return the mean duration of that group; an hour before any job has ended."""
         group = self.narrowest(number)
         return group.total_ns // group.many if group.many else _UNKNOWN_NS
 
 
 # ------------------------------------------------------------------------------------------------------------ estimates
-# How long a job will run, as a policy may know it: a word in a policy file.
+# A policy's estimate of a job's run time: one word in a policy file.
 #
-# `oracle` alone knows the truth, which no scheduler has: it is given apart (`oracle_work_ns`), and to nobody else.
+# Only `oracle` uses the true run time, which no scheduler has: it is passed separately (`oracle_work_ns`), to nothing
+# else.
 
 
 ORACLE: Final = "oracle"
@@ -107,7 +108,7 @@ ESTIMATES: Final = (ORACLE, "none", REQUESTED, HISTORY)
 
 
 RuntimeEstimate = Callable[[JobArrived, int], int]
-"""How much work a job has at the reference type, in nanoseconds: of its arrival, and the number of its chain."""
+"""A job's work at the reference type in nanoseconds, from its arrival and the number of its chain."""
 
 
 def _requested_ns(job: JobArrived, _: int) -> int:
@@ -118,7 +119,7 @@ def _requested_ns(job: JobArrived, _: int) -> int:
 
 
 def estimate_of(word: str, history: DurationHistory, oracle_work_ns: NDArray[np.int64] | None) -> RuntimeEstimate:
-    """What a word names: nothing, the time that the user asked for, the mean of the job's group, or the truth."""
+    """Return the estimate that a word names: none, the requested time, the mean of the job's group, or the truth."""
     if word == REQUESTED:
         return _requested_ns
     if word == HISTORY:
@@ -132,7 +133,7 @@ def estimate_of(word: str, history: DurationHistory, oracle_work_ns: NDArray[np.
 # -------------------------------------------------------------------------------------------------------------- gittins
 # The Gittins index from past durations (Gittins 1989; with setup times: Hong and Scully 2023, arXiv 2304.13231).
 #
-# With D the duration, a the attained service and c what it costs to go on,
+# With D the duration, a the attained service and c the cost of resuming,
 #
 #     G(a) = sup_{x > 0}  P(D - a <= x | D > a) / (c + E[min(D - a, x) | D > a]).
 #
@@ -140,27 +141,27 @@ def estimate_of(word: str, history: DurationHistory, oracle_work_ns: NDArray[np.
 
 
 POINTS: Final = 60
-GROWTH: Final = 1.1  # a table is made anew when its group has grown so much
-FEW: Final = 10  # of past jobs: where fewer ran so long, a wider group is asked; fewer that end soon are chance
-_TAIL, _BODY = 100, 400  # of a group with more, the longest are kept each, and so many of the others stand for all
-_UNKNOWN: Final = 1e12  # of a group that has seen nothing
+GROWTH: Final = 1.1  # a table is recomputed when its group has grown by this factor
+FEW: Final = 10  # past jobs: if fewer ran this long, a wider group is used; fewer that end soon are not significant
+_TAIL, _BODY = 100, 400  # of a larger group, keep each of the longest, and this many samples of the others
+_UNKNOWN: Final = 1e12  # of a group without ended jobs
 Numbers = NDArray[np.float64]
 
 
 def inverse_gittins_s(
     durations_s: Numbers, weights: Numbers, attained_s: Numbers, restart_s: float, least: int = 1
 ) -> Numbers:
-    """1 / G(a) in seconds of service for each job that ends, at best.
+    """Return 1 / G(a) in seconds of service for each job that ends, at best.
 
     From m sorted past durations above a, y_1..y_m: the least of ((m c + sum_{i<=k} (y_i - a) + (m - k)(y_k - a)) / k.
-    Where none is above a, as many heavy tails have it: what is left is as long as what is over.
+    If none is above a, the remaining time equals the attained time, as in many heavy tails.
 
     Args:
         durations_s: (samples,) of past jobs, ascending.
-        weights: (samples,) how many jobs each stands for.
+        weights: (samples,) number of jobs that each represents.
         attained_s: (points,) values of a.
         restart_s: c.
-        least: so many samples end by x, or all: the shortest of many gaps is short by chance.
+        least: at least this many samples end by x, or all: the shortest of many gaps is short by chance.
     """
     first = np.searchsorted(durations_s, attained_s, side="right")[:, None]
     counts = np.concatenate([[0.0], np.cumsum(weights)])
@@ -177,10 +178,10 @@ def inverse_gittins_s(
 
 
 class GittinsTables:
-    """1 / G at some points for each group of a history, and between them by interpolation.
+    """Tables of 1 / G at some points for each group of a history, with interpolation between them.
 
-    The points are a group's own, whether its jobs run for seconds or days: 0, and `POINTS` in one ratio, from what all
-    but a twentieth of its jobs ran for to beyond the longest.
+    The points adapt to the group, whether its jobs run for seconds or days: 0, and `POINTS` in geometric progression,
+    from the duration that all but a twentieth of its jobs exceed to beyond the longest.
 
     Attributes:
         version: changes whenever a table does.
@@ -189,14 +190,14 @@ class GittinsTables:
     def __init__(self, history: DurationHistory, restart_s: float) -> None:
         self.version = 0
         self._history, self._restart_s = history, restart_s
-        self._made_of: list[int] = []  # by group: of how many durations
-        # (3, groups): the first point above 0; the logarithm of the ratio; who has attained more asks a wider group
+        self._made_of: list[int] = []  # by group: the number of durations used
+        # (3, groups): the first point above 0; the ratio's logarithm; the service above which a wider group is used
         self._scales = np.empty((3, 0))
-        self._tables = np.empty((2, 0, 1 + POINTS))  # (2, groups, points), for those that wait, and that run
+        self._tables = np.empty((2, 0, 1 + POINTS))  # (2, groups, points), for waiting jobs, and running ones
         self._groups_of = np.empty((0, LONGEST_CHAIN), np.int64)  # (chains, groups) narrowest first
 
     def hear_of(self, chain: int) -> None:
-        """A job of this chain has arrived."""
+        """Register a chain when a job of it arrives."""
         for groups in self._history.chains[len(self._groups_of) : chain + 1]:
             for group in groups:
                 self._make_room(group.number)
@@ -206,13 +207,13 @@ class GittinsTables:
             self._groups_of = np.concatenate([self._groups_of, [numbers]])
 
     def learn(self, chain: int) -> None:
-        """A job of this chain has ended: tables of groups that have grown by a tenth are made anew."""
+        """Update after a job of this chain has ended: recompute tables of groups that have grown by a tenth."""
         for group in self._history.chains[chain]:
             if self._refresh(group):
                 self.version += 1
 
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
-        """1 / G of jobs, in seconds: by the narrowest group that has seen enough jobs, and a few of them run longer."""
+        """Return 1 / G of jobs, in seconds, by the narrowest group with enough jobs, a few of which ran longer."""
         attained_s, groups = np.asarray(attained_s), self._groups_of[chain]
         may = attained_s[..., None] < self._scales[2, groups]
         may[..., -1] = True
@@ -223,10 +224,10 @@ class GittinsTables:
         table, point = self._tables[int(is_running)], np.minimum(at.astype(np.int64), POINTS - 1)
         here = table[group, point]
         between = here + np.minimum(at - point, 1.0) * (table[group, point + 1] - here)
-        return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # nobody ran so long
+        return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # no job ran this long
 
     def _refresh(self, group: DurationGroup) -> bool:
-        """Make a group's table anew where it has grown: whether it was."""
+        """Recompute a group's table if the group has grown; returns whether it was."""
         number, many = group.number, group.many
         was = self._made_of[number]
         if many < max(was * GROWTH, was + 1) and not was < ENOUGH <= many:
@@ -236,7 +237,7 @@ class GittinsTables:
         first_s = sample[len(sample) // 20]
         step = np.log(sample[-1] / first_s) / (POINTS - 2) or 1.0
         points_s = np.append(0.0, first_s * np.exp(step * np.arange(POINTS)))
-        before_s = points_s * (1 - 1e-9)  # who ends there is about to
+        before_s = points_s * (1 - 1e-9)  # a job that ends at this point has not ended yet
         until_s = group.durations_ns[-FEW] / NS_PER_S if many >= ENOUGH else 0.0
         self._scales[:, number] = first_s, step, until_s
         for which, restart_s in enumerate((self._restart_s, 0.0)):
@@ -251,7 +252,7 @@ class GittinsTables:
 
 
 def _sample(durations_ns: list[int]) -> tuple[Numbers, Numbers]:
-    """Durations in seconds, and how many each stands for; of very many, evenly spaced ones and all of the longest."""
+    """Return durations in seconds and their weights; of very many, evenly spaced ones and all of the longest."""
     rest = len(durations_ns) - _TAIL
     if rest <= _BODY:
         return np.array(durations_ns, np.float64) / NS_PER_S, np.ones(len(durations_ns))

@@ -1,4 +1,4 @@
-"""What a scheduler knows of jobs and GPUs, and what a queueing may do with it: who fits, start, stop, make room."""
+"""The scheduler's state of jobs and GPUs, with what queueings may do: test for room, start, stop, preempt."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from kit.units import NS_PER_S
 
 
 class JobLedger:
-    """Jobs that wait and run, the GPUs that they hold, and the commands that say so.
+    """State of waiting and running jobs, the GPUs that they hold, and the resulting commands.
 
     Attributes:
         search: how a pool's nodes are searched.
-        is_preemptive: whether jobs that run may have to make room.
-        waiting, stopped: how many jobs wait, and how many were told to stop, ever.
-        class_of: what each job needs that is not gone.
-        running: by pool, who runs there.
+        is_preemptive: whether running jobs may be preempted.
+        waiting, stopped: number of waiting jobs, and of all stops so far.
+        class_of: the demand of each job that is not gone.
+        running: running jobs by pool.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class JobLedger:
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         self._indices_move = self.order.wait_moves or (self.order.tables, self.order.accounts) != (None, None)
         self._keeps_ends = policy.queueing in RESERVING
-        self._lines: dict[int, CompetingClasses] = {}  # by pool; pools that jobs may choose between share one
-        self._touched: dict[int, CompetingClasses] = {}  # lines to decide on, by identity
-        self._pool_of: dict[int, Pool] = {}  # of jobs that run
+        self._lines: dict[int, CompetingClasses] = {}  # by pool; pools that a job may choose between share one
+        self._touched: dict[int, CompetingClasses] = {}  # lines to decide on, by `id`
+        self._pool_of: dict[int, Pool] = {}  # of running jobs
         self._rankings: dict[int, PoolRanking] = {}  # by pool, for an instant and the tables of an order
         self._rankings_of = -1, 0
 
     # -------------------------------------------------------------------------------------------------- who waits
 
     def _touch(self, line: CompetingClasses) -> None:
-        """It is to be decided on at the end of this instant."""
+        """Schedule a decision on this line for the end of this instant."""
         self._touched[id(line)] = line
         self.next_wake_ns = self.now_ns
 
     def _open(self, pool: Pool) -> None:
-        """Something has changed in a pool."""
+        """Mark a change in a pool."""
         self.next_wake_ns = self.now_ns
         line = self._lines.get(pool.index)
         if line is not None:
@@ -114,11 +114,11 @@ class JobLedger:
     # ------------------------------------------------------------------------------------- what a queueing asks for
 
     def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
-        """Those of whom one can start now on free GPUs."""
-        largest: dict[int, int] = {}  # by pool, the gang that fits
+        """Return classes of which a job can start now on free GPUs."""
+        largest: dict[int, int] = {}  # by pool, the largest gang that fits
         fits = []
         for waiting in classes:
-            if waiting.milli < WHOLE_MILLI:  # there may be room beside others' shares
+            if waiting.milli < WHOLE_MILLI:  # there may be room next to others' shares
                 fits.append(waiting)
                 continue
             for pool in waiting.pools:
@@ -134,7 +134,7 @@ class JobLedger:
         return fits
 
     def refresh(self, classes: Iterable[WaitingClass]) -> None:
-        """Bring the indices of classes up to the present, where they have moved."""
+        """Update the indices of classes whose indices have changed."""
         for waiting in classes if self._indices_move else ():
             if waiting.version != self._version:
                 waiting.version = self._version
@@ -143,14 +143,14 @@ class JobLedger:
 
     @property
     def _version(self) -> tuple[int, int]:
-        """What indices of jobs that wait rest on now: time, if they move with it; the order's tables, or accounts."""
+        """What waiting jobs' indices depend on: time, if they change with it; the version of tables or accounts."""
         order, moved_ns = self.order, self.now_ns if self.order.wait_moves else 0
         if order.accounts is not None:
             return moved_ns, order.accounts.advance(self.now_ns)
         return moved_ns, 0 if order.tables is None else order.tables.version
 
     def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
-        """(count,) How long each of a class would take in a pool, by estimate."""
+        """Return (count,) the estimated run time of each job of a class in a pool."""
         book, jobs = self.book, waiting.jobs
         left_ns = np.maximum(book.estimate_ns[jobs] - book.done_ns[jobs], 1)
         speed = waiting.speeds[waiting.pools.index(pool)]
@@ -158,7 +158,7 @@ class JobLedger:
         return np.asarray(at_speed_ns + (book.begun[jobs] > 0) * self.policy.knobs.restart_ns)
 
     def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
-        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending by time."""
+        """Return the estimated ends of jobs that run in a pool, and the GPUs then freed; ascending by time."""
         ends, held = self.running[pool.index].ends, self.running[pool.index].held
         late = bisect_left(ends, (self.now_ns + 1,))
         if late:
@@ -167,7 +167,7 @@ class JobLedger:
         return [(at_ns, held[job]) for at_ns, job in ends]
 
     def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
-        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
+        """Start the first job of a class, preempting jobs that come after it if allowed; not in closed pools."""
         for pool in waiting.pools:
             has_room = pool.free_gpus >= waiting.gpus or waiting.milli < WHOLE_MILLI
             if has_room and pool not in closed:
@@ -178,7 +178,7 @@ class JobLedger:
         return self.is_preemptive and self._start_by_preemption(waiting, closed)
 
     def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
-        """Where the first of a class can start in a pool."""
+        """Find an allocation in a pool for the first job of a class."""
         if self.slots is not None and self.slots.is_aware and waiting.nodes == 1:
             return self.slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
         if waiting.milli < WHOLE_MILLI:
@@ -186,7 +186,7 @@ class JobLedger:
         return self.search(pool, waiting.gpus, waiting.nodes)
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
-        """Start the one at a place of a class on free GPUs."""
+        """Start the job at a place of a class on free GPUs."""
         job = waiting.remove(place)
         book = self.book
         now_ns = self.now_ns
@@ -232,7 +232,7 @@ class JobLedger:
         self._open(pool)
 
     def _end_of(self, job: int) -> tuple[int, int]:
-        """When one that runs ends, by estimate."""
+        """Return when a running job ends, by estimate."""
         book = self.book
         left_ns = max(int(book.estimate_ns[job] - book.done_ns[job]), 1)
         return int(book.from_ns[job]) + length_ns(left_ns, float(book.speed[job])), job
@@ -253,14 +253,14 @@ class JobLedger:
         return False
 
     def stop(self, job: int) -> None:
-        """Stop one that runs: its GPUs may be given to another at once."""
+        """Stop a running job: its GPUs may be given to another at once."""
         self._release(job)
         self.stopped += 1
         self.book.state[job] = STOPPING
         self.commands.append(PreemptJob(job))
 
     def _ranking(self, pool: Pool) -> PoolRanking:
-        """Who may be preempted in a pool at this instant: nobody that was started at it."""
+        """Return the ranking of preemptible jobs in a pool at this instant: none that was started at it."""
         made_of = self.now_ns, 0 if self.order.tables is None else self.order.tables.version
         if self._rankings_of != made_of:
             self._rankings, self._rankings_of = {}, made_of
@@ -269,7 +269,7 @@ class JobLedger:
             knobs, running = self.policy.knobs, self.running[pool.index]
             jobs, nodes, gpus = running.columns()
             index = self.order.index(Features(self.book, jobs, self.now_ns, is_running=True))
-            if knobs.hysteresis != 1.0:  # those that run have an advantage
+            if knobs.hysteresis != 1.0:  # running jobs have an advantage
                 index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
             latest_ns = self.now_ns - max(knobs.min_run_ns, 1)
             ranking = PoolRanking(index, jobs, nodes, gpus, latest_ns, running)

@@ -1,14 +1,14 @@
-"""Where a chosen job lies, by a mixed integer programme over a few candidates: RLTune's, as it is meant.
+"""Placement of a chosen job by a mixed-integer program over a few candidates: RLTune's, as its paper intends it.
 
-Candidates of a job are the way that fragments least and the way that balances best, on the fewest nodes and on one more
-(`jobs.policies.choices`): four at most. The programme takes one, and minimizes
+A job's candidates are the placement that fragments least and that which balances best, on the fewest nodes and on one
+more (`jobs.policies.choices`): four at most. The program takes one, and minimizes
 
     a sum_n f_n + b (F_max - F_min) - g sum y,        (a, b, g) = (1, 0.3, 0.5)
 
-with f_n: node n is partly used; F: free GPUs of a node; y_k: the k-th of those who will be chosen next, by the policy's
-own scores, is placed beside, jointly, on one of its candidates.
+with f_n: node n is partly used; F: free GPUs of a node; y_k: the k-th job in line after it, by the policy's own scores,
+is placed jointly with it, on one of its candidates.
 
-With so few candidates all combinations are tried. Where two placements are equally good, the first candidate is taken.
+With so few candidates all combinations are tried. Of two equally good placements, the first candidate is taken.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from jobs.policies.choices import Mapper, View, uses
 from jobs.policies.cluster import Allocation, Pool
 
 WEIGHTS: Final = (1.0, 0.3, 0.5)
-FOLLOWING: Final = 4  # that are placed beside, with the chosen one: RLTune's top five
-_TIE: Final = 1e-3  # a later candidate of the chosen job costs so much more; objectives differ by tenths
+FOLLOWING: Final = 4  # jobs placed jointly; with the chosen one, RLTune's top five
+_TIE: Final = 1e-3  # the extra cost of a later candidate of the chosen job; objectives differ by tenths
 Scores = Callable[[View], NDArray[Any]]
 
 
 class Candidate(NamedTuple):
-    """One way for a job: a pool, and places there."""
+    """One possible placement of a job: a pool, and places there."""
 
     pool: Pool
     allocation: Allocation
 
 
 class Nodes:
-    """All nodes of some pools, side by side, as they are now.
+    """Present state of all nodes of some pools, concatenated.
 
     Attributes:
         free, size: (N,) GPUs.
@@ -53,7 +53,7 @@ class Nodes:
         self.first = dict(zip([pool.index for pool in pools], accumulate(many, initial=0), strict=False))
 
     def taken(self, candidate: Candidate) -> NDArray[np.int64]:
-        """(N,) GPUs that it takes of each."""
+        """Return (N,) GPUs that a candidate takes of each node."""
         row = np.zeros(len(self.free), np.int64)
         for place, gpus in candidate.allocation:
             row[self.first[candidate.pool.index] + place] = gpus
@@ -64,7 +64,7 @@ class Nodes:
 
 
 def candidates(pools: Sequence[Pool], gpus: int) -> list[Candidate]:
-    """Four at most: (fewest nodes, one more) x (least fragmentation, best balance), each once."""
+    """Return four candidates at most: (fewest nodes, one more) x (least fragmentation, best balance), each once."""
     by_place: dict[tuple[int, Allocation], Candidate] = {}
     for more in (0, 1) if gpus > 1 else (0,):
         laid = [(pool, each) for pool in pools for each in _laid(pool, gpus, more)]
@@ -77,7 +77,7 @@ def candidates(pools: Sequence[Pool], gpus: int) -> list[Candidate]:
 
 
 def _laid(pool: Pool, gpus: int, more: int) -> Iterator[Allocation]:
-    """On so many nodes more than the fewest; of equally free nodes those with the lowest numbers."""
+    """Yield placements on `more` nodes above the fewest; of equally free nodes those with the lowest numbers."""
     of_free: dict[int, list[int]] = {}
     for place, free in enumerate(pool.free):
         if pool.is_up(place):
@@ -89,7 +89,7 @@ def _laid(pool: Pool, gpus: int, more: int) -> Iterator[Allocation]:
 
 
 def _merits(pool: Pool, allocation: Allocation) -> tuple[int, int, float]:
-    """By how much partly used nodes, GPUs used on them, and the variance of utilization grow."""
+    """Return by how much partly used nodes, GPUs used on them, and the variance of utilization grow."""
     before = np.array(pool.free)
     after = before.copy()
     for place, gpus in allocation:
@@ -110,7 +110,7 @@ def _merits(pool: Pool, allocation: Allocation) -> tuple[int, int, float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Programme:
-    """Take one candidate of the first job, and at most one of each that follows.
+    """Program that takes one candidate of the first job, and at most one of each job that follows.
 
     Attributes:
         free, size: (N,) of the nodes.
@@ -123,7 +123,7 @@ class Programme:
     weights: tuple[float, float, float] = WEIGHTS
 
     def solve(self) -> int:
-        """The candidate of the first job, by trying all combinations that fit."""
+        """Return the first job's candidate, by trying all combinations that fit."""
         a, b, g = self.weights
         is_touched = np.concatenate(self.takes).any(axis=0)
         still = self.free[~is_touched]
@@ -132,7 +132,7 @@ class Programme:
         chosen = np.arange(len(self.takes[0]))
         free, cost = self.free[is_touched] - self.takes[0][:, is_touched], _TIE * chosen
         for takes in self.takes[1:]:
-            ways = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first: it is not placed
+            ways = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first row: not placed
             rows, way = np.nonzero((free[:, None] >= ways).all(axis=2))
             free = free[rows] - ways[way]
             cost = cost[rows] - g * (way > 0)
@@ -147,7 +147,7 @@ class Programme:
 
 
 def _lay(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
-    """Jointly with those who will be chosen next."""
+    """Place a job jointly with those next in line."""
     options = candidates(pools[place], int(view.gpus[place]))
     if len(options) == 1:
         return options[0]
@@ -169,9 +169,9 @@ def _lay(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]
 
 
 def mapper_of(scores: Scores | None) -> Mapper:
-    """Who lays whoever is chosen.
+    """Return the mapper that places a chosen job.
 
     Args:
-        scores: of each job of a view; the larger, the sooner its turn. None: by the view's order.
+        scores: of each job of a view; a larger score comes first. None: the view's order.
     """
     return partial(_lay, scores or (lambda view: -np.arange(len(view))))

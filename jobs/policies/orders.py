@@ -1,4 +1,4 @@
-"""What a scheduler has written down of every job, as columns by job number; grown as jobs come."""
+"""Columns by job number of all that a scheduler records of jobs, and the orders of jobs based on them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from jobs.policies.history import GittinsTables
 from kit.strict import StrictModel
 from kit.units import NS_PER_S, seconds
 
-Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
+Jobs = Any  # a job's number, or an array of them: indexing columns by it gives a number or an array
 NEVER_NS: Final = 1 << 62
 WAITING, RUNNING, STOPPING, GONE = range(4)
 _FRESH: Final = {"gpus": 1, "from_ns": NEVER_NS, "state": GONE, "speed": 1.0, "share": 1.0}  # other columns are 0
 
 
 class JobBook:
-    """The columns: whole numbers, but for `speed` and `share`. All times in nanoseconds.
+    """Records of jobs, a column each: integers, except `speed` and `share`; all times in nanoseconds.
 
     Attributes:
-        estimate_ns: of its whole work at the reference type.
+        estimate_ns: estimate of its whole work at the reference type.
         done_ns: work that is kept.
-        since_ns: it waits, or runs, since then.
-        from_ns: its work goes on (after a restart); never for one that waits.
-        begun: how often it was started.
-        group: of jobs with a history in common.
-        speed: which it runs at.
-        share: of its one GPU, of a job that does not need all of it; else 1.
+        since_ns: start of its present wait or run.
+        from_ns: start of its work (after a restart); `NEVER_NS` for a waiting job.
+        begun: number of its starts.
+        group: the jobs with a common history.
+        speed: its present speed.
+        share: the part of its one GPU that it needs; otherwise 1.
     """
 
     gpus: NDArray[np.int64]
@@ -52,7 +52,7 @@ class JobBook:
         self.make_room(1023)
 
     def make_room(self, job: int) -> None:
-        """For a job of this number."""
+        """Extend the columns to a job of this number."""
         if job < self._room:
             return
         more = max(job + 1, 2 * self._room) - self._room
@@ -62,18 +62,18 @@ class JobBook:
         self._room += more
 
     def attained_ns(self, jobs: Jobs, now_ns: int) -> Any:
-        """Work done, at the reference type; of those that run with what they have done since they were started."""
+        """Return work done at the reference type, including that of running jobs since their start."""
         if isinstance(jobs, int):  # the same to the last bit, in a tenth of the time
             return self.done_ns.item(jobs) + max(now_ns - self.from_ns.item(jobs), 0) * self.speed.item(jobs)
         return self.done_ns[jobs] + np.maximum(now_ns - self.from_ns[jobs], 0) * self.speed[jobs]
 
 
 class Features:
-    """What an order may look at, of one job or of many; worked out only where it looks.
+    """Features that an order may use, of one job or many; computed only if used.
 
     Attributes:
         jobs: the number of a job, or an array of them; every feature has this shape.
-        restart_s: what it costs to go on: 0 for those that run.
+        restart_s: the cost of resuming: 0 for running jobs.
     """
 
     __slots__ = ("_book", "is_running", "jobs", "now_ns", "restart_s")
@@ -86,43 +86,43 @@ class Features:
 
     @property
     def now_s(self) -> float:
-        """The present."""
+        """The present time."""
         return self.now_ns / NS_PER_S
 
     @property
     def gpus(self) -> Any:
-        """How many it needs; a part of one, of a job that needs no more."""
+        """GPUs that each needs; a fraction for a job that needs part of one."""
         return self._book.gpus[self.jobs] * self._book.share[self.jobs]
 
     @property
     def submit_s(self) -> Any:
-        """When it was submitted."""
+        """Time of submission."""
         return self._book.submit_ns[self.jobs] / NS_PER_S
 
     @property
     def waiting_since_s(self) -> Any:
-        """When it began to wait (last)."""
+        """Start of the job's (last) wait."""
         return self._book.since_ns[self.jobs] / NS_PER_S
 
     @property
     def estimate_s(self) -> Any:
-        """How long it runs, by the policy's estimate: a second at least."""
+        """Run time by the policy's estimate: a second at least."""
         return np.maximum(self._book.estimate_ns[self.jobs] / NS_PER_S, 1.0)
 
     @property
     def attained_s(self) -> Any:
-        """How much of its work is done."""
+        """Work that is done."""
         return self._book.attained_ns(self.jobs, self.now_ns) / NS_PER_S
 
     @property
     def remaining_s(self) -> Any:
-        """What is left, by the estimate: not below 0."""
+        """Remaining work, by the estimate: not below 0."""
         book = self._book
         return np.maximum(book.estimate_ns[self.jobs] - book.attained_ns(self.jobs, self.now_ns), 0) / NS_PER_S
 
     @property
     def group(self) -> Any:
-        """The jobs with whose durations its own may be foretold (`jobs.policies.history`)."""
+        """The group of jobs whose durations predict its own (`jobs.policies.history`)."""
         return self._book.group[self.jobs]
 
 
@@ -130,19 +130,19 @@ class Features:
 # Slurm's multifactor priority: age, size and fair share of a job, weighted; largest first.
 #
 # `priority/multifactor` of Slurm (slurm.schedmd.com/priority_multifactor.html; its classic fair share,
-# slurm.schedmd.com/classic_fair_share.html, which `PriorityFlags=NO_FAIR_TREE` chooses), for accounts that lie side by
-# side below the root:
+# slurm.schedmd.com/classic_fair_share.html, which `PriorityFlags=NO_FAIR_TREE` chooses), for accounts that are all
+# children of the root:
 #
 #     priority   = weight_age x age + weight_size x size + weight_fairshare x F, cut to a whole number, at least 1
 #     age        = wait / max_age, at most 1
-#     size       = (share of the nodes + share of the GPUs) / 2; 1 less that where small jobs are favoured
+#     size       = (share of the nodes + share of the GPUs) / 2; 1 less that if small jobs are favoured
 #     F          = 2^(-(U / S) / damping), U the account's part of all usage, S its part of all shares
-#     or, by Fair Tree, how many of n accounts have no larger S / U, over n + 1 (slurm.schedmd.com/fair_tree.html)
+#     or, by Fair Tree, the number of n accounts with no larger S / U, over n + 1 (slurm.schedmd.com/fair_tree.html)
 #
 # Usage is GPU time held, restarts included; it halves every `half_life`. Priorities and usage are calculated every
-# `period` for all that wait, and for a job as it arrives with the usage of the last calculation. What is used within a
-# period decays with the whole of it, as in Slurm for a job that runs all the time. Where Slurm counts CPUs in a job's
-# size, these are GPUs here; its nodes are as many as its GPUs fill, of the cluster's mean size.
+# `period` for all waiting jobs, and a new job's priority on arrival with the usage of the last calculation. Usage
+# within a period decays over the whole period, as in Slurm for a job that runs all the time. A job's size counts GPUs
+# instead of Slurm's CPUs; its nodes are those that its GPUs fill, at the cluster's mean size.
 
 
 MULTIFACTOR: Final = "multifactor"
@@ -170,7 +170,7 @@ class MultifactorKnobs(StrictModel):
         False, description="accounts are ranked by shares over usage (Slurm's default); false: `NO_FAIR_TREE`"
     )
     period_s: Annotated[Span, Field(ge=1)] = Field(300.0, description="PriorityCalcPeriod")
-    account: Literal["user", "vc"] = Field("user", description="whose usage counts")  # without a user, its VC's
+    account: Literal["user", "vc"] = Field("user", description="whose usage counts")  # without a user, the job's VC's
     shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")
 
     @property
@@ -185,7 +185,7 @@ class MultifactorKnobs(StrictModel):
 
 
 class Accounts:
-    """Who has used how many GPUs for how long: what was used until now, and nothing of what will be.
+    """Accounts' usage: how many GPUs for how long, up to now.
 
     Args:
         gpus, nodes: of the cluster.
@@ -198,13 +198,13 @@ class Accounts:
         self._numbers: dict[str, int] = {}
         self._of_job = np.zeros(1024, np.int64)
         self._shares, self._used = np.zeros(0), np.zeros(0)  # by account; GPU seconds at the last calculation
-        self._fresh, self._held = np.zeros(0), np.zeros(0)  # GPU seconds since then; GPUs that are held now
+        self._fresh, self._held = np.zeros(0), np.zeros(0)  # GPU seconds since then; GPUs held now
         self._until_ns, self._calculated = 0, 0  # fresh usage is counted until; the number of the last calculation
         self._decay = 2.0 ** (-knobs.period_ns / NS_PER_S / knobs.half_life_s)
         self._fair = np.zeros(0)  # F at the last calculation
 
     def arrive(self, event: JobArrived, now_ns: int) -> None:
-        """A job will count for its account."""
+        """Register a job with its account."""
         self.advance(now_ns)
         name = event.vc if self._knobs.account == "vc" or not event.user else event.user
         number = self._numbers.setdefault(name, len(self._numbers))
@@ -218,12 +218,12 @@ class Accounts:
         self._of_job[event.job] = number
 
     def hold(self, job: int, gpus: float, now_ns: int) -> None:
-        """A job holds so many GPUs more from now on (below 0: fewer)."""
+        """Add to the GPUs that a job holds from now on (below 0: subtract)."""
         self.advance(now_ns)
         self._held[self._of_job[job]] += gpus
 
     def advance(self, now_ns: int) -> int:
-        """Count until now; the number of the last calculation, which changes whenever priorities do."""
+        """Count until now; returns the number of the last calculation, which changes whenever priorities do."""
         period_ns = self._knobs.period_ns
         many = now_ns // period_ns - self._calculated
         if many > 0:
@@ -231,7 +231,7 @@ class Accounts:
             at_ns = self._calculated * period_ns
             first_s = (at_ns - (many - 1) * period_ns - self._until_ns) / NS_PER_S
             used = (self._used + self._fresh + self._held * first_s) * self._decay
-            if many > 1:  # nothing changed since: each period adds as much
+            if many > 1:  # nothing changed since: each period adds the same amount
                 later = (self._decay ** np.arange(1.0, many)).sum() * period_ns / NS_PER_S
                 used = used * self._decay ** (many - 1) + self._held * later
             self._used = used
@@ -250,7 +250,7 @@ class Accounts:
         return 2.0 ** (-usage / (self._shares / self._shares.sum()) / self._knobs.damping)
 
     def index(self, jobs: Features) -> Any:
-        """Of jobs: their priority at the last calculation, below 0, so that the largest comes first."""
+        """Return the negative priorities of jobs at the last calculation, so that the largest comes first."""
         knobs = self._knobs
         calculated_s = self.advance(jobs.now_ns) * knobs.period_ns / NS_PER_S
         age = np.clip((calculated_s - jobs.submit_s) / knobs.max_age_s, 0.0, 1.0)
@@ -263,7 +263,7 @@ class Accounts:
 
 
 # ---------------------------------------------------------------------------------------------------------------- gavel
-# Gavel's linear programmes: which share of the time each job gets on each type (Narayanan et al., OSDI'20, section 4).
+# Gavel's linear programs: which share of the time each job gets on each type (Narayanan et al., OSDI'20, section 4).
 #
 # With X[m, k] the share of job m in pool k, s its speed there, z its GPUs, and throughput(m) = sum_k s[m, k] X[m, k]:
 #
@@ -275,10 +275,10 @@ class Accounts:
 #     gavel-fifo         largest sum_m (M - m)  z throughput(m) / speed on the fastest type, m in order of submission
 #     gavel-least-jct    largest sum_m throughput(m) / left: the sum of what is done of each job's rest a second
 #
-# The last is ours. In the others, z is where Gavel's code has it and its paper leaves it out. Where the least or the
-# largest of many is found, most shares are still open: of those that reach it, that with the largest sum of normalised
-# throughputs is taken. A pool is a type of GPU in one VC; a job that may not use a pool has no share there, and its
-# equal share is one of those that it may use.
+# The last is our own. In the others, z is placed as in Gavel's code; its paper omits it. An optimal minimum or maximum
+# leaves most shares undetermined: of the optimal solutions, that with the largest sum of normalised throughputs is
+# taken. A pool is a type of GPU in one VC; a job that may not use a pool has no share there, and its equal share is of
+# the pools that it may use.
 
 
 Numbers = NDArray[np.float64]
@@ -286,14 +286,15 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demands:
-    """Jobs that compete for pools. Those that are alike in all that an objective asks may be one row.
+    """Jobs that compete for pools. Jobs with equal values of all that an objective uses may share a row.
 
     Attributes:
-        gpus: (rows,) of each job.
-        speeds: (rows, pools) 0 where it may not run.
-        many: (rows,) how many jobs a row stands for.
+        gpus: (rows,) GPUs of each job.
+        speeds: (rows, pools) 0 if it may not run there.
+        many: (rows,) number of jobs that a row represents.
         capacity: (pools,) GPUs.
-        age_s, left_s: (rows,) since submission; work that is left, at the reference type. Used where it is asked.
+        age_s, left_s: (rows,) time since submission; remaining work at the reference type. Only some objectives use
+            them.
     """
 
     gpus: Numbers
@@ -304,7 +305,7 @@ class Demands:
     left_s: Numbers
 
     def rows(self, which: NDArray[np.bool_]) -> Demands:
-        """Some of them."""
+        """Return some of the rows."""
         gpus = self.gpus[which]
         speeds = self.speeds[which]
         many = self.many[which]
@@ -317,11 +318,11 @@ class Demands:
         return np.asarray((self.speeds * self.capacity).sum(1) / np.maximum((may * self.capacity).sum(1), 1e-300))
 
 
-_SLACKS: Final = (1e-7, 1e-5)  # of a level; the solver's own tolerance is 1e-7, so the first is too small now and then
+_SLACKS: Final = (1e-7, 1e-5)  # of a level; the solver's own tolerance is 1e-7, so the first is sometimes too small
 
 
 class _Programme:
-    """The constraints that all objectives share; the variables are X where a job may run, and one more (`level`)."""
+    """The constraints that all objectives share; the variables are X where a job may run, and `level`."""
 
     def __init__(self, demands: Demands) -> None:
         from scipy import sparse
@@ -339,7 +340,7 @@ class _Programme:
         self.throughput = sparse.csr_array((self.speeds, (self.rows, numbers)), shape=shape)
 
     def level(self, per_level: Numbers) -> tuple[float, Numbers]:
-        """The largest level with throughput(m) >= level x per_level(m) for all, and the throughputs there."""
+        """Return the largest level with throughput(m) >= level x per_level(m) for all, and the throughputs there."""
         objective = np.zeros(self.variables + 1)
         objective[-1] = -1.0
         values = self._solve(objective, per_level, None)
@@ -347,7 +348,7 @@ class _Programme:
         return float(values[-1]), np.asarray(self.throughput @ values)
 
     def best(self, normal: Numbers, per_level: Numbers | None = None, level: float = 0.0) -> Numbers:
-        """(rows, pools) The shares with the largest sum of throughput(m) / normal(m) that keep a level."""
+        """Return (rows, pools) the shares with the largest sum of throughput(m) / normal(m) that keep a level."""
         weights = (self.demands.many / normal)[self.rows] * self.speeds
         objective = np.append(-weights / float(weights.max()), 0.0)
         tries = (self._solve(objective, per_level, level * (1 - slack)) for slack in _SLACKS)
@@ -358,7 +359,7 @@ class _Programme:
         return shares
 
     def _solve(self, objective: Numbers, per_level: Numbers | None, level: float | None) -> Numbers | None:
-        """The variables' best values; None where the level can't be kept, as the solver sees it."""
+        """Return the variables' best values; None if the solver can't keep the level."""
         from scipy import sparse
         from scipy.optimize import linprog
 
@@ -375,15 +376,15 @@ class _Programme:
 
 
 def max_min(demands: Demands) -> Numbers:
-    """(rows, pools) Shares by max-min fairness."""
+    """Return (rows, pools) shares by max-min fairness."""
     programme, per_level = _Programme(demands), demands.equal_speed / demands.gpus
     return programme.best(demands.equal_speed, per_level, programme.level(per_level)[0])
 
 
 def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
-    """(rows, pools) Shares by finish-time fairness: the least of the largest ratios, to so much of it.
+    """Return (rows, pools) shares by finish-time fairness: the least maximal ratio, to this relative exactness.
 
-    A ratio asks a throughput of each job, so that it is found by bisection.
+    A ratio determines the throughput that each job needs, so bisection finds the least one.
     """
     programme, share = _Programme(demands), np.minimum(demands.capacity.sum() / demands.many.sum() / demands.gpus, 1.0)
     age_s, left_s = demands.age_s, np.maximum(demands.left_s, 1.0)
@@ -402,26 +403,26 @@ def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
 
 
 def fifo(demands: Demands) -> Numbers:
-    """(rows, pools) Shares in the order of submission: the oldest first, each where it runs fastest."""
+    """Return (rows, pools) shares in the order of submission: the oldest first, each on its fastest type."""
     place = np.argsort(np.argsort(-demands.age_s, kind="stable"))
     weight = (len(place) - place) * demands.gpus / demands.speeds.max(1)
     return _Programme(demands).best(1 / weight)
 
 
 def least_jct(demands: Demands) -> Numbers:
-    """(rows, pools) Shares by what is done of each job's rest a second."""
+    """Return (rows, pools) shares that maximize the fraction of each job's remaining work done a second."""
     return _Programme(demands).best(np.maximum(demands.left_s, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One way to share.
+    """An objective by which pools are shared.
 
     Attributes:
-        shares: of a table of demands.
-        is_by_job: whether it asks more of a job than its GPUs and speeds; else jobs that are alike are one row.
+        shares: the shares for a table of demands.
+        is_by_job: whether it uses more of a job than its GPUs and speeds; otherwise equal jobs are one row.
         is_blind: whether all speeds are taken to be 1.
-        needs_estimate: whether it asks how long jobs run.
+        needs_estimate: whether it uses run times.
     """
 
     shares: Callable[[Demands], Numbers]
@@ -440,7 +441,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
 
 
 # --------------------------------------------------------------------------------------------------------------- orders
-# Who comes first: an index of each job, smallest first; equal ones in the order of submission.
+# Orders of jobs: an index of each job, smallest first; equal ones in the order of submission.
 #
 # Each is a word in a policy file. `n` is a job's GPUs, `r` its estimated run time, `s` its submission, `w` its wait.
 # Formulas of wfp3, unicep and f1 as in Zhang et al., RLScheduler, SC'20 (from Tang et al. 2009; Carastan-Santos and
@@ -452,15 +453,15 @@ Index = Callable[[Features], Any]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One way to put jobs in order.
+    """An order of jobs.
 
     Attributes:
-        index: of the jobs of these features, as numbers of their shape; smallest first.
-        needs_estimate: whether it asks how long a job runs.
-        wait_moves: whether the index of a job that waits changes with time.
-        run_worsens: whether that of one that runs grows with time, so that those that wait may come to be before it.
-        tables: what the index rests on besides, if it does: jobs' indices change when its version does.
-        accounts: whose usage it rests on, if it does: jobs' indices change when it is calculated anew.
+        index: the indices of jobs from their features, in the same shape; smallest first.
+        needs_estimate: whether it uses run times.
+        wait_moves: whether a waiting job's index changes with time.
+        run_worsens: whether a running job's index grows with time, so that waiting jobs may overtake it.
+        tables: tables that the index uses, if any: jobs' indices change when their version does.
+        accounts: accounts whose usage it uses, if any: jobs' indices change when it is recalculated.
     """
 
     index: Index
@@ -471,7 +472,7 @@ class Order:
     accounts: Accounts | None = None
 
     def guarded(self, age_ns: int) -> Order:
-        """The same behind all jobs that have waited longer, of which the oldest comes first."""
+        """Return this order behind all jobs that have waited longer than a limit, the oldest of them first."""
 
         def index(jobs: Features) -> Any:
             waited_s = jobs.now_s - jobs.submit_s
@@ -480,28 +481,28 @@ class Order:
         return replace(self, index=index, wait_moves=True)
 
 
-_BEFORE_ALL: Final = 1e30  # a second of it comes before all that an order says
+_BEFORE_ALL: Final = 1e30  # a second of it outweighs any index
 SECOND_QUEUE_GPU_S: Final = 3200.0  # Tiresias' threshold between its two queues (Gu et al., NSDI'19, section 5)
 
 
 def _wfp3(jobs: Features) -> Any:
     slowdown = (jobs.now_s - jobs.submit_s) / jobs.estimate_s
-    return -(slowdown * slowdown * slowdown) * jobs.gpus  # `**` rounds otherwise for one than for many
+    return -(slowdown * slowdown * slowdown) * jobs.gpus  # `**` rounds differently for one than for many
 
 
 def _unicep(jobs: Features) -> Any:
-    """One GPU has no logarithm to divide by, so such jobs come before all others, by w / r."""
+    """Return UNICEP's index. One GPU has no logarithm to divide by, so such jobs come before all others, by w / r."""
     size = np.maximum(np.log2(jobs.gpus), 1e-9)
     return -(jobs.now_s - jobs.submit_s) / (size * jobs.estimate_s)
 
 
 def _f1(jobs: Features) -> Any:
-    """The submission counts from a second after the start."""
+    """Return F1's index; the submission counts from a second after the start."""
     return np.log10(jobs.estimate_s) * jobs.gpus + 870.0 * np.log10(np.maximum(jobs.submit_s, 1.0))
 
 
 def _round_robin(jobs: Features) -> Any:
-    """Those that run come last."""
+    """Return the start of the wait; running jobs come last."""
     return jobs.waiting_since_s * 0.0 + jobs.now_s if jobs.is_running else jobs.waiting_since_s
 
 
@@ -517,14 +518,14 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "las": Order(lambda jobs: jobs.attained_s, run_worsens=True),  # least attained run time, not GPU time, first
     # Two queues by attained GPU time, first come first served in each (Tiresias, NSDI'19).
     "2dlas": Order(lambda jobs: (jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S) * 1.0, run_worsens=True),
-    # Who has waited longest. With short rounds: processor sharing.
+    # The longest wait first. With short rounds: processor sharing.
     "round-robin": Order(_round_robin, run_worsens=True),
     "wfp3": Order(_wfp3, needs_estimate=True, wait_moves=True),  # -(w / r)^3 n
     "unicep": Order(_unicep, needs_estimate=True, wait_moves=True),  # -w / (log2(n) r)
     "f1": Order(_f1, needs_estimate=True),  # log10(r) n + 870 log10(s)
     "lcfs": Order(lambda jobs: -jobs.submit_s),  # last come first served
     "lpf": Order(lambda jobs: -jobs.estimate_s, needs_estimate=True),  # longest first
-    # What RLTune takes for Slurm's multifactor priority.
+    # RLTune's approximation of Slurm's multifactor priority.
     "age-size": Order(
         lambda jobs: -(1000.0 * (jobs.now_s - jobs.submit_s) / 43_200.0 + 1000.0 * (1.0 - jobs.gpus / 160.0)),
         wait_moves=True,
@@ -538,7 +539,7 @@ NEED_ESTIMATES: Final = tuple(word for word, order in {**_PLAIN, **_SHARING}.ite
 
 
 def order_of(word: str, tables: Callable[[], GittinsTables], accounts: Callable[[], Accounts] | None = None) -> Order:
-    """The order that a word names; `tables` makes what `gittins` rests on, `accounts` what `multifactor` does."""
+    """Return the order that a word names; `tables` makes the tables of `gittins`, `accounts` those of `multifactor`."""
     if word == MULTIFACTOR:
         assert accounts is not None, "an order of usage without accounts"
         usage = accounts()

@@ -1,4 +1,4 @@
-"""A policy for training jobs as five words: order, queueing, preemption, placement, estimate; and those with a name."""
+"""Policies for training jobs: order, queueing, preemption, placement and estimate; and the named ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.units import NS_PER_S
 
 EASY: Final = "easy"
 RESERVING: Final = (EASY, "conservative")
-CHOICE: Final = "choice"  # all jobs stand in one line
+CHOICE: Final = "choice"  # all jobs are in one line
 QUEUEINGS: Final = ("strict", "first-fit", *RESERVING, CHOICE)
 ROUNDS: Final = "rounds"
 NONE: Final = "none"
@@ -26,7 +26,7 @@ BY_INDEX: Final = "by-index"
 PACKING: Final = ("strict", "first-fit")
 PREEMPTIONS: Final = (NONE, BY_INDEX)
 NEED_PREEMPTION: Final = ("round-robin",)
-_USUAL_S: Final = 60.0  # of a round and a restart, where nobody says another
+_USUAL_S: Final = 60.0  # the default of a round and a restart
 
 
 class PreemptionKnobs(StrictModel):
@@ -62,15 +62,16 @@ class PreemptionKnobs(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """What a `JobScheduler` is made of.
+    """The parts of a policy from which a `JobScheduler` is built.
 
     Attributes:
-        learned: the name of what chooses among those that wait; empty: the first in order is chosen.
-        bf_interval_ns: who reserves plans so often, and starts only the first in order between; 0 plans always.
-        age_guard_ns: who has waited longer comes first, the oldest before all; 0: order alone decides.
+        learned: the name of the learned chooser among waiting jobs; empty: the first in order is chosen.
+        bf_interval_ns: period of planning with reservations, between which only the first in order starts; 0 always
+            plans.
+        age_guard_ns: jobs that have waited longer come first, the oldest before all; 0: only the order decides.
 
     Raises:
-        InputError: for a word that is not known, or parts that can't be combined.
+        InputError: a word is unknown, or parts can't be combined.
     """
 
     order: str = "fifo"
@@ -93,7 +94,7 @@ class JobPolicy:
             raise InputError("policy", key, problem)
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
-        """What can't be combined: the key that would have to change, and why."""
+        """Yield parts that can't be combined: the key that would have to change, and why."""
         order = self.order
         queueing = self.queueing
         preempts = self.preemption != NONE
@@ -127,29 +128,29 @@ class JobPolicy:
 
     @property
     def is_preemptive(self) -> bool:
-        """Whether jobs that run may have to make room."""
+        """Whether running jobs may be preempted."""
         return self.preemption != NONE
 
     @property
     def packs_shares(self) -> bool:
-        """Whether shares of a GPU lie beside each other; else each holds a whole one (`jobs.policies.cluster`)."""
+        """Whether GPUs are shared between jobs; otherwise each share holds a whole one (`jobs.policies.cluster`)."""
         return self.preemption == NONE and self.queueing in PACKING
 
 
 # ------------------------------------------------------------------------------------------------------------ baselines
-# Every policy for training jobs that has a name: the one list that names, help and checks ask.
+# All named policies for training jobs: the only list, used by names, help and checks.
 #
 # A name is a kind (`sjf`), followed by words that differ from the kind's own (`sjf-oracle`, `fifo-easy-requested`,
-# `saf-history-strict`), and by its guard of age (`qssf-easy-24h`). If a policy knows true
-# durations, its name shows it everywhere.
+# `saf-history-strict`), and by its guard of age (`qssf-easy-24h`). The name of a policy that uses true durations always
+# shows it.
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The words of one kind of policy; `none` as estimate where a name must say which.
+    """The words of one kind of policy; its estimate is `none` if a name must specify it.
 
     Attributes:
-        round_s: of its preemption, where nobody says another.
+        round_s: the default round of its preemption.
     """
 
     order: str
@@ -177,16 +178,16 @@ KINDS: Final[Mapping[str, Kind]] = {
     "qssf": Kind("saf", estimate="history"),  # smallest predicted area first (Hu et al., SC'21)
     "gittins": Kind("gittins", preemption=BY_INDEX),  # by the Gittins index of past durations (Gittins 1989)
     "multifactor": Kind("multifactor"),  # Slurm's age, size and fair share (Slurm, priority/multifactor)
-    # In rounds, by a linear programme of shares of unequal types (Narayanan et al., OSDI'20): max-min fairness; the
-    # same as if all types were equal; fair times of completion; first come first served; what is done of each's rest.
+    # In rounds, by a linear program of shares of unequal types (Narayanan et al., OSDI'20): max-min fairness; the
+    # same as if all types were equal; fair times of completion; first come first served; share of remaining work done.
     "gavel": Kind("gavel-max-min", **_GAVEL),
     "gavel-blind": Kind("gavel-blind", **_GAVEL),
     "gavel-finish-time": Kind("gavel-finish-time", **_GAVEL),
     "gavel-fifo": Kind("gavel-fifo", **_GAVEL),
     "gavel-least-jct": Kind("gavel-least-jct", **_GAVEL),
-    "round-robin": Kind("round-robin", preemption=BY_INDEX),  # who has waited longest, in rounds
+    "round-robin": Kind("round-robin", preemption=BY_INDEX),  # the longest wait first, in rounds
 }
-_IN_SLURM: Final = {  # Slurm's own words for some
+_IN_SLURM: Final = {  # Slurm's own terms for some
     "backfill": "fifo-requested-conservative",
     "sched/backfill": "fifo-requested-conservative",
     "sched/builtin": "fifo",
@@ -205,10 +206,10 @@ _GUARD: Final = re.compile(r"-([1-9][0-9]{0,5})([dhms])$")
 
 
 def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
-    """The policy that a name means.
+    """Return the policy that a name means.
 
     Raises:
-        InputError: for a name that means none, or one that leaves open how it knows run times.
+        InputError: the name is unknown, or does not specify the estimate of run times.
     """
     known = max((kind for kind in KINDS if f"{name}-".startswith(f"{kind}-")), key=len, default=None)
     if name in _IN_SLURM:
@@ -237,7 +238,7 @@ def _next_word(name: str, rest: str) -> tuple[str, str]:
 
 
 def shown_name(policy: JobPolicy) -> str:
-    """A name that means the policy's words (not its knobs), the shortest there is."""
+    """Return the shortest name that means the policy's words (not its knobs)."""
     if policy.age_guard_ns:
         guard_s = policy.age_guard_ns // NS_PER_S
         unit = next(unit for unit, unit_s in _UNITS_S.items() if guard_s % unit_s == 0)

@@ -1,4 +1,4 @@
-"""When a gang of GPUs will be free, if the jobs that run end as estimated."""
+"""Queueing disciplines: reservations, backfilling and rounds, if running jobs end as estimated."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jobs.policies.ledger import JobLedger
 from jobs.policies.orders import Demands, Features, Objective
 from jobs.policies.waiting import CompetingClasses, WaitingClass
 
-Ends = Sequence[tuple[int, Allocation]]  # when what becomes free, ascending by time
+Ends = Sequence[tuple[int, Allocation]]  # (time, GPUs then freed), ascending by time
 
 
 @dataclass(slots=True)
 class Reservation:
-    """GPUs that are kept for one job from a time on.
+    """GPUs reserved for one job from a time on.
 
     Attributes:
-        at_ns: when it starts.
-        extra: by node, what is free then beside it.
-        spare: the pool as a job sees it that will still run then: what is free now and then.
+        at_ns: the job's start.
+        extra: by node, GPUs free then in addition to the job's.
+        spare: the pool for jobs that will still run then: GPUs free both now and then.
     """
 
     at_ns: int
@@ -36,7 +36,7 @@ class Reservation:
     spare: Pool
 
     def start_beside(self, pool: Pool, allocation: Allocation, is_long: bool) -> None:
-        """A job has started in the pool; a long one will still run at `at_ns`."""
+        """Record that a job has started in the pool; a long one will still run at `at_ns`."""
         for place, gpus in allocation:
             if is_long:
                 self.extra[place] -= gpus
@@ -45,7 +45,7 @@ class Reservation:
 
 
 def reserve(pool: Pool, waiting: WaitingClass, search: Search, ends: Ends) -> Reservation | None:
-    """For a job that does not fit now; None where it won't, because nodes are down."""
+    """Reserve for a job that does not fit now; None if it won't, because nodes are down."""
     then = pool.clone()
     for at_ns, freed in groupby(ends, key=lambda end: end[0]):
         for _, allocation in freed:
@@ -60,7 +60,7 @@ def reserve(pool: Pool, waiting: WaitingClass, search: Search, ends: Ends) -> Re
 
 
 class FreeGpuProfile:
-    """The free GPUs of a pool's nodes over time, in steps; the last one lasts for ever."""
+    """The free GPUs of a pool's nodes over time, in steps; the last step has no end."""
 
     def __init__(self, pool: Pool, now_ns: int, ends: Ends) -> None:
         self._pool = pool
@@ -73,7 +73,7 @@ class FreeGpuProfile:
                 self._free[-1][place] += gpus
 
     def earliest(self, waiting: WaitingClass, length_ns: int, search: Search) -> tuple[int, Allocation] | None:
-        """When and where a job of this length can start first; None for never (nodes are down)."""
+        """Return the earliest time and place for a job of this length; None if there is none (nodes are down)."""
         for step, at_ns in enumerate(self._times):
             after = bisect_left(self._times, at_ns + length_ns, lo=step + 1)
             least = [min(frees) for frees in zip(*self._free[step:after], strict=True)]
@@ -85,14 +85,14 @@ class FreeGpuProfile:
         return None
 
     def take(self, allocation: Allocation, from_ns: int, to_ns: int) -> None:
-        """A job uses these GPUs for a while."""
+        """Take these GPUs for an interval."""
         first, after = self._cut(from_ns), self._cut(to_ns)
         for free in self._free[first:after]:
             for place, gpus in allocation:
                 free[place] -= gpus
 
     def _cut(self, at_ns: int) -> int:
-        """The step that begins at a time; made where there is none."""
+        """Return the step that begins at a time; creates it if there is none."""
         step = bisect_left(self._times, at_ns)
         if step == len(self._times) or self._times[step] != at_ns:
             self._times.insert(step, at_ns)
@@ -101,18 +101,18 @@ class FreeGpuProfile:
 
 
 # ------------------------------------------------------------------------------------------------------------- queueing
-# Who may overtake whom: a word in a policy file.
+# Which jobs may overtake which: one word in a policy file.
 #
-#     strict        nobody: who is first and does not fit keeps its pools closed for all behind it
-#     first-fit     anybody who fits
-#     easy          anybody who fits and does not delay the first that does not (Lifka, JSSPP'95): that one has a
+#     strict        none: a first job that does not fit closes its pools to all behind it
+#     first-fit     any job that fits
+#     easy          any job that fits and does not delay the first that does not (Lifka, JSSPP'95): it has a
 #                   reservation, at the earliest time at which it fits if running jobs end as estimated
-#     conservative  anybody who fits and delays nobody before him: all have reservations (Mu'alem and Feitelson 2001)
-#     choice        as is chosen (`jobs.policies.choices`)
+#     conservative  any job that fits and delays none before it: all have reservations (Mu'alem and Feitelson 2001)
+#     choice        the chosen job (`jobs.policies.choices`)
 #
-# A reservation is of nodes. It is worked out anew at each decision, of the jobs in their present order. A pool has one
-# under `easy`: jobs that share no pool do not wait for each other. A job that
-# is over its estimate counts as one that ends in a second.
+# A reservation is of nodes. Each decision recomputes reservations, from the jobs in their present order. Under `easy` a
+# pool has one: jobs that share no pool do not wait for each other. A job beyond its estimate is assumed to end in a
+# second.
 
 
 _Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the class)
@@ -127,16 +127,16 @@ def _heads(classes: Sequence[WaitingClass], ledger: JobLedger) -> _Heads:
 
 def _first_fit(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = line.touched
-    if not ledger.is_preemptive:  # who does not fit now won't after others have started
+    if not ledger.is_preemptive:  # a job that does not fit now won't after others have started
         classes = ledger.fitting(classes)
         if not classes:
             return
     heads, stopped = _heads(classes, ledger), ledger.stopped
-    blocked: dict[Hashable, int] = {}  # by pools: nobody of this demand or more can start there any more
-    while heads and ledger.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
+    blocked: dict[Hashable, int] = {}  # by pools: no job of this demand or more can start there any more
+    while heads and ledger.stopped == stopped:  # after a stop decide again: the rest is the first's in line
         _, number = heappop(heads)
         waiting = classes[number]
-        # who asks for nodes is alike to nobody: 14 GPUs on two nodes of 8 may not fit where 18, evenly on three, do
+        # node counts are not comparable: 14 GPUs on two nodes of 8 may not fit although 18, evenly on three, do
         alike = waiting.pools, waiting.nodes > 1 and (waiting.nodes, waiting.gpus)
         if waiting.demand_milli >= blocked.get(alike, waiting.demand_milli + 1):
             continue
@@ -188,7 +188,7 @@ def _easy(line: CompetingClasses, ledger: JobLedger) -> None:
 
 
 def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], ledger: JobLedger) -> int | None:
-    """The place of the first of a class who may start now and delays no reservation."""
+    """Return the place of the first job of a class that may start now and delays no reservation."""
     may: NDArray[np.bool_] | None = None
     for pool in waiting.pools:
         if ledger.search(pool, waiting.gpus, waiting.nodes) is None:
@@ -218,7 +218,7 @@ def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reserva
 
 
 def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLedger) -> None:
-    """Reserve for the first of a class, in the pool where it can start first; nothing where it can't in any."""
+    """Reserve for the first job of a class, in the pool in which it can start first, if there is one."""
     reservations = [reserve(pool, waiting, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
     times = [(one.at_ns, number) for number, one in enumerate(reservations) if one is not None]
     if times:
@@ -234,7 +234,7 @@ def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLe
 def _conservative(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
     if not ledger.fitting(classes):
-        return  # reservations are made anew each time, so they matter only where somebody can start
+        return  # reservations are recomputed each time, so they matter only if a job can start
     ledger.refresh(classes)
     queue = sorted((waiting.key_at(place), waiting) for waiting in classes for place in range(waiting.count))
     profiles = dict[int, FreeGpuProfile]()
@@ -244,7 +244,7 @@ def _conservative(line: CompetingClasses, ledger: JobLedger) -> None:
 
 
 def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuProfile], ledger: JobLedger) -> None:
-    """Give a job the earliest time that those before it leave; start it if that is now."""
+    """Give a job the earliest time that the jobs before it leave; start it if that is now."""
     reservations = []
     for order, pool in enumerate(waiting.pools):
         profile = profiles.get(pool.index)
@@ -272,43 +272,43 @@ QUEUEINGS: Final[Mapping[str, Queueing]] = {
 
 
 # --------------------------------------------------------------------------------------------------------------- rounds
-# Rounds: who runs on which GPUs until the next round, so that over time each job has its shares (Gavel, section 5).
+# Rounds: jobs run on fixed GPUs until the next round, so that over time each job gets its shares (Gavel, section 5).
 #
 # At the beginning of a round, jobs and pools are paired by priority, the largest first, until the GPUs are used up:
 #
 #     priority[m, k] = (rounds that m should have had in k, by its shares) / (rounds that it has had there)
 #
-# Pools in which a job is equally fast are one to it: the sums are over all of them, and it stays where it is if it
-# can. Both count from the job's first round on. While shares stay as they are, this is the paper's X[m, k] / (fraction
-# of the rounds received). Gavel's code begins to count anew whenever it has new shares. Where nothing was received yet,
-# who is owed most comes first; where priorities are equal, the older job.
+# Pools in which a job is equally fast count as one: the sums are over all of them, and the job stays in its pool if it
+# can. Both count from the job's first round on. While shares don't change, this is the paper's X[m, k] / (fraction of
+# the rounds received). Gavel's code restarts the count whenever it has new shares. Among jobs that have received
+# nothing yet, that which is owed most comes first; among equal priorities, the older job.
 #
-# Who stays in his pool stays on his nodes, if all that were chosen have room beside him. If not, all are placed anew,
-# the largest first; if even so not all have room, by priority. Within a round nothing is decided: a job that comes
-# waits for the next one, and GPUs that become free wait with it, as in Gavel. Shares are worked out anew when jobs have
-# come or gone, or nodes.
+# A job that stays in its pool stays on its nodes, if all other chosen jobs have room next to it. If not, all are placed
+# again, the largest first; if even then not all have room, by priority. Within a round nothing is decided: a new job
+# waits for the next round, and freed GPUs stay idle until then, as in Gavel. Shares are recomputed when jobs or nodes
+# have come or gone.
 
 
-_NOTHING: Final = 1e-6  # a share below it is none
+_NOTHING: Final = 1e-6  # a smaller share counts as 0
 Numbers = NDArray[np.float64]
-Alike = NDArray[np.bool_]  # (jobs, pools, pools) where a job is equally fast
+Alike = NDArray[np.bool_]  # (jobs, pools, pools) whether a job is equally fast in both
 
 
 class Rounds:
-    """A queueing that decides when a round begins; what must be stopped first is started at once after that."""
+    """A queueing that decides when a round begins; jobs that need stopped jobs' GPUs start right after the stops."""
 
     def __init__(self, objective: Objective, round_ns: int, pools: int) -> None:
         self._objective = objective
         self._round_ns = round_ns
         self._pools = pools
         self._owed, self._had = np.zeros((0, pools)), np.zeros((0, pools))  # rounds by job and pool
-        self._planned: dict[int, tuple[Pool, Allocation]] = {}  # jobs that are to be started at this instant
+        self._planned: dict[int, tuple[Pool, Allocation]] = {}  # jobs to start at this instant
         self._planned_ns = 0
         self._begun: dict[int, int] = {}  # by pool, when its last round began
-        self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: for which jobs, and what
+        self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: problem solved, and result
 
     def __call__(self, line: CompetingClasses, ledger: JobLedger) -> None:
-        """Begin a round, if it is time; or start who had to be stopped first."""
+        """Begin a round, if it is due; or start jobs that waited for stops."""
         pools = [pool for _, pool in sorted({pool.index: pool for each in line.classes for pool in each.pools}.items())]
         if ledger.now_ns % self._round_ns == 0 and self._begun.get(pools[0].index) != ledger.now_ns:
             self._begun.update((pool.index, ledger.now_ns) for pool in pools)
@@ -331,7 +331,7 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------------ shares
 
     def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], ledger: JobLedger) -> tuple[Numbers, Alike]:
-        """(jobs, pools) As they were, where neither jobs nor GPUs have changed; and which pools are alike to whom."""
+        """Return (jobs, pools) shares, cached while jobs and GPUs don't change; and each job's equally fast pools."""
         capacity = np.array([pool.free_gpus + ledger.running[pool.index].gpus for pool in pools], np.float64)
         key = jobs.tobytes() + capacity.tobytes()
         known = self._shares.get(pools[0].index)
@@ -371,7 +371,7 @@ class Rounds:
     def _choose(
         self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], ledger: JobLedger
     ) -> dict[int, Pool]:
-        """Who runs in which pool in this round, by GPUs alone."""
+        """Choose which jobs run in which pool in this round, by GPU counts only."""
         columns = np.array([pool.index for pool in pools])
         self._make_room(int(jobs[-1]))
         here = np.ix_(jobs, columns)
@@ -379,7 +379,7 @@ class Rounds:
         shares, owed, had = (
             np.matmul(alike, each[:, :, None])[:, :, 0] for each in (shares, self._owed[here], self._had[here])
         )
-        last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # of pools that are alike
+        last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # among equally fast pools
         for place, pool in enumerate(pools):
             last[np.searchsorted(jobs, list(ledger.running[pool.index].held)), place] = -np.inf
         rows, places = (shares > _NOTHING).nonzero()
@@ -398,7 +398,7 @@ class Rounds:
         return chosen
 
     def _arrange(self, pool: Pool, chosen: Sequence[int], ledger: JobLedger) -> None:
-        """On which nodes; who runs elsewhere, or is not among them, is stopped."""
+        """Place a pool's chosen jobs on nodes; stop jobs that move or are not among them."""
         running = dict(ledger.running[pool.index].held)
         classes = {job: ledger.class_of[job] for job in chosen}
         largest_first = sorted(chosen, key=lambda job: -classes[job].gpus)
@@ -429,9 +429,9 @@ def _places(
     search: Search,
     keeps: bool,
 ) -> dict[int, Allocation]:
-    """Where each of these jobs goes, one after another; who has no room is left out.
+    """Return the allocations of these jobs, one after another; jobs without room are left out.
 
-    With `keeps`, who runs stays where he is. Without, he does if that is free when it is his turn.
+    With `keeps`, running jobs keep their nodes. Without, they do if these are free when it is their turn.
     """
     trial, places = pool.clone(), dict[int, Allocation]()
     for job, allocation in running.items():
@@ -452,7 +452,7 @@ def _places(
 
 
 def _start(line: CompetingClasses, planned: dict[int, tuple[Pool, Allocation]], ledger: JobLedger) -> None:
-    """Those that wait now; who has just been stopped waits a moment later."""
+    """Start planned jobs that wait now; a job that has just been stopped waits a moment later."""
     for waiting in line.classes if planned else ():
         for job in [job for job in waiting.jobs.tolist() if job in planned]:
             pool, allocation = planned.pop(job)
@@ -460,7 +460,7 @@ def _start(line: CompetingClasses, planned: dict[int, tuple[Pool, Allocation]], 
 
 
 def _speeds(waiting: WaitingClass, pools: Sequence[Pool], capacity: Numbers) -> list[float]:
-    """In each pool; 0 where it may not run, or too few nodes are in service."""
+    """Return the speed in each pool; 0 if it may not run there, or too few nodes are in service."""
     by_pool = {pool.index: speed for pool, speed in zip(waiting.pools, waiting.speeds, strict=True)}
     return [
         by_pool[pool.index]

@@ -1,8 +1,8 @@
-"""Which running jobs make room for one that comes before them.
+"""Which running jobs are preempted for a job that comes before them.
 
-Those of a larger index stop in thought, the last by (index, number) first, until its gang fits; equals go on. That is
-asked for some jobs at each decision, mostly in vain, so it is the one compiled part of the scheduler; there is no other
-version of it.
+A trial stops jobs of a larger index, the last by (index, number) first, until the gang fits; equal ones continue. Each
+decision runs it for some jobs, mostly in vain, so it is the only compiled part of the scheduler; no other version
+exists.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ _Flags = NDArray[np.bool_]
 
 
 class Running:
-    """Who runs in a pool.
+    """Running jobs of a pool.
 
     Args:
-        has_columns: whether who holds how many GPUs of which node is kept as columns, too: a row for each job and node,
-            in any order.
+        has_columns: whether to store GPUs by job and node as columns, too: a row for each job and node, in any order.
 
     Attributes:
-        held: where each job runs; places in the pool.
-        ends: (end by estimate, job), ascending, where anybody asks.
-        free: (nodes,) GPUs that nobody in the columns holds.
+        held: each job's allocation, by places in the pool.
+        ends: (end by estimate, job), ascending, if it is used.
+        free: (nodes,) GPUs that no job in the columns holds.
         is_up: (nodes,) whether a node is in service.
     """
 
@@ -47,11 +46,11 @@ class Running:
 
     @property
     def gpus(self) -> int:
-        """All that its jobs hold."""
+        """GPUs that its jobs hold."""
         return sum(gpus for allocation in self.held.values() for _, gpus in allocation)
 
     def add(self, job: int, allocation: Allocation) -> None:
-        """A job holds these GPUs from now on."""
+        """Record that a job holds these GPUs from now on."""
         self.held[job] = allocation
         for node, gpus in allocation if self._has_columns else ():
             place = len(self._places)
@@ -65,7 +64,7 @@ class Running:
             self.free[node] -= gpus
 
     def remove(self, job: int) -> Allocation:
-        """It holds its GPUs no more; in the columns, the last row takes the place of its own."""
+        """Remove a job and return its GPUs; in the columns, the last row replaces its row."""
         allocation = self.held.pop(job)
         jobs = self._jobs
         nodes = self._nodes
@@ -81,18 +80,18 @@ class Running:
         return allocation
 
     def columns(self) -> tuple[_Ints, _Ints, _Ints]:
-        """(rows,) each: jobs, nodes, GPUs; as they are now."""
+        """Return (rows,) each: jobs, nodes, GPUs; as they are now."""
         many = len(self._places)
         return self._jobs[:many].copy(), self._nodes[:many].copy(), self._gpus[:many].copy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolRanking:
-    """Who runs in a pool at an instant, with their indices at it: who comes last gives way first.
+    """The running jobs of a pool at an instant, with their indices at it: the last is preempted first.
 
     Attributes:
-        index, jobs, nodes, gpus: (rows,) each.
-        latest_ns: jobs that were started later may not be preempted, nor those that have stopped or ended since.
+        index, jobs, nodes, gpus: (rows,) columns.
+        latest_ns: jobs started later may not be preempted, nor jobs that have stopped or ended since.
     """
 
     index: NDArray[np.float64]
@@ -105,10 +104,10 @@ class PoolRanking:
     def make_room(
         self, waiting: WaitingClass, placement: Placement, book: JobBook
     ) -> tuple[Allocation, list[int]] | None:
-        """Where the first of a class can go if some of a larger index stop, and who; None if not even all make room.
+        """Return the placement of a class's first job if some of a larger index stop, and these; None if it never fits.
 
-        They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
-        before the others.
+        They stop one after another until it fits. Jobs whose stop turns out to be unnecessary continue, the first in
+        order before the others.
         """
         running = self.running
         stopped = np.empty(len(self.jobs), np.int64)
@@ -123,7 +122,7 @@ class PoolRanking:
 
 @kernel
 def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, nodes: int, may_spread: bool) -> bool:
-    """Whether a gang does: evenly on so many nodes, unless 0; on the fewest, or wherever."""
+    """Return whether a gang fits: evenly on `nodes` nodes, unless 0; on the fewest, or anywhere."""
     if nodes:
         part = gpus // nodes + 1
         many = gpus % nodes
@@ -147,7 +146,7 @@ def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, nodes: int, may_spre
 
 @kernel
 def _last(index: NDArray[np.float64], jobs: _Ints, rows: _Ints) -> int:
-    """The job that comes last of these rows."""
+    """Return the job that comes last of these rows."""
     last = rows[0]
     for row in rows[1:]:
         if index[row] > index[last] or (index[row] == index[last] and jobs[row] > jobs[last]):
@@ -173,10 +172,10 @@ def _stops(
     may_spread: bool,
     stopped: _Ints,
 ) -> int:
-    """Those of an index above the least stop until a gang fits: how many of them are in its way, 0 if it never fits.
+    """Stop jobs of an index above the least until a gang fits; returns how many are in its way, 0 if it never fits.
 
     Args:
-        stopped: (rows,) gets their numbers, the last first.
+        stopped: (rows,) receives their numbers, the last first.
     """
     rows, free = np.empty(len(jobs), np.int64), free_now.copy()
     behind = 0
@@ -189,7 +188,7 @@ def _stops(
     if not _fits(free, is_up, size, wanted, on_nodes, may_spread):
         return 0
     free[:] = free_now
-    going_on = behind  # these rows come first, those of jobs that have stopped come behind them, the last to stop first
+    going_on = behind  # these rows come first, rows of stopped jobs follow, the last to stop first
     while not _fits(free, is_up, size, wanted, on_nodes, may_spread):
         last = _last(index, jobs, rows[:going_on])
         for place in range(going_on - 1, -1, -1):
@@ -211,7 +210,7 @@ def _stops(
 def _room(
     running: Running, waiting: WaitingClass, placement: Placement, stopped: Sequence[int]
 ) -> tuple[Allocation, list[int]]:
-    """Where the gang goes if these stop, and who of them must."""
+    """Return the gang's allocation if these jobs stop, and which of them must."""
     trial, held = running.pool.clone(), running.held
     for job in stopped:
         trial.give(held[job])

@@ -1,8 +1,7 @@
 """The scheduler of training jobs, as a core without I/O: events and the time go in, commands come out.
 
-It decides once an instant: `handle` takes in what happens and then asks for a wake at the same time; the driver sends
-`Wake` when nothing else happens at this instant. A job is in exactly one place: it waits, runs, is being stopped, or
-is gone.
+It decides once per instant: `handle` records events and then requests a wake at the same time; the driver sends `Wake`
+when nothing else happens at this instant. A job is in exactly one state: it waits, runs, is being stopped, or is gone.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ _Demand = tuple[int, tuple[int, ...], tuple[float, ...], int, int]  # GPUs, pool
 
 
 class JobScheduler(JobLedger):
-    """Starts, preempts and refuses jobs: `handle` each event with its time, carry out the commands, wake it as it asks.
+    """Core that starts, preempts and refuses jobs: `handle` each event, execute the commands, wake it as requested.
 
     Args:
-        oracle_work_ns: true work by job number, for the estimate `oracle`; no other part is given it.
-        past: jobs that had ended before, with their work: what `history` and `gittins` begin with.
-        variability: how GPUs of one type differ, where they do. Only a placement that is aware of it looks at it.
-        choosing: who chooses, where the policy's queueing asks (`jobs.policies.choices`).
+        oracle_work_ns: true work by job number, for the estimate `oracle`; no other part receives it.
+        past: jobs that had ended before, with their work: the initial data of `history` and `gittins`.
+        variability: how GPUs of one type differ, if they do. Only a variability-aware placement uses it.
+        choosing: the chooser, if the policy's queueing uses one (`jobs.policies.choices`).
 
     Raises:
-        InputError: later, for a job without a requested time where the policy asks for it.
+        InputError: later, if the policy uses requested times and a job has none.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class JobScheduler(JobLedger):
         moves = self.order.run_worsens or policy.knobs.min_run_ns > 0 or policy.queueing == ROUNDS
         self._has_rounds = policy.is_preemptive and moves
         self._round_ns = policy.knobs.round_ns
-        if self.order.accounts is not None and policy.queueing != "first-fit":  # another may come to be the first
+        if self.order.accounts is not None and policy.queueing != "first-fit":  # another job may become the first
             self._has_rounds, self._round_ns = True, policy.multifactor.period_ns
         self._bf_interval_ns = policy.bf_interval_ns if policy.queueing in RESERVING else 0
         if self._bf_interval_ns:
             self._has_rounds, self._round_ns = True, self._bf_interval_ns
         self._classes: dict[_Demand, WaitingClass] = {}
-        self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # what a demand comes to: a class, or why not
+        self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # a demand's class, or why it has none
         self._take_in: dict[type, Callable[[Any], None]] = {
             JobArrived: self._arrive,
             JobEnded: self._end,
@@ -98,7 +97,7 @@ class JobScheduler(JobLedger):
             self._learn(self._group_of(job), work_ns)
 
     def handle(self, event: JobEvent, now_ns: int) -> list[JobCommand]:
-        """What is to be done, in this order. Times must not go back."""
+        """Take an event and its time; returns the commands, in order. Times must not decrease."""
         assert now_ns >= self.now_ns, "time goes back"
         self.now_ns = now_ns
         self.commands = []
@@ -130,7 +129,7 @@ class JobScheduler(JobLedger):
         self._wait(job, waiting)
 
     def _group_of(self, event: JobArrived) -> int:
-        """The number of its chain of groups, where anybody asks for history."""
+        """Return the number of a job's chain of groups, if the policy uses history."""
         if not self._learns:
             return 0
         group = self.history.number(event)
@@ -153,7 +152,7 @@ class JobScheduler(JobLedger):
             self.order.tables.learn(group)
 
     def _requeue(self, event: Preempted) -> None:
-        """Stopped by us, and its GPUs are given to another already; or by a node's death, and its GPUs are free."""
+        """Requeue a job: stopped by us, its GPUs are given away already; after a node's failure, they are free."""
         job, book = event.job, self.book
         assert book.state[job] in (RUNNING, STOPPING), "a job stops that does not run"
         if book.state[job] == RUNNING:
@@ -179,7 +178,7 @@ class JobScheduler(JobLedger):
         self.next_wake_ns = self.now_ns if self._touched else self._next_round_ns()
 
     def _next_round_ns(self) -> int | None:
-        """When running jobs may have come to stand behind waiting ones, without an event."""
+        """Return when running jobs may fall behind waiting ones in order without an event."""
         if not self._has_rounds:
             return None
         runs = any(running.held for running in self.running)
@@ -189,7 +188,7 @@ class JobScheduler(JobLedger):
     # --------------------------------------------------------------------------------------- classes, lines and waits
 
     def _class_for(self, event: JobArrived) -> WaitingClass | str:
-        """The class of jobs with its demand; or why no such job can ever run here."""
+        """Return the class of jobs with its demand; or why no such job can ever run here."""
         demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli, event.nodes)
         known = self._known.get(demand)
         if known is None:
@@ -213,7 +212,7 @@ class JobScheduler(JobLedger):
         return waiting
 
     def _join_lines(self, waiting: WaitingClass) -> None:
-        """One line for all pools of a class, with all that stood in theirs."""
+        """Create one line for all pools of a class, with all classes of these pools' lines."""
         joined = CompetingClasses()
         met = self._lines if self.policy.queueing == CHOICE else [pool.index for pool in waiting.pools]
         former = {id(line): line for pool in met if (line := self._lines.get(pool)) is not None}

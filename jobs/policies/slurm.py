@@ -1,8 +1,8 @@
-"""Policies in Slurm's own terms: the lines of `slurm.conf` that make it run one, or the nearest that it can run.
+"""Policies in Slurm's own terms: the lines of `slurm.conf` that configure one, or the nearest that Slurm can run.
 
-Which is which was seen on a real Slurm 22.05: backfilling reserves for all that wait, and for the first alone with
-`bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does; a `nice` that grows with GPUs and time
-limit, given at submission by `job_submit.lua` (docs/jobs.md), as `saf` by time limits.
+The correspondence was observed on a real Slurm 22.05: backfilling reserves for all waiting jobs, and only for the first
+with `bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does; a `nice` that grows with GPUs and
+time limit, given at submission by `job_submit.lua` (docs/jobs.md), as `saf` by time limits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SLURM: Final[Mapping[str, tuple[str, ...]]] = {
         "PriorityWeightFairshare={0.weight_fairshare:.0f}",
     ),
 }
-"""Those that Slurm runs, by name; so also what a site may run whose log is at hand."""
-_NEAREST: Final[Mapping[str, str]] = {  # by order; of others it is first come first served
+"""Settings of the policies that Slurm runs, by name; so also those that a site may run whose log is available."""
+_NEAREST: Final[Mapping[str, str]] = {  # by order; of others, first come first served
     **dict.fromkeys(("smallest", "sjf", "saf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
     **dict.fromkeys(("multifactor", "wfp3", "unicep"), "multifactor-requested-conservative"),
 }
@@ -45,12 +45,12 @@ _PREEMPTING: Final = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE")
 
 @dataclass(frozen=True, slots=True)
 class InSlurm:
-    """What Slurm runs in a policy's place.
+    """Slurm's substitute for a policy.
 
     Attributes:
-        policy: the name of what it runs.
-        is_same: that is the policy itself.
-        is_preemptive: jobs are stopped; in Slurm by their QOS alone.
+        policy: the name of the policy that it runs.
+        is_same: whether it is the policy itself.
+        is_preemptive: whether jobs are stopped; in Slurm only by their QOS.
         settings: lines of `slurm.conf`.
     """
 
@@ -61,10 +61,10 @@ class InSlurm:
 
 
 def in_slurm(policy: JobPolicy) -> InSlurm:
-    """The policy itself, or the nearest; Slurm knows run times by time limits alone, and placement is not asked."""
+    """Return the policy itself, or the nearest; Slurm's run times are time limits only, and placement is ignored."""
     asked = replace(policy, placement="best-fit")
     name, by_limits = shown_name(asked), shown_name(replace(asked, estimate=REQUESTED))
-    if policy.order == "saf" and policy.estimate == REQUESTED:  # its script knows time limits, and no history
+    if policy.order == "saf" and policy.estimate == REQUESTED:  # its script uses time limits, and no history
         by_limits = "saf-requested-conservative"
     there = next((each for each in (name, by_limits) if each in SLURM), None)
     runs = there or _NEAREST.get(policy.order, "fifo-requested-conservative")

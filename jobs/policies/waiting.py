@@ -1,4 +1,4 @@
-"""Jobs that wait, by what they need: where one of some demand can't start now, none with that demand can."""
+"""Waiting jobs by demand: if one with some demand can't start now, none with that demand can."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class WaitingClass:
     """Jobs with one demand, by number; with an index each (smallest first, the lower number among equals).
 
     Attributes:
-        gpus: that each of them needs.
-        milli: of each of these, in thousandths.
-        nodes: over so many at least they lie, evenly; 1 for any.
-        pools: that they may use, in the order in which these are searched.
-        speeds: how fast they run there.
+        gpus: GPUs that each needs.
+        milli: the part of each of these GPUs, in thousandths.
+        nodes: the least number of nodes over which they are spread evenly; 1 for no constraint.
+        pools: pools that they may use, in search order.
+        speeds: their speeds there.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class WaitingClass:
         self.speeds = speeds
         self.milli = milli
         self.nodes = nodes
-        self.demand_milli = gpus * milli  # who fits, fits where less is asked for, if none asks for nodes
+        self.demand_milli = gpus * milli  # if this demand fits, any smaller one does, if neither needs nodes
         self.count = 0
-        self.version = 0, 0  # of what its indices rest on
+        self.version = 0, 0  # of what its indices depend on
         self._jobs = np.empty(16, np.int64)
         self._index = np.empty(16, np.float64)
         self._head: int | None = None
@@ -40,16 +40,16 @@ class WaitingClass:
 
     @property
     def jobs(self) -> NDArray[np.int64]:
-        """(count,) Their numbers, ascending."""
+        """(count,) The jobs' numbers, ascending."""
         return self._jobs[: self.count]
 
     @property
     def index(self) -> NDArray[np.float64]:
-        """(count,) Their indices."""
+        """(count,) The jobs' indices."""
         return self._index[: self.count]
 
     def add(self, job: int, index: float) -> None:
-        """One more waits."""
+        """Add a waiting job."""
         count = self.count
         if count == len(self._jobs):
             self._jobs = np.concatenate([self._jobs, np.empty(count, np.int64)])
@@ -68,7 +68,7 @@ class WaitingClass:
         self.count = count + 1
 
     def remove(self, place: int) -> int:
-        """The job at a place waits no more: its number."""
+        """Remove the job at a place, and return its number."""
         job, count = int(self._jobs[place]), self.count
         self._jobs[place : count - 1] = self._jobs[place + 1 : count]
         self._index[place : count - 1] = self._index[place + 1 : count]
@@ -77,40 +77,40 @@ class WaitingClass:
         return job
 
     def set_indices(self, indices: NDArray[np.float64]) -> None:
-        """(count,) They have changed."""
+        """Replace the jobs' indices, (count,)."""
         self._index[: self.count] = indices
         self._head = self._first = None
 
     @property
     def head(self) -> int:
-        """The place of who comes first."""
+        """The place of the first job in order."""
         if self._head is None:
             self._head = int(self._index[: self.count].argmin())
         return self._head
 
     @property
     def first(self) -> tuple[float, int]:
-        """The key of who comes first."""
+        """The key of the first job in order."""
         if self._first is None:
             self._first = self.key_at(self.head)
         return self._first
 
     def first_of(self, may: NDArray[np.bool_]) -> int | None:
-        """The place of who comes first among those that may; None where none may."""
+        """Return the place of the first job in order among those that may start; None if none may."""
         place = int(np.where(may, self.index, np.inf).argmin())
         return place if may[place] else None
 
     def key_at(self, place: int) -> tuple[float, int]:
-        """What decides between jobs of several classes: the index, then the number."""
+        """Return the key that decides between jobs of several classes: the index, then the number."""
         return float(self._index[place]), int(self._jobs[place])
 
 
 @dataclass(slots=True)
 class CompetingClasses:
-    """Classes that compete for the same pools: no class outside may use any of these.
+    """Classes that compete for the same pools: no class outside may use any of them.
 
     Attributes:
-        fresh: those that somebody has joined since the last decision.
+        fresh: classes that a job has joined since the last decision.
         is_open: whether something else has changed since.
     """
 

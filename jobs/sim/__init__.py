@@ -1,1 +1,1 @@
-"""A simulated cluster that runs training jobs: an agenda drives the decision core of `jobs.policies`."""
+"""Simulation of training jobs on a cluster: an agenda drives the decision core of `jobs.policies`."""

@@ -1,19 +1,19 @@
-"""How long jobs must wait under any scheduler: a Lagrangian bound of the time-indexed problem of gangs on pools.
+"""Lower bound of waits under any scheduler: a Lagrangian bound of the time-indexed problem of gangs on pools.
 
-A schedule uses at no time more GPUs than a pool has. In place of that, each GPU second of pool k at time t has a price
+A schedule never uses more GPUs than a pool has. The relaxation gives each GPU second of pool k at time t a price
 lambda_k(t) >= 0. For any prices, and so for the best,
 
     sum_j (C_j - r_j)  >=  sum_j min over k and starts s >= r_j of [s - r_j + p_jk + g_j int_s^(s + p_jk) lambda_k dt]
                            - sum_k M_k int lambda_k dt,
 
-with r release, p run time, g GPUs, M a pool's GPUs. It holds for schedulers that know everything, and for those that do
-not preempt. Where jobs may be stopped and go on (at no cost), C_j is at least the mean time of its service plus p / 2,
-so the bracket becomes the least over sets A of length p after r_j of
+with r release, p run time, g GPUs, M a pool's GPUs. It holds for omniscient schedulers without preemption. If jobs may
+be stopped and resumed (at no cost), C_j is at least the mean time of its service plus p / 2, so the bracket becomes the
+least over sets A of length p after r_j of
 
     (1 / p) int_A t dt + p / 2 - r_j + g_j int_A lambda dt.
 
-Nodes are left out: only GPUs count. Prices are constant on cells of time and 0 after the last; subgradient steps with
-Polyak's length make the bound grow. The prices are what a GPU second is worth over time, in seconds of waiting.
+Nodes are ignored: only GPUs count. Prices are constant on cells of time and 0 after the last; subgradient steps with
+Polyak's length make the bound grow. The prices are the value of a GPU second over time, in seconds of waiting.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _HALVINGS: Final = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundProblem:
-    """Jobs and pools.
+    """Jobs and pools of a bound.
 
     Attributes:
-        release_s: (n,) submissions.
-        gpus: (n,) that each needs.
-        run_s: (n, pools) how long it runs where; infinite where it may not, or does not fit. It may somewhere.
-        pool_gpus: (pools,) that each has.
+        release_s: (n,) submission times.
+        gpus: (n,) GPUs that each needs.
+        run_s: (n, pools) run time by pool; infinite if it may not run there, or does not fit. At least one is finite.
+        pool_gpus: (pools,) GPUs of each.
     """
 
     release_s: Numbers
@@ -49,11 +49,11 @@ class BoundProblem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitBound:
-    """No scheduler does better.
+    """A bound that no scheduler undercuts.
 
     Attributes:
         total_s: sum of completion times after submission.
-        prices: (pools, cells) a GPU second's, in seconds of completion time.
+        prices: (pools, cells) price of a GPU second, in seconds of completion time.
         cell_s: length of a cell; the first begins at `begins_s`.
     """
 
@@ -66,7 +66,7 @@ class WaitBound:
 def lower_bound(
     problem: BoundProblem, is_preemptive: bool = False, passes: int = 600, cell_s: float = 3600.0
 ) -> WaitBound:
-    """The best bound of so many subgradient steps, each towards a little more than the best so far."""
+    """Return the best bound of `passes` subgradient steps, each towards slightly more than the best so far."""
     begins_s = float(problem.release_s.min())
     release_s = problem.release_s - begins_s
     shortest_s = problem.run_s.min(axis=1)
@@ -103,10 +103,10 @@ def lower_bound(
 
 
 def _busy_until_s(problem: BoundProblem, release_s: Numbers, shortest_s: Numbers) -> float:
-    """When all GPUs, busy whenever there is work, would be done with it, and the longest job at the end of it."""
+    """Return when always busy GPUs would have done all work, plus the longest job after that."""
     order = np.argsort(release_s)
     work_s = (shortest_s * problem.gpus)[order] / problem.pool_gpus.sum()
-    still_s = np.cumsum(work_s[::-1])[::-1]  # of all that are submitted from each one on
+    still_s = np.cumsum(work_s[::-1])[::-1]  # work of all jobs submitted from each one on
     return float((release_s[order] + still_s).max() + shortest_s.max())
 
 
@@ -123,7 +123,7 @@ def _value(
     used: Numbers,
     is_preemptive: bool,
 ) -> float:
-    """Sum over jobs of the least bracket; `used` (pools, cells) gets the GPU seconds that the least ones use."""
+    """Sum over jobs the least bracket; `used` (pools, cells) receives the GPU seconds of the minimizers."""
     pools, cells = prices.shape
     paid = np.zeros((pools, cells + 1))  # a GPU's price from the beginning
     for pool in range(pools):
@@ -166,7 +166,7 @@ def _paid_until(at_s: float, prices: Numbers, paid: Numbers, cell_s: float) -> f
 def _best_start(
     release: float, run: float, gpus: float, prices: Numbers, paid: Numbers, cell_s: float
 ) -> tuple[float, float]:
-    """The cheapest start and its bracket: at the release, a cell's begin, or so as to end at a cell's end."""
+    """Return the cheapest start and its bracket: at the release, a cell's begin, or so as to end at a cell's end."""
     cells = len(prices)
     price = _paid_until(release + run, prices, paid, cell_s) - _paid_until(release, prices, paid, cell_s)
     best_start, best = release, run + gpus * price
@@ -199,7 +199,7 @@ def _use(start: float, end: float, gpus: float, cell_s: float, used: Numbers) ->
 def _below(
     release: float, run: float, gpus: float, prices: Numbers, cell_s: float, level: float
 ) -> tuple[float, float]:
-    """Times after the release that cost at most `level` each, t / p + g lambda(t): how many, and how far below."""
+    """Return the total time after the release with t / p + g lambda(t) at most `level`, and its depth below."""
     cells = len(prices)
     cell = int(release / cell_s)
     measure, depth = 0.0, 0.0
@@ -221,9 +221,9 @@ def _below(
 
 @kernel
 def _best_level(release: float, run: float, gpus: float, prices: Numbers, cell_s: float) -> tuple[float, float]:
-    """The level below which a job finds its run time, and its bracket.
+    """Return the level below which a job's run time is reached, and its bracket.
 
-    For any level the bracket is at least `run * level - depth` (duality): what the halvings leave is on the safe side.
+    For any level the bracket is at least `run * level - depth` (duality): the bisection's error is on the safe side.
     """
     low = (release + run) / run
     high = low

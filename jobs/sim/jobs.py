@@ -1,4 +1,4 @@
-"""What a run of training jobs begins with, what befalls its nodes, and what it leaves behind."""
+"""Inputs and results of a simulated run of training jobs: the initial state, outages and variability, records."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kit.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What a log found at a time: where a run begins that does not begin on an empty cluster.
+    """State of jobs in a log at some time, from which a run begins instead of from an empty cluster.
 
     Attributes:
-        done_ns: (n,) work that each had done; above 0 for those that ran.
+        done_ns: (n,) work that each had done; above 0 for jobs that were running.
     """
 
     at_ns: int
@@ -29,12 +29,12 @@ class Snapshot:
 
 
 def snapshot_at(jobs: JobTrace, at_s: float) -> tuple[JobTrace, Snapshot]:
-    """By recorded starts: the jobs that ran, that waited, and that were submitted later, and what was found of them.
+    """Return the state at a time by recorded starts: jobs running, waiting, or submitted later, and their snapshot.
 
-    They are taken to have run at the reference type.
+    They are assumed to have run at the reference type.
 
     Raises:
-        InputError: for a trace without recorded starts, or without a job from then on.
+        InputError: the trace has no recorded starts, or no job from then on.
     """
     start_s = jobs.recorded_start_s
     is_old = jobs.submit_s < at_s
@@ -50,7 +50,7 @@ def snapshot_at(jobs: JobTrace, at_s: float) -> tuple[JobTrace, Snapshot]:
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
-# Nodes that fail and return: outages by the hour they happened, or drawn.
+# Node failures: outages at recorded or random times.
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,7 +63,7 @@ class NodeOutage:
 
 
 def sampled_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> tuple[NodeOutage, ...]:
-    """Each node works for an exponential time of mean `up_s`, then is down for one of mean `down_s`, and so on."""
+    """Draw each node's alternating times: in service, exponential of mean `up_s`, and down, of mean `down_s`."""
     rng, outages = stream(seed, "job node failures"), []
     for node in range(nodes):
         at_s = rng.exponential(up_s)
@@ -76,16 +76,16 @@ def sampled_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, se
 
 
 # ---------------------------------------------------------------------------------------------------------- variability
-# GPUs of one type that are not equally fast, drawn.
+# Random variability of GPUs of one type.
 
 
 def sampled_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float], seed: int) -> Variability:
-    """A GPU that is slow for one class is slow for all, by as much as each is sensitive.
+    """Draw factors: a GPU that is slow for one class is slow for all, in proportion to each one's sensitivity.
 
     Each GPU draws a normal number z. Its factor for a class of spread s is exp(-s z), over that of the fastest GPU.
 
     Args:
-        spreads: by job class: how much the logarithm of the speed varies (standard deviation).
+        spreads: by job class: standard deviation of the speed's logarithm.
     """
     rng = stream(seed, "GPU variability")
     z = [rng.standard_normal(group.gpus) for group in groups for _ in range(group.nodes)]
@@ -99,7 +99,7 @@ def sampled_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float
 
 
 # --------------------------------------------------------------------------------------------------------------- record
-# What a run of training jobs leaves behind: columns by job, and the cluster's sums.
+# Result of a run of training jobs: columns by job, and the cluster's sums.
 
 
 NOT_YET: Final = -1
@@ -108,20 +108,20 @@ Times = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobsRecord:
-    """A run. All columns have a row for each job of the trace; times are nanoseconds since the trace's start.
+    """Result of a run. All columns have a row for each job of the trace; times are nanoseconds since the trace's start.
 
     Attributes:
-        policy: as it is shown.
-        jobs: those of the run.
+        policy: its displayed name.
+        jobs: the jobs of the run.
         best_ns: run time at full speed on the fastest type that it may use.
         start_ns: when it was first started; -1 for never.
-        end_ns: when its work was done; -1 for not within the run.
-        is_refused: it could never run here.
-        preemptions: how often it was stopped for another job.
-        kills: how often a node died under it.
-        lost_ns: work (at the reference type) that it did in vain.
+        end_ns: when its work was done; -1 if not within the run.
+        is_refused: whether it could never run here.
+        preemptions: number of its stops for another job.
+        kills: number of node failures under it.
+        lost_ns: work (at the reference type) that was lost.
         restart_ns: time that it held GPUs for restarts.
-        held_ns: time that it held GPUs, all in all.
+        held_ns: total time that it held GPUs.
         is_measured: whether it counts in figures: submitted after the warm-up.
         begun_ns, ended_ns: when the run began and ended.
         capacity_gpu_ns, down_gpu_ns: GPU time of all nodes from begin to end; of that, out of service.
@@ -153,23 +153,23 @@ class JobsRecord:
 
     @property
     def is_counted(self) -> NDArray[np.bool_]:
-        """(n,) Whether it counts in figures: measured, and not refused."""
+        """(n,) Whether it counts in figures: it is measured, and not refused."""
         return self.is_measured & ~self.is_refused
 
     @property
     def jct_s(self) -> NDArray[np.float64]:
-        """(n,) Job completion time, from submission to end; not-a-number where there is none."""
+        """(n,) Job completion time, from submission to end; not-a-number if it has not ended."""
         return np.where(self.is_done, self.end_ns - self.jobs.submit_ns, np.nan) / NS_PER_S
 
     @property
     def wait_s(self) -> NDArray[np.float64]:
-        """(n,) What of it is not run time at full speed on the fastest type; not-a-number where there is none."""
+        """(n,) Completion time less run time at full speed on the fastest type; not-a-number if it has not ended."""
         return np.asarray(self.jct_s - self.best_ns / NS_PER_S)
 
     def require_little(self) -> None:
-        """Little's law: the sum over time of jobs in the system is the sum over jobs of their times in it."""
+        """Check Little's law: the integral of the number of jobs in the system is the sum of the jobs' times in it."""
         came_ns = np.maximum(self.jobs.submit_ns, self.begun_ns)
         left_ns = np.where(self.is_done, self.end_ns, np.where(self.is_refused, came_ns, self.ended_ns))
         came_by_end = came_ns <= self.ended_ns
-        in_system_ns = sum((left_ns - came_ns)[came_by_end].tolist())  # beyond 64 bits, perhaps
+        in_system_ns = sum((left_ns - came_ns)[came_by_end].tolist())  # may exceed 64 bits
         assert in_system_ns == self.in_system_ns, "Little's law does not hold"

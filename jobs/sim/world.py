@@ -1,8 +1,8 @@
-"""Training jobs on a simulated cluster: appointments by time drive the scheduler's core.
+"""Simulator of training jobs on a cluster: an agenda of events drives the scheduler's core.
 
-At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
-decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy
-and seed give the same bits.
+At one instant: arrivals, then ends by job, stops by job, failures of nodes by node, returns by node; last the scheduler
+decides, and is notified of stops before it decides again at the same instant. The same jobs, cluster, policy and seed
+give the same bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from jobs.trace import JobTrace
 from kit.errors import InputError
 from kit.units import NS_PER_S
 
-# The order of what happens at one instant; the number of the job or node is added to those between the two.
+# The order of events at one instant; the number of the job or node is added to those between the two.
 ARRIVAL, END, STOPPED, NODE_DOWN, NODE_UP, LAST = (place << 32 for place in range(6))
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
@@ -52,19 +52,19 @@ _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class JobWorld:
-    """The cluster, and what it costs to stop a job.
+    """The cluster, and the costs of stopping a job.
 
     Attributes:
         groups: its nodes.
-        speeds: how fast jobs run where; the scheduler knows this table.
-        restart_ns: a job that goes on after a stop holds its GPUs for so long before its work goes on.
-        start_delay_ns: so does each job at each start, whatever was before.
-        checkpoint_ns: running jobs keep their work so often, in time since their start; 0 for always (no work is lost).
+        speeds: jobs' speeds by pool; the scheduler has this table.
+        restart_ns: time that a resumed job holds its GPUs before its work continues.
+        start_delay_ns: the same at each start of any job.
+        checkpoint_ns: interval of checkpoints since a job's start; 0 for continuous ones (no work is lost).
         outages: when nodes are out of service.
-        variability: how GPUs of one type differ; None where they do not.
+        variability: how GPUs of one type differ; None if they do not.
 
     Raises:
-        InputError: for an outage of a node that is not there.
+        InputError: an outage is of a node that does not exist.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -84,17 +84,17 @@ class JobWorld:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What happens to it.
+    """Inputs of one simulated run.
 
     Attributes:
-        warmup_s: jobs that are submitted so long after the run's begin are run and not measured.
-        snapshot: what the log found when the run begins; None begins with the first submission, on an empty cluster.
-        longest_ns: the run is ended so long after the last submission, whatever still waits or runs.
-        past: what the policy has seen before: jobs that had ended, as `JobScheduler` takes them.
-        choosing: who chooses for a learned policy; it may remember, so each run has its own.
+        warmup_s: jobs submitted within this time of the run's begin are run and not measured.
+        snapshot: the log's state when the run begins; None begins with the first submission, on an empty cluster.
+        longest_ns: the run ends this long after the last submission, even if jobs still wait or run.
+        past: jobs that had ended before, as `JobScheduler` takes them.
+        choosing: the chooser of a learned policy; it may have state, so each run has its own.
 
     Raises:
-        InputError: for times out of range, or a warm-up after which no job is submitted.
+        InputError: times are out of range, or no job is submitted after the warm-up.
     """
 
     jobs: JobTrace
@@ -124,22 +124,22 @@ class JobRun:
 
     @property
     def is_measured(self) -> NDArray[np.bool_]:
-        """(n,) Which jobs count in figures."""
+        """(n,) Whether each job counts in figures."""
         return np.asarray(self.jobs.submit_ns >= self.begins_ns + round(self.warmup_s * NS_PER_S))
 
 
 class _RunningJob(msgspec.Struct):
-    """One job that runs: since when, from when its work goes on, how fast."""
+    """A running job: its start, the start of its work, and its speed."""
 
     since_ns: int
     from_ns: int
     speed: float
-    starts: int  # which of its starts this is: an end that was planned for an earlier one is void
+    starts: int  # number of this start: an end planned for an earlier one is void
     allocation: Allocation
 
 
 class _Columns:
-    """What is written down of each job while the run goes on."""
+    """Records of each job during the run."""
 
     def __init__(self, many: int) -> None:
         self.start_ns, self.end_ns = np.full((2, many), NOT_YET)
@@ -149,7 +149,7 @@ class _Columns:
 
 
 class JobSimulation:
-    """One run: `run` it, once.
+    """One run: call `run` once.
 
     Attributes:
         now_ns: the present, integer nanoseconds since the trace's start.
@@ -164,13 +164,13 @@ class JobSimulation:
             run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
         )
         self.now_ns = 0
-        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # what happens when
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # the agenda
         self._made = count()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns
         self._arrivals, self._arrived = jobs.arrivals(), 0
         self._running: dict[int, _RunningJob] = {}
-        self._down: dict[int, int] = {}  # nodes out of service, since when
+        self._down: dict[int, int] = {}  # start of the outage, by node out of service
         self._down_gpu_ns = 0
         self._in_system = self._in_system_ns = 0
         self._counted_ns = self._begins_ns
@@ -183,9 +183,9 @@ class JobSimulation:
         }
 
     def run(self) -> JobsRecord:
-        """Simulate to the last job's end; what the run did is proven to add up."""
+        """Simulate to the last job's end; checks that the sums add up."""
         self._set_off()
-        self._at(self._last_ns, LAST, self._pass)  # who is not done by then has held GPUs until then
+        self._at(self._last_ns, LAST, self._pass)  # jobs not done by then have held GPUs until then
         scheduler, heap = self.scheduler, self._heap
         while True:
             while scheduler.next_wake_ns == self.now_ns and not (heap and heap[0][0] == self.now_ns):
@@ -197,7 +197,7 @@ class JobSimulation:
             act(*arguments)
 
     def _at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
-        """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL` to `LAST`."""
+        """Call `act` at a time; at one instant by ascending `order`: `ARRIVAL` to `LAST`."""
         heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
 
     @property
@@ -225,10 +225,10 @@ class JobSimulation:
             self._at(wake_ns, LAST, self._pass)
 
     def _pass(self) -> None:
-        """An instant at which nothing happens by itself."""
+        """Do nothing: an instant without an event of its own."""
 
     def _count(self, more: int) -> None:
-        """So many more jobs are in the system from now on."""
+        """Add to the number of jobs in the system from now on."""
         now_ns = self.now_ns
         self._in_system_ns += self._in_system * (now_ns - self._counted_ns)
         self._counted_ns = now_ns
@@ -237,7 +237,7 @@ class JobSimulation:
     # ------------------------------------------------------------------------------------------------------ arrivals
 
     def _find(self) -> None:
-        """The run begins with what the log found: who ran goes on before anybody else is started."""
+        """Begin with the log's state: running jobs resume before any other is started."""
         table = self.spec.snapshot
         assert table is not None
         self._columns.done_ns[:] = table.done_ns
@@ -295,7 +295,7 @@ class JobSimulation:
     def _end(self, job: int, starts: int) -> None:
         running = self._running.get(job)
         if running is None or running.starts != starts:
-            return  # it was stopped meanwhile
+            return  # it has been stopped since
         self._leave(job, running)
         self._columns.done_ns[job] = self._work_ns[job]
         self._columns.end_ns[job] = self.now_ns
@@ -313,7 +313,7 @@ class JobSimulation:
         self._stop(command.job)
 
     def _stop(self, job: int) -> None:
-        """What it has done since its last checkpoint is lost; the scheduler hears of it at the end of the instant."""
+        """Stop a job: work since its last checkpoint is lost; the scheduler is notified at the end of the instant."""
         running, columns = self._running[job], self._columns
         self._leave(job, running)
         ran_ns = max(self.now_ns - running.from_ns, 0)
@@ -368,7 +368,7 @@ class JobSimulation:
         return record
 
     def _best_ns(self) -> NDArray[np.int64]:
-        """Run times at full speed on the fastest types that the jobs may use; refused ones' at the reference."""
+        """Return run times at full speed on the fastest types that jobs may use; at the reference for refused jobs."""
         fastest = self.scheduler.cluster.speeds(self._arrivals, self.world.speeds).max(axis=1)
         is_plain = (fastest == 0) | (fastest == 1)
         return np.where(is_plain, self._work_ns, np.ceil(self._work_ns / np.where(is_plain, 1.0, fastest))).astype(
