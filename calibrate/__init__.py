@@ -1,4 +1,4 @@
-"""Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
+"""Calibration: measure devices through `hw` and fit the simulator's own formulas to the measurements."""
 
 from calibrate.calibration import CalibrationRequest
 from calibrate.check import CheckedMetric

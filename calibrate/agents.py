@@ -1,6 +1,6 @@
-"""The real bench: an agent's process on a device, a second one to send activations to, and the device's power sensor.
+"""The real bench: an agent process on a device, a second one to send activations to, and the device's power sensor.
 
-It translates; what is asked of it was decided by the plan.
+It only translates; the plan decides what to measure.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from hw.transport.messages import (
 )
 from policies.vocabulary import NS_PER_S
 
-# A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
+# In serving, a batch finds its thread asleep and its caches evicted; a loop without pauses flatters the device.
 PAUSE_S = 500e-6
 
 
 GPU_LEAD_S: Final = 0.4  # before processes begin together: instances choose kernels and capture passes first
 LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin together
-MAX_APART: Final = 0.05  # of a set, in which not all of its processes ran: then with more lead, once more
+MAX_APART: Final = 0.05  # share of a set's time in which not all processes ran; above it, repeat with more lead
 
 
 def apart_share(results: Sequence[TogetherResult]) -> float:
-    """Of the time from the first one's begin to the last one's end, in which not all processes ran."""
+    """Return the share of the time from the first begin to the last end in which not all processes ran."""
     whole_ns = max(each.ended_ns for each in results) - min(each.began_ns for each in results)
     all_ns = min(each.ended_ns for each in results) - max(each.began_ns for each in results)
     return 1.0 - max(0, all_ns) / whole_ns if whole_ns > 0 else 0.0
@@ -57,10 +57,10 @@ class AgentBench:
     """`calibrate.bench.Bench` on an agent.
 
     Attributes:
-        peer: index of the arena of another server's agent, to move activations to; None where no link is measured.
+        peer: index of the arena of another server's agent, to move activations to; None if no link is measured.
         sibling: a second process on the same device, for sets across processes; None without such sets.
-        cores: of a CPU device.
-        receiver: that other server's agent, where it copies onto a GPU what arrives.
+        cores: cores of a CPU device.
+        receiver: that other server's agent, if it copies received activations onto a GPU.
     """
 
     agent: AgentProcess
@@ -81,11 +81,11 @@ class AgentBench:
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
-        pause_s = PAUSE_S if paused and self.cores else 0.0  # what a cold host adds on a GPU is a cost of serving
+        pause_s = PAUSE_S if paused and self.cores else 0.0  # on a GPU a cold host is a cost of serving
         return self._loop(self.timed(point, warmup, repeats, min_s, pause_s))
 
     def _loop(self, result: BenchmarkResult) -> Loop:
-        """As it is kept, with a GPU's clocks before they fall."""
+        """Convert a result for storage, with a GPU's clocks before they fall."""
         clock_mhz = self.meter.sensor.details().sm_clock_mhz
         return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s, clock_mhz)
 
@@ -104,7 +104,7 @@ class AgentBench:
         return result.quiet_s, result.beside_s
 
     def timed(self, point: Point, warmup: int, repeats: int, min_s: float, pause_s: float = 0.0) -> BenchmarkResult:
-        """Forward passes of a point alone in the agent's process."""
+        """Time forward passes of a point alone in the agent's process."""
         return self.agent.ask(Benchmark(point, warmup, repeats, min_s, pause_s), BenchmarkResult)
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
@@ -154,7 +154,7 @@ class AgentBench:
         )
 
     def pause_s(self, point: Point, duty: float) -> float:
-        """After each pass, so that passes take such a share of the time."""
+        """Return the pause after each pass for which passes take `duty` of the time."""
         if duty >= 1.0:
             return 0.0
         seen = self.timed(point, 5, 5, 0.0)
@@ -163,7 +163,7 @@ class AgentBench:
 
 @dataclass(frozen=True, slots=True)
 class _CoreUse:
-    """The cores of a CPU device at one moment: CPU time that anything, and that our agents, have used so far."""
+    """CPU time of a CPU device's cores at one moment, used by all and by our agents."""
 
     cores: int
     at_s: float
@@ -179,6 +179,6 @@ class _CoreUse:
         return cls(len(cores), time.monotonic_ns() / NS_PER_S, sum(map(sum, times)) - idle_s, own_s)
 
     def background_share(self, before: _CoreUse) -> float:
-        """What others used of the cores since then; 0 where the device has none."""
+        """Return the share of the cores that other programs have used since `before`; 0 if the device has none."""
         foreign_s = self.busy_s - before.busy_s - (self.own_s - before.own_s)
         return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0

@@ -1,4 +1,4 @@
-"""The bandwidth of a device's memory, by large copies: bytes read and written a second."""
+"""The bandwidth of a device's memory, from large copies: bytes read and written a second."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from policies.vocabulary import NS_PER_S
 
 COPY_BYTES = 64 << 20  # beyond any cache
 COPIES = 4
-IN_A_ROW = 16  # on a GPU, where a copy takes 0.1 ms
+IN_A_ROW = 16  # on a GPU, on which a copy takes 0.1 ms
 
 
 def bandwidth_bytes_s(spec: DeviceSpec) -> float:
-    """Of a device's memory. A GPU's is measured in a process of its own, which has ended once this returns.
+    """Measure a device's memory bandwidth; a GPU's in a separate process, which has ended on return.
 
-    This process must never hold a context on the GPU: it would draw power for ever after.
+    This process must never hold a context on the GPU: it would draw power until the end.
 
     Raises:
         WorkError: the GPU failed.
@@ -38,7 +38,7 @@ def bandwidth_bytes_s(spec: DeviceSpec) -> float:
 
 
 def cpu_bandwidth_bytes_s(threads: int) -> float:
-    """The best of a few large copies by as many threads as the device has."""
+    """Return the best of a few large copies by the device's number of threads."""
     sources = [np.ones(COPY_BYTES // threads, dtype=np.uint8) for _ in range(threads)]
     targets = [np.zeros_like(source) for source in sources]
     seconds = []
@@ -51,16 +51,16 @@ def cpu_bandwidth_bytes_s(threads: int) -> float:
 
 
 def cuda_bandwidth_bytes_s(index: int, _: Tell) -> float:
-    """The best of a few rows of large copies inside the GPU's memory."""
+    """Return the best of a few series of large copies inside the GPU's memory."""
     place = torch.device("cuda", index)
     return row_bandwidth_bytes_s(torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=place), finish)
 
 
 def row_bandwidth_bytes_s(source: torch.Tensor, wait: Callable[[torch.device], object]) -> float:
-    """Copies of what lies on a device, many in a row: beside a single one, asking and waiting for it would count.
+    """Time copies within a device's memory, many in a row: in a single one, launching and waiting would dominate.
 
     Args:
-        wait: until all is done that was asked of the device.
+        wait: waits until the device has completed all work.
     """
     target = torch.zeros_like(source)
     seconds = []

@@ -1,6 +1,6 @@
-"""What calibration asks of a device, as a narrow port, and the answers as they are kept.
+"""Calibration's narrow port to a device, and its results as they are stored.
 
-The real one is `calibrate.agents.AgentBench`; a test's is a few lines of known physics. Nothing here measures.
+The real bench is `calibrate.agents.AgentBench`; a test's is a few lines of known physics. Nothing here measures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Loop:
     """A point run in a loop: wall and CPU seconds of each repeat (`hw.transport.messages.BenchmarkResult`).
 
     Attributes:
-        waited_s: how long the process was ready but had no core, because other programs had it.
-        references_s: of a fixed piece of work beside each repeat (`calibrate.slowdown`); empty on a GPU.
-        clock_mhz: of a GPU's multiprocessors right after the last repeat; None where nothing tells.
+        waited_s: time in which the process was ready but had no core, because other programs had it.
+        references_s: times of a fixed piece of work next to each repeat (`calibrate.slowdown`); empty on a GPU.
+        clock_mhz: clock of a GPU's multiprocessors right after the last repeat; None if unknown.
     """
 
     repeats_s: Sequence[float]
@@ -36,13 +36,13 @@ class Loop:
 
     @property
     def disturbed_share(self) -> float:
-        """The share of the repeats' time that others took."""
+        """The share of the repeats' time that other programs took."""
         return self.waited_s / sum(self.repeats_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
-    """A concurrency set run in a loop; `background_share`: of the device, what other programs took meanwhile."""
+    """A concurrency set run in a loop; `background_share`: the device's share that other programs took."""
 
     members: Sequence[ConcurrentResult]
     background_share: float = 0.0
@@ -52,8 +52,8 @@ class SharedLoop:
 class SteadyLoad:
     """A point run in a loop under the device's sensor; `power_w` is above nothing (idle included).
 
-    `utilization`, and `sm_utilization` (the share of a GPU's multiprocessors), are None where the sensor has none, and
-    so is `sm_clock_mhz`. `busy_s` is the time in passes.
+    `utilization`, and `sm_utilization` (the share of a GPU's multiprocessors), are None if the sensor has none, and so
+    is `sm_clock_mhz`. `busy_s` is the time in passes.
     """
 
     images: int
@@ -74,11 +74,11 @@ class Bench(Protocol):
         ...
 
     def unload(self, instance: int) -> float:
-        """Free it: seconds."""
+        """Free an instance: seconds."""
         ...
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
-        """Run a point alone: at least so many repeats and so long; `paused` before each, as batches are served."""
+        """Run a point alone for at least `repeats` and `min_s`; `paused` before each repeat, as in serving."""
         ...
 
     def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
@@ -91,19 +91,19 @@ class Bench(Protocol):
         ...
 
     def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
-        """Run a point without a pause: seconds of a pass alone (median), and while an instance is loaded (mean)."""
+        """Run a point without pauses: seconds of a pass alone (median), and while an instance is loaded (mean)."""
         ...
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
-        """Run points at once, without a pause, each in an instance of its own; `across` two processes, in turn."""
+        """Run points at once, without pauses, each in a separate instance; `across` two processes, in turn."""
         ...
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
-        """Run so many batches: for each the seconds from command to notice of the end, but for its pass."""
+        """Run `number` batches: for each the seconds from the command to the notice of its end, without its pass."""
         ...
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
-        """Move so many bytes to another server: seconds, so many times."""
+        """Move activations to another server `number` times: seconds of each."""
         ...
 
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
@@ -119,13 +119,13 @@ class SoloResult:
     """A round of a solo point; `samples` in seconds.
 
     Attributes:
-        samples: the repeats at the device's full speed; all of them, where it never had it (`is_slow`).
-        slow: the others; None where there are none.
+        samples: the repeats at the device's full speed; all of them, if it never reached it (`is_slow`).
+        slow: the others; None if there are none.
         passes, slow_passes: of all tries, and how many of them were not at full speed.
-        reference_s, slow_reference_s: the median reference beside `samples`, and beside `slow`; 0 without references.
-        least_reference_s: the least one beside any pass, but for a few per cent that are flukes.
-        disturbed_share: of its time, what other programs took.
-        tries: how often it was measured, because of them or for want of full speed; the best one is kept.
+        reference_s, slow_reference_s: the median reference next to `samples`, and next to `slow`; 0 without references.
+        least_reference_s: the least reference next to any pass, except a few per cent of outliers.
+        disturbed_share: share of its time that other programs took.
+        tries: number of measurements, repeated because of them or for want of full speed; the best one is kept.
         clock_mhz: see `Loop`.
     """
 
@@ -145,18 +145,18 @@ class SoloResult:
 
     @property
     def disturbance(self) -> float:
-        """0 for a measurement to be trusted."""
+        """A measure of disturbance; 0 for a trustworthy measurement."""
         return self.disturbed_share + (1 if self.is_slow else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TogetherResult:
-    """Mean seconds a batch, alone just before and together, for each member; 0.0 together where none was finished.
+    """Mean seconds a batch, alone just before and together, of each member; 0.0 together if none was finished.
 
     Attributes:
-        alone_reference, together_reference: how much longer than at full speed a fixed piece of work took meanwhile,
-            for each member; 1.0 where the passes were picked at full speed, or nothing tells.
-        is_slow: some member never had full speed alone.
+        alone_reference, together_reference: slow-down of a fixed piece of work meanwhile against full speed, for each
+            member; 1.0 if the passes were picked at full speed, or it is unknown.
+        is_slow: whether some member never had full speed alone.
         disturbed_share, tries: see `SoloResult`.
     """
 
@@ -176,17 +176,17 @@ class TogetherResult:
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """How the device's own speed came and went."""
+    """Variation of the device's own speed."""
 
     slowdown: SlowdownLook
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCycleResult:
-    """Loading and unloading one instance.
+    """Times of loading and unloading one instance.
 
     Attributes:
-        solos: of points that were timed in it, and `captured`: how many of their passes a GPU replays.
+        solos: results of points timed in it; `captured`: number of their passes that a GPU replays.
     """
 
     loads_s: tuple[float, ...]
@@ -230,12 +230,12 @@ Result = SoloResult | TogetherResult | WatchResult | OfLoads | TimesResult | Ste
 
 
 def to_jsonable(result: Result) -> dict[str, Any]:
-    """Plain data that `from_jsonable` reads back."""
+    """Return plain data that `from_jsonable` reads back."""
     return {"kind": type(result).__name__, **asdict(result)}
 
 
 def from_jsonable(raw: dict[str, Any]) -> Result:
-    """What `to_jsonable` wrote; raises `KeyError` or `ValueError` on anything else."""
+    """Restore the output of `to_jsonable`; raises `KeyError` or `ValueError` for anything else."""
     fields = dict(raw)
     kind = _KINDS[fields.pop("kind")]
     return msgspec.convert(fields, kind)

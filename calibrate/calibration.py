@@ -1,4 +1,4 @@
-"""What a calibration is of, and within which limits: the noun that goes from the command down to the bench."""
+"""Specification of a calibration: its device, model and limits, from the command down to the bench."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class CalibrationRequest:
 
     Attributes:
         file: the slimmable network.
-        budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
+        budget_s: wall time; a small one omits measurements, listed in `Profile.omitted`, but never a key.
         batch_limit: the largest batch measured; the simulator refuses larger ones.
-        log_path: finished measurements; an interrupted calibration goes on from there.
-        seed: of the order and of the held-out points.
+        log_path: finished measurements, from which an interrupted calibration resumes.
+        seed: seed of the order and of the held-out points.
         peer: a second device of this host: moving activations to it gives `Profile.link`; None leaves it out.
         sensor_period_s: how often serving reads the device's sensor.
-        name: of the profile; made from the device and the model by default.
+        name: the profile's name; derived from the device and the model by default.
         allow_busy: measure although other programs use the device.
-        candidates: ways in which a GPU may compute, the device's own first: the quickest is taken, and told in the
-            profile; none where all is given.
+        candidates: ways in which a GPU may compute, the device's own first: the fastest is used, and reported in the
+            profile; none if all is given.
 
     Raises:
-        InputError: the budget or the limit makes no sense.
+        InputError: the budget or the limit is invalid.
     """
 
     file: ModelFile

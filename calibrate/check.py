@@ -1,15 +1,16 @@
-"""Does a profile still hold? Fresh, random points and sets against what the profile says of them.
+"""Check of whether a profile still holds: random new points and sets are compared with the profile's predictions.
 
 It decides held or drifted, metric by metric; it changes no profile. The rule, for a metric's errors e (in per cent of
-what is measured now, positive where the profile says more):
+the value measured now, positive if the profile's is larger):
 
-    size   drifted where the median of |e| is larger than max(promise, 2 x stated error, 2 x stated repeatability)
-    bias   drifted where the median of e lies further from 0 than max(promise, stated error, 2 x stated repeatability)
+    size   drifted if the median of |e| is larger than max(promise, 2 x stated error, 2 x stated repeatability)
+    bias   drifted if the median of e is further from 0 than max(promise, stated error, 2 x stated repeatability)
 
-where a median counts as larger only if its whole 95 % interval is (from order statistics, so of any distribution; of
-fewer than six values it is all of them). So a noisy point fails nothing, and many that agree do. Stated errors are the
-profile's own means on held-out points; of a metric without any the promise alone is allowed. What has drifted is
-measured a second time, at other points, and only what drifted both times is called so: another program's burst is none.
+A median counts as larger only if its whole 95 % interval is (from order statistics, so for any distribution; of fewer
+than six values it is their range). So a single noisy point does not fail the check, but many consistent ones do. Stated
+errors are the profile's own means on held-out points; without any, only the promise applies. A drifted metric is
+measured a second time, at other points, and is reported only if it drifted both times: another program's burst is no
+drift.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from sim.tables import sharing_of
 
 PROMISED_PCT = {SOLO_ERROR: 3.0, CONCURRENCY_ERROR: 8.0, ACROSS_ERROR: 8.0}
 CONFIDENCE = 0.95
-WIDE_PCT = 25.0  # allowed: a note says so
-NOT_JUDGED_ABOVE_PCT = 50.0  # allowed: to hold says nothing
-EFFORT = replace(LAVISH, warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # of a point, and of a set
-WATCH_S = 2.0  # for a look at how the device's own speed comes and goes
+WIDE_PCT = 25.0  # allowed error, above which a note is added
+NOT_JUDGED_ABOVE_PCT = 50.0  # allowed error, above which holding has no meaning
+EFFORT = replace(LAVISH, warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # for a point, and for a set
+WATCH_S = 2.0  # to observe how the device's own speed varies
 SIZES = (2, 3, 4)  # of a set
-POINTS_A_SET = 2  # a concurrency set for so many solo points
-SAMPLED = 50  # steps, for a guess of what all take
+POINTS_A_SET = 2  # solo points per concurrency set
+SAMPLED = 50  # steps, to estimate the time of all
 
 Verdict = Literal["holds", "drifted", "not judged"]
 Interval = tuple[float, float]
@@ -49,7 +50,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class ComparedValue:
-    """One thing as the profile has it and as it is now; a set has a value for each member."""
+    """One quantity in the profile and now; a set has a value for each member."""
 
     name: str
     predicted: tuple[float, ...]
@@ -57,12 +58,12 @@ class ComparedValue:
 
     @property
     def error_pct(self) -> float:
-        """Of the geometric means; positive where the profile says more."""
+        """Error of the geometric means; positive if the profile's is larger."""
         return 100 * float(np.exp(np.mean(np.log(self._ratios))) - 1)
 
     @property
     def abs_error_pct(self) -> float:
-        """The members' mean error without its sign."""
+        """The members' mean absolute error."""
         return 100 * float(np.mean(np.abs(self._ratios - 1)))
 
     @property
@@ -72,26 +73,26 @@ class ComparedValue:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a profile may be off by, in per cent: in size, and in one direction."""
+    """The profile's allowed error in per cent: in size, and in one direction."""
 
     size_pct: float
     bias_pct: float
 
     @classmethod
     def by(cls, promised_pct: float, stated_pct: float = 0.0, repeatability_pct: float = 0.0) -> Allowed:
-        """See this module."""
+        """Return the allowed error by this module's rule."""
         least = max(promised_pct, 2 * repeatability_pct)
         return cls(max(least, 2 * stated_pct), max(least, stated_pct))
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedMetric:
-    """A metric's fresh measurements against the profile.
+    """A metric's new measurements compared with the profile.
 
     Attributes:
-        more: what it means that there is more of it now (`slower`, `more`).
-        not_judged: why nothing is concluded; empty where it is.
-        looks: how often it was measured.
+        more: the word for a larger value now (`slower`, `more`).
+        not_judged: why nothing is concluded; otherwise empty.
+        looks: number of its measurements.
     """
 
     metric: str
@@ -104,50 +105,50 @@ class CheckedMetric:
 
     @property
     def median_abs_pct(self) -> float:
-        """The median error without its sign."""
+        """The median absolute error."""
         return float(np.median(self._sizes))
 
     @property
     def mean_abs_pct(self) -> float:
-        """The mean error without its sign."""
+        """The mean absolute error."""
         return float(np.mean(self._sizes))
 
     @property
     def max_abs_pct(self) -> float:
-        """The largest error without its sign."""
+        """The largest absolute error."""
         return max(self._sizes)
 
     @property
     def bias_pct(self) -> float:
-        """The median error with its sign; positive where the profile says more than is true now."""
+        """The median signed error; positive if the profile's value exceeds the present one."""
         return float(np.median(self._errors))
 
     @property
     def size_interval_pct(self) -> Interval:
-        """Where the median of the sizes lies."""
+        """The interval of the median absolute error."""
         return median_interval(self._sizes)
 
     @property
     def bias_interval_pct(self) -> Interval:
-        """Where the median of the errors lies."""
+        """The interval of the median signed error."""
         return median_interval(self._errors)
 
     @property
     def is_biased(self) -> bool:
-        """Whether the errors lean to one side by more than is allowed."""
+        """Whether the errors are biased by more than is allowed."""
         low, high = self.bias_interval_pct
         return low > self.allowed.bias_pct or high < -self.allowed.bias_pct
 
     @property
     def verdict(self) -> Verdict:
-        """See this module."""
+        """The verdict by this module's rule."""
         if self.not_judged or not self.pairs:
             return "not judged"
         return "drifted" if self.is_biased or self.size_interval_pct[0] > self.allowed.size_pct else "holds"
 
     @property
     def finding(self) -> str:
-        """What has drifted, in words; empty where nothing has."""
+        """Description of what has drifted; empty if nothing has."""
         if self.verdict != "drifted":
             return ""
         if not self.is_biased:
@@ -165,31 +166,31 @@ class CheckedMetric:
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The 95 % interval of a median from order statistics; from the least to the largest of few values."""
+    """Return the 95 % interval of a median from order statistics; of few values their range."""
     ascending, n = sorted(values), len(values)
-    from scipy.stats import binom  # slow to import, and every server passes here
+    from scipy.stats import binom  # slow to import, and every server imports this module
 
     cut = max(1, int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)))
     return ascending[cut - 1], ascending[n - cut]
 
 
 def holds(metrics: Sequence[CheckedMetric]) -> bool:
-    """Whether something was judged, and nothing has drifted."""
+    """Return whether some metric was judged, and none has drifted."""
     return is_judged(metrics) and all(metric.verdict != "drifted" for metric in metrics)
 
 
 def is_judged(metrics: Sequence[CheckedMetric]) -> bool:
-    """Whether anything is concluded at all."""
+    """Return whether any metric was judged."""
     return any(metric.verdict != "not judged" for metric in metrics)
 
 
 def is_narrow(metric: CheckedMetric) -> bool:
-    """Whether to hold says much: a profile that states large errors itself allows about anything."""
+    """Return whether holding is informative: a profile with large stated errors allows almost anything."""
     return metric.allowed.size_pct <= WIDE_PCT
 
 
 def meaningful(metric: CheckedMetric) -> CheckedMetric:
-    """A metric that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
+    """Return the metric as not judged if its allowed error makes holding meaningless, unless it drifts even so."""
     if metric.verdict != "holds" or metric.allowed.size_pct <= NOT_JUDGED_ABOVE_PCT:
         return metric
     reason = f"the profile's own errors are so large that {metric.allowed.size_pct:.0f} % are allowed; calibrate longer"
@@ -197,24 +198,24 @@ def meaningful(metric: CheckedMetric) -> CheckedMetric:
 
 
 def stated_pct(profile: Profile, metric: str) -> float:
-    """The profile's own mean error: held out where it says that, else the largest that it states; else 0."""
+    """Return the profile's own mean error: held out if stated, otherwise the largest stated; otherwise 0."""
     stated = [error for error in profile.errors if error.metric == metric and error.kind != "repeatability"]
     held_out = [error for error in stated if error.kind == "held out"]
     return max((error.mean_abs_pct for error in held_out or stated), default=0.0)
 
 
 def repeatability_pct(profile: Profile) -> float:
-    """How far rounds over one solo point lay apart, on the mean; 0 where that was not measured."""
+    """Return the mean difference of rounds over one solo point; 0 if it was not measured."""
     return max((error.mean_abs_pct for error in profile.errors if error.metric == REPEATABILITY), default=0.0)
 
 
 def allowed(profile: Profile, metric: str) -> Allowed:
-    """What a profile's metric may be off by."""
+    """Return the allowed error of a profile's metric."""
     return Allowed.by(PROMISED_PCT[metric], stated_pct(profile, metric), repeatability_pct(profile))
 
 
 def estimated_s(profile: Profile, points: int) -> float:
-    """What a check takes where nothing is looked at twice; a guess."""
+    """Estimate the time of a check in which nothing is repeated."""
     curves, rng = _curves(profile), np.random.default_rng(0)
     guess = _guess(curves)
     keys, sizes = sorted(curves), _sizes(profile)
@@ -226,12 +227,12 @@ def estimated_s(profile: Profile, points: int) -> float:
 
 
 def has_across(profile: Profile) -> bool:
-    """Whether the profile knows how two processes share its device."""
+    """Return whether the profile models two processes sharing its device."""
     return profile.concurrency.across_beta is not None
 
 
 def numbers_of(profile: Profile, points: int) -> dict[str, int]:
-    """How many measurements each metric gets."""
+    """Return the number of measurements of each metric."""
     sets = max(1, points // POINTS_A_SET)
     return {SOLO_ERROR: points, CONCURRENCY_ERROR: sets, **({ACROSS_ERROR: sets} if has_across(profile) else {})}
 
@@ -244,16 +245,16 @@ def check(
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[CheckedMetric, ...]:
-    """Measure so many random solo points and half as many concurrency sets of each kind, in a random order.
+    """Measure random solo points and half as many concurrency sets of each kind, in a random order.
 
-    Sets across processes are measured where the profile knows of such; the bench needs a second process then. What has
-    drifted is looked at a second time.
+    Sets across processes are measured if the profile models them; the bench then needs a second process. Drifted
+    metrics are measured a second time.
 
     Args:
-        on_progress: called with how many measurements are done, of how many.
+        on_progress: called with the number of finished measurements, and of all.
 
     Raises:
-        InputError: fewer than one point is asked for.
+        InputError: fewer than one point is requested.
     """
     if points < 1:
         raise InputError("--points", "", f"must be at least 1, found {points}")
@@ -266,11 +267,11 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """A device that a profile is checked on.
+    """State of a check on a device.
 
     Attributes:
-        slowdown: how the device's own speed comes and goes now; points and sets are compared at its full speed.
-        exponent: what makes the reference x times slower makes passes x to this power slower.
+        slowdown: present variation of the device's own speed; points and sets are compared at its full speed.
+        exponent: if the reference is x times slower, passes are x to this power slower.
     """
 
     bench: Bench
@@ -288,7 +289,7 @@ class _Visit:
         return cls(bench, profile, curves, seen.slowdown, EXPONENT if known is None else known.reference_exponent)
 
     def solo(self, point: Point) -> ComparedValue:
-        """A point alone, at full speed; what never had it is brought there."""
+        """Measure a point alone, at full speed; a point that never had it is converted."""
         result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.slowdown)
         assert isinstance(result, SoloResult)
         measured_s = Pooled.of([result.samples]).quantile(0.5)
@@ -297,10 +298,10 @@ class _Visit:
         return ComparedValue(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
 
     def together(self, points: tuple[Point, ...], across: bool) -> list[ComparedValue]:
-        """A set against each member alone just before: of a device that is slower as a whole, both are.
+        """Measure a set against each member alone just before: a device that is slower as a whole slows both.
 
-        How long it runs follows from what a pass takes now: the profile may be far off. Nothing comes of a set of which
-        a member finished nothing.
+        Its duration follows from the present time of a pass: the profile may be far off. A set of which a member
+        finished nothing yields no value.
         """
         now_s = {point: min(self.bench.solo(point, 1, 3, 0.0).repeats_s) for point in dict.fromkeys(points)}
         step = Together(points, across=across)
@@ -319,7 +320,7 @@ def _look(
     on_progress: Callable[[int, int], None],
     looks: int = 1,
 ) -> list[CheckedMetric]:
-    """Fresh pairs of each metric, mixed in time: what a device does for a while is not one metric's alone."""
+    """Measure new pairs of each metric, mixed in time: so a temporary disturbance affects not just one metric."""
     keys, sizes = sorted(visit.curves), _sizes(visit.profile)
     tasks = [metric for metric, number in numbers.items() for _ in range(number)]
     pairs: dict[str, list[ComparedValue]] = {metric: [] for metric in numbers}
@@ -344,10 +345,10 @@ def _sizes(profile: Profile) -> Sequence[int]:
 
 
 def draw_point(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -> Point:
-    """Any key as likely as another, batch sizes as likely within each factor of two.
+    """Draw a point: keys uniformly, batch sizes uniformly within each factor of two.
 
     Args:
-        sizes: those of a device, ascending.
+        sizes: a device's batch sizes, ascending.
     """
     batch = int(np.exp(rng.uniform(0.0, np.log(sizes[-1] + 1))))
     size = next(size for size in sizes if size >= min(batch, sizes[-1]))
@@ -355,7 +356,7 @@ def draw_point(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generat
 
 
 def draw_set(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -> tuple[Point, ...]:
-    """Two to four points: half of the sets are several times the same one."""
+    """Draw a set of two to four points: half of the sets repeat one point."""
     size = int(rng.choice(SIZES))
     drawn = sorted(draw_point(keys, sizes, rng) for _ in range(size))
     return tuple(drawn) if rng.random() < 0.5 else tuple(drawn[:1] * size)

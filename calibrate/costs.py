@@ -1,4 +1,4 @@
-"""What a network's segments cost in operations and bytes, from shapes alone. It knows no device."""
+"""Costs of a network's segments in operations and bytes, from shapes alone, independent of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KeyCost:
-    """One (segment, width, previous width).
+    """Cost of one (segment, width, previous width).
 
     Attributes:
         macs: multiply-accumulates of one image.
@@ -30,13 +30,13 @@ class KeyCost:
     kernels: int
 
     def batch_bytes(self, batch: int) -> int:
-        """Bytes that a batch moves to and from device memory."""
+        """Return the bytes that a batch moves to and from device memory."""
         return self.weight_bytes + batch * self.moved_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """A model as calibration and the datasheet profiles see it.
+    """A model's costs for calibration and the datasheet profiles.
 
     Attributes:
         keys: the cost of every legal key.
@@ -49,7 +49,7 @@ class ModelCosts:
 
 
 def costs_of(model: Servable, name: str, model_hash: str) -> ModelCosts:
-    """The costs of a network in float32."""
+    """Return the costs of a network in float32."""
     spec = model.spec
     costs = {key: model.cost(*key) for key in spec.work_keys()}
     return ModelCosts(

@@ -1,4 +1,4 @@
-"""Profiles from published specifications, labelled `datasheet`: shapes to experiment with, no promise of accuracy.
+"""Profiles from published specifications, labelled `datasheet`: for experiments, without promised accuracy.
 
 A roofline above a launch floor; `docs/profiles.md` derives it and names the source of every constant. One forward pass
 of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessors:
@@ -10,7 +10,7 @@ of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessor
     k(b)    = (TDP - context idle) x work(b) / b                              so power is linear in images/s up to TDP
     u(b)    = min(1, (kernels x SHORTEST_KERNEL_S + busy(b)) / L(b))          any kernel running, as NVML counts
 
-What differs between GPUs is published; the constants are the same for all.
+Differences between GPUs are published data; the constants are the same for all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sim.profile import (
     SensorModel,
 )
 
-COMPUTE_SHARE = 0.45  # of the FP32 peak, by convolutions of these sizes
+COMPUTE_SHARE = 0.45  # of the FP32 peak, reached by convolutions of these sizes
 MEMORY_SHARE = 0.75  # of the peak bandwidth
 LAUNCH_S = 8e-6  # the host's time for one kernel, in eager mode
 SHORTEST_KERNEL_S = 2e-6
@@ -59,22 +59,22 @@ UNLOAD_S = 5e-4
 ALPHA, BETA = 0.1, 1.0  # fair sharing, and a little contention for bandwidth
 THROTTLE, PHI_MIN = 0.3, 0.7
 OMITTED = "everything: derived from published figures, nothing was measured"
-DIGITS = 5  # significant ones in a profile: more would pretend
+DIGITS = 5  # significant digits in a profile: more would be misleading
 
 MemoryKind = Literal["HBM", "GDDR"]
-# Of the TDP, drawn by a context that does nothing (arXiv 2605.23918; the Zeus trace).
+# Shares of the TDP, drawn by an idle context (arXiv 2605.23918; the Zeus trace).
 CONTEXT_SHARES: dict[MemoryKind, float] = {"HBM": 0.07, "GDDR": 0.18}
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What is published of a GPU.
+    """Published specifications of a GPU.
 
     Attributes:
-        tflop_s: FP32, at its peak.
-        gb_s, gb: bandwidth of its memory and its size, in 10^9 bytes.
-        architecture: by NVIDIA's name, which decides how its power sensor lags (`hw.telemetry`); empty: unknown.
-        memory: its kind, which decides what a context that does nothing draws.
+        tflop_s: peak FP32.
+        gb_s, gb: bandwidth and size of its memory, in 10^9 bytes.
+        architecture: NVIDIA's name, which decides the lag of its power sensor (`hw.telemetry`); empty: unknown.
+        memory: its kind, which decides the power of an idle context.
     """
 
     name: str
@@ -89,32 +89,32 @@ class Gpu:
 
     @property
     def key(self) -> str:
-        """Its name as a file's and a profile's: `RTX 2080 Ti` is `rtx-2080-ti`."""
+        """Its name in files and profiles: `RTX 2080 Ti` is `rtx-2080-ti`."""
         return re.sub(r"[^a-z0-9.]+", "-", re.sub(r" SXM.*", "", self.name).lower()).strip("-")
 
     @property
     def peak_flop_s(self) -> float:
-        """FP32."""
+        """Peak FP32 operations a second."""
         return self.tflop_s * 1e12
 
     @property
     def bandwidth_bytes_s(self) -> float:
-        """Of its memory."""
+        """Bandwidth of its memory."""
         return self.gb_s * 1e9
 
     @property
     def vram_bytes(self) -> int:
-        """Its memory."""
+        """Size of its memory."""
         return round(self.gb * 1e9)
 
     @property
     def context_idle_w(self) -> float:
-        """With a context that does nothing."""
+        """Power with an idle context."""
         return self.idle_w + CONTEXT_SHARES[self.memory] * self.tdp_w
 
     @property
     def sensor(self) -> SensorModel:
-        """Read whenever it has something new; the instant reading, which serving prefers where a board has one."""
+        """The instant reading, which serving prefers if a board has one, sampled at each update."""
         timing = timing_of(self.architecture)
         return gpu_sensor(timing, timing.period_s, instant=True)
 
@@ -164,30 +164,30 @@ class DataSheet(StrictModel):
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> DataSheet:
-        """Raises `InputError` naming `source` and the key where it is none."""
+        """Parse YAML; raises `InputError` naming `source` and the key if it is invalid."""
         return strict.parse(cls, text, source)
 
     @property
     def gpu(self) -> Gpu:
-        """As the table has it; an idle power that is not known is the table's median share of the TDP."""
+        """The GPU as in the table; an unknown idle power is the table's median share of the TDP."""
         idle_w = self.idle_w if self.idle_w is not None else rounded(idle_share(self.memory) * self.tdp_w)
         figures = (self.multiprocessors, self.tflop_s, self.gb_s, self.gb, self.tdp_w, idle_w)
         return Gpu(self.name, *figures, architecture=self.architecture or "", memory=self.memory)
 
 
 def idle_share(memory: MemoryKind) -> float:
-    """Idle power over TDP, the median of the table's GPUs with this kind of memory."""
+    """Return idle power over TDP, the median of the table's GPUs with this kind of memory."""
     return median(gpu.idle_w / gpu.tdp_w for gpu in _TABLE if gpu.memory == memory)
 
 
 def gpu_key(name: str) -> str | None:
-    """The table's key of a GPU, however its name is spelled (`V100`, `NVIDIA GeForce RTX 2080 Ti`)."""
+    """Return the table's key of a GPU, however its name is spelled (`V100`, `NVIDIA GeForce RTX 2080 Ti`)."""
     wanted = _plain(name)
     return next((key for key, gpu in GPUS.items() if wanted in (_plain(key), _plain(gpu.name))), None)
 
 
 def find_gpu(name: str) -> Gpu:
-    """A GPU by name, however it is spelled (`RTX 2080 Ti`, `nvidia-rtx-2080-ti`).
+    """Find a GPU by name, however it is spelled (`RTX 2080 Ti`, `nvidia-rtx-2080-ti`).
 
     Raises:
         InputError: no such GPU in the table.
@@ -201,10 +201,10 @@ def find_gpu(name: str) -> Gpu:
 
 
 def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: MeasuredHost | None = None) -> Profile:
-    """A profile of a GPU running a model, derived from the GPU's published figures.
+    """Derive a profile of a GPU running a model from the GPU's published figures.
 
     Args:
-        host: what deciding for it costs, and the ways to its server; none of it is in the profile where it is None.
+        host: costs of routing decisions, and of the ways to its server; if it is None, the profile has neither.
 
     Raises:
         InputError: the batch limit is below 1.
@@ -242,12 +242,12 @@ def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: Mea
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """One forward pass as the model sees it, in seconds; the module's docstring has the equations.
+    """Modelled time of one forward pass, in seconds; the module's docstring has the equations.
 
     Attributes:
-        launch_s: the host's, to launch its kernels.
+        launch_s: host time to launch its kernels.
         work_s: if every multiprocessor worked all the time.
-        busy_s: with those that have a tile.
+        busy_s: with only the multiprocessors that have a tile.
     """
 
     launch_s: float
@@ -256,14 +256,14 @@ class ForwardTimes:
 
     @property
     def latency_s(self) -> float:
-        """Launching and computing overlap but for a bend where they take equally long."""
+        """Latency: launching and computing overlap, except for a bend at which they take equally long."""
         longest = max(self.launch_s, self.busy_s)
         ratio = min(self.launch_s, self.busy_s) / longest
         return float(longest * (1.0 + ratio**SHARPNESS) ** (1.0 / SHARPNESS))
 
 
 def forward_times(gpu: Gpu, cost: KeyCost, outputs: float, batch: int) -> ForwardTimes:
-    """Of a batch, where a kernel computes so many `outputs` of one image."""
+    """Return the times of a batch, if a kernel computes `outputs` of one image."""
     compute_s = 2 * cost.macs * batch / (COMPUTE_SHARE * gpu.peak_flop_s)
     memory_s = cost.batch_bytes(batch) / (MEMORY_SHARE * gpu.bandwidth_bytes_s)
     fill = min(1.0, batch * outputs / TILE_OUTPUTS / gpu.multiprocessors)
@@ -271,7 +271,7 @@ def forward_times(gpu: Gpu, cost: KeyCost, outputs: float, batch: int) -> Forwar
 
 
 def rounded(value: float) -> float:
-    """To `DIGITS` significant digits, which keeps the order of any two numbers."""
+    """Round to `DIGITS` significant digits, which keeps the order of any two numbers."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -304,7 +304,7 @@ def _curve(gpu: Gpu, key: Key, costs: ModelCosts, batch_limit: int) -> LatencyCu
 
 
 def _outputs(costs: ModelCosts, segment: int, width: float) -> float:
-    """Elements that a kernel of this width reads or writes, on average, beside the narrowest input."""
+    """Return the elements that a kernel of this width reads or writes, on average, with the narrowest input."""
     narrowest = min(key for key in costs.keys if key[:2] == (segment, width))
     return costs.keys[narrowest].moved_bytes / ELEMENT_BYTES / costs.keys[narrowest].kernels
 
@@ -324,7 +324,7 @@ def _instances(costs: ModelCosts, batch_limit: int) -> tuple[InstanceCost, ...]:
 
 
 def _workspace_bytes(costs: ModelCosts, segment: int, width: float, batch_limit: int) -> int:
-    """Feature maps alive at once: about two of those that a batch at the limit writes."""
+    """Return the bytes of feature maps alive at once: about two of those that a batch at the limit writes."""
     key = max(key for key in costs.keys if key[:2] == (segment, width))
     return 2 * batch_limit * costs.keys[key].moved_bytes * 3 // costs.keys[key].kernels
 

@@ -1,7 +1,7 @@
-"""What to measure in the time that is left: where a surface through the points so far is least sure.
+"""Choice of measurements in the remaining time: points at which a surface through those so far is least certain.
 
-It chooses among steps that are planned already, and from finished steps alone: a resumed calibration, which finds them
-in its log, chooses the same.
+It chooses among planned steps, from finished steps alone: a resumed calibration, which finds them in its log, makes the
+same choices.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from calibrate.solo import solo_points
 from calibrate.surface import MIN_POINTS, Surface, least_sure
 from hw.transport.messages import Point
 
-AT_ONCE = 4  # a surface is fitted again when a quarter more is measured
+AT_ONCE = 4  # fit the surface again when a quarter more is measured
 
 
 class LeastSure:
-    """An order of spare steps: see `calibrate.plan.Order`.
+    """An order of spare steps by uncertainty; see `calibrate.plan.Order`.
 
     Args:
-        costs: of every key.
-        speed: what references say of passes.
+        costs: costs of every key.
+        speed: relation of reference times to passes.
     """
 
     def __init__(self, costs: Mapping[Key, KeyCost], speed: Speed) -> None:
@@ -36,7 +36,7 @@ class LeastSure:
     def __call__(
         self, spare: Sequence[PlannedStep], finished: Callable[[], Sequence[Measurement]]
     ) -> Iterator[PlannedStep]:
-        """One after the other, each group chosen from what is finished when it begins."""
+        """Yield steps one after another, each group chosen from the steps finished when it begins."""
         left = {planned.step.point: planned for planned in spare if isinstance(planned.step, Solo)}
         done = {step.point for step, _ in finished() if isinstance(step, Solo) and not step.held_out}
         targets = sorted({*left, *done})
@@ -45,12 +45,12 @@ class LeastSure:
             seen = len(finished())
             for point in self._next(list(left.values()), targets, finished()):
                 yield left.pop(point)
-        yield from left.values()  # the time is up; some may be in the log
+        yield from left.values()  # no time is left; some may be in the log
 
     def _next(
         self, left: Sequence[PlannedStep], targets: Sequence[Point], finished: Sequence[Measurement]
     ) -> Sequence[Point]:
-        """The next group; the first of what is left where no surface tells."""
+        """Return the next group; the first of the remaining steps if no surface can be fitted."""
         cost_s = {planned.step.point: planned.estimated_s for planned in left if isinstance(planned.step, Solo)}
         solo = solo_points(finished, 1, self._speed, held_out=False)
         number = max(1, len(solo) // AT_ONCE)
@@ -58,6 +58,6 @@ class LeastSure:
             return list(cost_s)[:number]
         try:
             surface = Surface({point: fit.seen for point, fit in sorted(solo.items())}, self._costs)
-        except LinAlgError:  # points that no surface goes through
+        except LinAlgError:  # points that no surface fits
             return list(cost_s)[:number]
         return least_sure(surface, targets, cost_s, number)

@@ -1,7 +1,7 @@
-"""Utilization and joules of every key and batch size, from the points that ran under the device's sensor.
+"""Utilization and joules of every key and batch size, from points that ran under the device's sensor.
 
-Power points are few. Utilization grows with demand, so it is read along demand; joules are fitted on the work that a
-batch is. Where no sensor tells power, joules follow from idle power, the cap and busy time.
+Power points are few. Utilization grows with demand, so it is interpolated along demand; joules are fitted on a batch's
+work. Without a power sensor, joules follow from idle power, the cap and busy time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PowerPoint:
-    """What the sensor showed while a point ran in a loop.
+    """Sensor readings while a point ran in a loop.
 
     Attributes:
-        energy_j_per_image: above context idle.
-        utilization, sm_utilization: shares in [0, 1]; None where nothing tells.
+        energy_j_per_image: energy above context idle.
+        utilization, sm_utilization: shares in [0, 1]; None if unknown.
     """
 
     energy_j_per_image: float
@@ -44,7 +44,7 @@ class PowerPoint:
 
 
 def power_points(measurements: Iterable[Measurement], power: Power, *, held_out: bool) -> dict[Point, PowerPoint]:
-    """Those that are fitted, or those that are held out."""
+    """Return the fitted power points, or the held-out ones."""
     points: dict[Point, PowerPoint] = {}
     for step, result in measurements:
         if not (isinstance(step, Steady) and isinstance(result, SteadyResult)) or step.duty < 1.0:
@@ -58,12 +58,12 @@ def power_points(measurements: Iterable[Measurement], power: Power, *, held_out:
 
 
 def _share(value: float | None) -> float | None:
-    """Of a performance counter, which may lie a little beyond 1, or be no number where it did not count."""
+    """Clip a performance counter's share, which may slightly exceed 1; None if it did not count."""
     return None if value is None or not math.isfinite(value) else min(1.0, max(0.0, value))
 
 
 def metered(power: Power, measurements: Iterable[Measurement]) -> Power:
-    """With the provenance of the power points, where there are any."""
+    """Return power with the provenance of the power points, if there are any."""
     provenances = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
     return power.model_copy(update={"provenance": Provenance.weakest(*provenances)}) if provenances else power
 
@@ -71,13 +71,13 @@ def metered(power: Power, measurements: Iterable[Measurement]) -> Power:
 def with_awake(
     power: Power, measurements: Iterable[Measurement], curves: Mapping[Key, LatencyCurve], fall_s: float
 ) -> Power:
-    """With what the device draws while nothing runs and its clocks are still up, from points at small duties.
+    """Add the power while nothing runs and clocks are still up, from points at small duties.
 
-    Beside context idle and the joules of the images, a point that is busy for a share u of the time draws (1 - u) of
-    it: least squares over the duties.
+    In addition to context idle and the joules of the images, a point that is busy for a share u of the time draws (1 -
+    u) of it: least squares over the duties.
 
     Args:
-        fall_s: how long clocks stay up after a load; 0 where that was not seen, and then there is no such state.
+        fall_s: time that clocks stay up after a load; 0 if that was not observed, and then there is no such state.
     """
     loads = [
         (step.point, result.load)
@@ -102,9 +102,9 @@ def with_awake(
 
 
 def with_busy_shares(curves: Mapping[Key, LatencyCurve], points: Mapping[Point, PowerPoint]) -> dict[Key, LatencyCurve]:
-    """Utilization of a GPU: what its sensor showed, along demand; demand itself without one.
+    """Set a GPU's utilization: the sensor's, along demand; demand itself without a sensor.
 
-    The share of its multiprocessors likewise; left out where nothing told it.
+    The share of its multiprocessors likewise, if it was measured.
     """
     shown = {point: seen.utilization for point, seen in points.items() if seen.utilization is not None}
     of_sms = {point: seen.sm_utilization for point, seen in points.items() if seen.sm_utilization is not None}
@@ -121,7 +121,7 @@ def _demands(curve: LatencyCurve) -> tuple[float, ...]:
 
 
 def _along_demand(curves: Mapping[Key, LatencyCurve], shown: Mapping[Point, float]) -> dict[Key, tuple[float, ...]]:
-    """The ascending function of demand through the shares that were shown, at every batch size of every curve."""
+    """Fit an ascending function of demand to the measured shares; returns it at every batch size of every curve."""
     pairs = sorted((demand_of(curves[point.key], point.batch), share) for point, share in shown.items())
     nodes, values = [demand for demand, _ in pairs], ascending([share for _, share in pairs])
     return {
@@ -134,7 +134,7 @@ def _along_demand(curves: Mapping[Key, LatencyCurve], shown: Mapping[Point, floa
 
 
 class EnergyModel:
-    """Joules per image above context idle: fitted on power points where there are enough, else idle to cap by use."""
+    """Joules per image above context idle: fitted on enough power points, otherwise from idle to cap by utilization."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class EnergyModel:
             self._weights = nnls(features / joules[:, None], np.ones(len(telling)))[0]
 
     def per_image(self, curve: LatencyCurve, batch: int) -> float:
-        """k of a batch of the curve's key."""
+        """Return k of a batch of the curve's key."""
         known = self._measured.get(Point(curve.segment, curve.width, curve.previous_width, batch))
         if known is not None:
             return known
@@ -164,7 +164,7 @@ class EnergyModel:
         return float(features @ self._weights)
 
     def _features(self, curve: LatencyCurve, batch: int) -> Floats:
-        """(MACs, bytes, busy seconds) of one image."""
+        """Return (MACs, bytes, busy seconds) of one image."""
         cost = self._costs.keys[curve.segment, curve.width, curve.previous_width]
         busy_s = interpolate_linear(curve.batches, curve.utilization, batch) * interpolate_latency_s(
             curve.batches, curve.mean_s, batch
@@ -175,7 +175,7 @@ class EnergyModel:
 def held_out_energy(
     points: Mapping[Point, PowerPoint], curves: Mapping[Key, LatencyCurve]
 ) -> list[tuple[float, float]]:
-    """(predicted, measured) joules of power points that no fit saw."""
+    """Return (predicted, measured) joules of power points that no fit used."""
     return [
         (interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch), seen.energy_j_per_image)
         for point, seen in points.items()
@@ -187,7 +187,7 @@ def held_out_energy(
 def left_out_energy(
     points: Mapping[Point, PowerPoint], curves: Mapping[Key, LatencyCurve], costs: ModelCosts, power: Power
 ) -> list[tuple[float, float]]:
-    """(predicted, measured) joules of each power point by the others."""
+    """Return (predicted, measured) joules of each power point, predicted from the others."""
     if len(points) <= MIN_POWER_POINTS:
         return []
     pairs = []

@@ -1,4 +1,4 @@
-"""What a profile says of its own errors: held out, cross-validated, and how far measurements of one thing lie apart."""
+"""A profile's stated errors: held out, cross-validated, and the difference between repeated measurements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Pairs = Sequence[tuple[float, float]]  # (predicted, measured)
 
 
 def stated(metric: str, pairs: Pairs, kind: ErrorKind = "held out") -> Iterator[StatedError]:
-    """The error of (predicted, measured) pairs; nothing where there are none."""
+    """Yield the error of (predicted, measured) pairs; nothing if there are none."""
     if pairs:
         percent = [100 * abs(predicted / measured - 1) for predicted, measured in pairs]
         yield StatedError(
@@ -49,7 +49,7 @@ def stated(metric: str, pairs: Pairs, kind: ErrorKind = "held out") -> Iterator[
 
 
 def predict_solo_s(curve: LatencyCurve, batch: int) -> float:
-    """The median solo latency that the profile gives a batch."""
+    """Return the median solo latency that the profile predicts for a batch."""
     return interpolate_latency_s(curve.batches, curve.p50_s, batch)
 
 
@@ -59,11 +59,11 @@ def solo_errors(
     rounds: Mapping[Point, Sequence[float]],
     left_out: Pairs,
 ) -> Iterator[StatedError]:
-    """Of solo latency: at held-out batch sizes by the whole curve and by four of its points; each inner batch size by
-    the others; and any two rounds of a point beside each other.
+    """Yield errors of solo latency: held-out batch sizes by the whole curve and by four of its points; inner batch
+    sizes by the others; differences of any two rounds of a point.
 
-    A held-out point that was fitted, too, is one more round of it: how near the curve comes to it says nothing of
-    batch sizes that were not measured.
+    A held-out point that was fitted, too, is one more round of it: its error is not informative of batch sizes
+    that were not measured.
 
     Args:
         rounds: the medians of every round of each fitted point.
@@ -88,21 +88,21 @@ def other_errors(
     fitted: Container[Point],
     left_out: Pairs,
 ) -> Iterator[StatedError]:
-    """Of solo latency by the way of fitting that was not kept."""
+    """Yield errors of solo latency by the rejected way of fitting."""
     seen = [(predict_solo_s(curves[p.key], p.batch), t.quantile(0.5)) for p, t in held_out.items() if p not in fitted]
     yield from stated(NOT_KEPT[by], seen)
     yield from stated(NOT_KEPT[by], left_out, "cross-validated")
 
 
 def _pairs_apart(medians_s: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """|a - b| beside the mean of both, of any two; as a pair whose error is that."""
+    """Yield |a - b| over the mean of both, of any two; as a pair with that error."""
     for one_s, other_s in itertools.combinations(medians_s, 2):
         mean_s = (one_s + other_s) / 2
         yield mean_s + abs(one_s - other_s), mean_s
 
 
 def _four_of(curve: LatencyCurve) -> tuple[list[int], list[float]]:
-    """Four of the curve's batch sizes, evenly spread in their logarithm, with their latencies."""
+    """Return four of the curve's batch sizes, evenly spread in their logarithm, with their latencies."""
     batches = np.asarray(curve.batches, dtype=np.float64)
     targets = np.geomspace(batches[0], batches[-1], MIN_BATCHES)
     places = sorted({int(np.argmin(np.abs(np.log(batches / target)))) for target in targets})

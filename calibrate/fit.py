@@ -1,7 +1,7 @@
-"""Measurements in, a profile out, with its errors on points that no fit saw.
+"""Fitting of a profile to measurements, with its errors on points that no fit used.
 
-It fits by calling the functions that the simulator replays (`sim.device`, `sim.interpolation`): one formula. It
-touches no device, and does not know how anything was measured.
+It fits by calling the functions that the simulator replays (`sim.device`, `sim.interpolation`): one formula. It touches
+no device, and is independent of how measurements were made.
 """
 
 from __future__ import annotations
@@ -72,24 +72,24 @@ from sim.profile import (
     StatedError,
 )
 
-FULL_CLOCK = 0.95  # of the highest that was seen; solo points below it were throttled, or had not woken up
-MAX_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
-MIN_OF_EACH = 3  # passes of a point, quick and slow: of fewer, those at the ends of a spell are too many
-MIN_RATIOS = 5  # points with spells, to tell what they do to passes
-EXPONENTS = (0.3, 1.5)  # within reason, of how a pass slows down with the reference
+FULL_CLOCK = 0.95  # of the highest observed; solo points below it were throttled, or had not ramped up
+MAX_SLOW = 0.95  # of the time: above it, a device is hardly ever at full speed
+MIN_OF_EACH = 3  # fast and slow passes of a point: with fewer, passes at the ends of a spell dominate
+MIN_RATIOS = 5  # points with spells, to estimate their effect on passes
+EXPONENTS = (0.3, 1.5)  # plausible range of how a pass slows down with the reference
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What is known of a device besides what was measured on it.
+    """Facts about a device from outside the measurements.
 
     Attributes:
-        cores: how many cores its CPU time is a share of (1 for a GPU: the launching thread's).
-        bandwidth_bytes_s: of its memory.
-        power: idle powers and the cap; its provenance holds where no power was measured.
+        cores: number of cores that its CPU time is a share of (1 for a GPU: the launching thread's).
+        bandwidth_bytes_s: bandwidth of its memory.
+        power: idle powers and the cap; its provenance applies if no power was measured.
         context_bytes: device memory of a process that holds no instance.
-        fall_s: how long a GPU's clocks stay up after a load; 0 where that was not seen.
-        padded_sizes: the only batch sizes that the device is given; empty for any size.
+        fall_s: time that a GPU's clocks stay up after a load; 0 if that was not observed.
+        padded_sizes: the only batch sizes that the device receives; empty for any size.
     """
 
     info: DeviceInfo
@@ -112,12 +112,12 @@ def fit(
     seen: SlowdownLook = UNSEEN,
     by: LatencyFit | None = None,
 ) -> Profile:
-    """The profile of one device running one model.
+    """Fit the profile of one device running one model.
 
     Args:
-        omitted: what was left out, in words; what that may cost is added.
-        seen: how the device's own speed came and went.
-        by: how solo latency is fitted; None for whatever cross-validation finds better.
+        omitted: descriptions of omissions; their possible cost is added.
+        seen: observed variation of the device's own speed.
+        by: the way of fitting solo latency; None for the better by cross-validation.
 
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
@@ -166,11 +166,11 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class SlowdownFit:
-    """How the device's own speed came and went.
+    """Variation of the device's own speed.
 
     Attributes:
-        speed: what references say of passes.
-        model: for the profile; None where there was no reference.
+        speed: relation of reference times to passes.
+        model: model for the profile; None without a reference.
     """
 
     speed: Speed
@@ -178,7 +178,7 @@ class SlowdownFit:
 
 
 def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> SlowdownFit:
-    """Of the watched spells; what they do to passes is told by the points that had passes of both kinds."""
+    """Fit the observed slow spells; their effect on passes follows from points with passes of both kinds."""
     if not seen.best_s:
         return SlowdownFit(Speed(0.0), None)
     solos = [r for s, r in measurements if isinstance(s, Solo) and isinstance(r, SoloResult) and not s.held_out]
@@ -206,7 +206,7 @@ def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> Sl
 
 
 def _hindsight(measurements: Sequence[Measurement], seen: SlowdownLook) -> tuple[list[Measurement], SlowdownLook]:
-    """With the best reference of all: what was full speed beside a worse one was a slow spell."""
+    """Reclassify by the best reference of all: full speed next to a worse one was a slow spell."""
     least = [r.least_reference_s for _, r in measurements if isinstance(r, SoloResult) and r.least_reference_s]
     if not least or SLACK * min(least) > seen.best_s:
         return list(measurements), seen
@@ -225,7 +225,7 @@ def _observed(measurements: Iterable[Measurement], slowdown: SlowdownFit, *, hel
 
 
 def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
-    """How often other programs took the device, or it ran below its full speed, in words; nothing where none did."""
+    """Describe how often other programs took the device, or it ran below full speed; empty if never."""
     results = [result for _, result in measurements if isinstance(result, SoloResult | TogetherResult)]
     again = sum(result.tries > 1 for result in results)
     still = sum(result.disturbance > DISTURBED for result in results)
@@ -237,7 +237,7 @@ def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
 
 
 def _clocks(measurements: Sequence[Measurement]) -> dict[str, str]:
-    """A GPU's clocks at solo points, in words: where some ran at lower ones, their latencies are of those."""
+    """Describe a GPU's clocks at solo points: latencies of points at lower clocks are for those clocks."""
     clocks = [result.clock_mhz for _, result in measurements if isinstance(result, SoloResult) and result.clock_mhz]
     if not clocks:
         return {}
@@ -268,7 +268,7 @@ def _with_energy(
 
 
 def _instances(measurements: Iterable[Measurement]) -> tuple[InstanceCost, ...]:
-    """Of each instance the first load, which is from disk, and the median of the others."""
+    """Return of each instance the first load, which is from disk, and the median of the others."""
     cycles: dict[tuple[int, float], list[LoadCycleResult]] = {}
     for step, result in measurements:
         if isinstance(step, LoadCycle | InstancePoints) and isinstance(result, LoadCycleResult):
@@ -294,7 +294,7 @@ def _dispatch_s(measurements: Iterable[Measurement]) -> float:
 
 
 def _link(measurements: Iterable[Measurement]) -> Link | None:
-    """Latency and bandwidth of the local transport."""
+    """Return latency and bandwidth of the local transport."""
     medians = {
         step.size_bytes: Pooled.of([result.samples]).quantile(0.5)
         for step, result in measurements
@@ -304,10 +304,10 @@ def _link(measurements: Iterable[Measurement]) -> Link | None:
 
 
 def link_of(medians: Mapping[int, float]) -> Link:
-    """From the median seconds by size in bytes, of two sizes or more: the least sum of relative errors.
+    """Fit a link to median seconds by size in bytes, at least two sizes: the least sum of relative errors.
 
-    Not of their squares: one size that is off the line (its few packets go at once, where a shaper lets them) would
-    bend all of it. The best line goes through two of the points, or through one and the origin, or level through one.
+    Not of their squares: one size off the line (its few packets go at once, if a shaper lets them) would bend all of
+    it. The best line goes through two of the points, or through one and the origin, or level through one.
     """
     sizes, times = np.asarray(list(medians), dtype=np.float64), np.asarray(list(medians.values()))
     slopes = [(t - u) / (s - r) for (s, t), (r, u) in combinations(zip(sizes, times, strict=True), 2)]
@@ -339,7 +339,7 @@ def _errors(
     }
     fitted_rounds = {point: fit.round_medians_s for point, fit in solo.items()}
     rounds: Mapping[Point, Sequence[float]] = round_medians_s(measurements) or fitted_rounds
-    left_out_solo = () if facts.padded_sizes else fitted.left_out[fitted.by]  # there is nothing between padded sizes
+    left_out_solo = () if facts.padded_sizes else fitted.left_out[fitted.by]  # no batch size is between padded sizes
     yield from solo_errors(held_out, curves, rounds, left_out_solo)
     yield from stated(PATH_ERROR, path_errors(measurements, curves))
     for by, others in fitted.others.items():
@@ -377,7 +377,7 @@ def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCur
 
 
 def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -> Iterator[str]:
-    """What was left out, and what it may cost: from the errors of what was not."""
+    """Yield omissions with their possible cost, from the errors of what was not omitted."""
     for words in omitted:
         for start, metric, kind, wording in _TELLING:
             chosen = [e for e in errors if (e.metric, e.kind) == (metric, kind)]
@@ -386,7 +386,7 @@ def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -
         yield words
 
 
-# How an omission begins, the metric and kind of error that tells its cost, and in which words.
+# The start of an omission, the metric and kind of error that determine its cost, and its description.
 _TELLING: tuple[tuple[str, str, str, str], ...] = (
     ("batch sizes", SOLO_ERROR, "cross-validated", "predicting a batch size from the others is wrong by"),
     ("rounds", REPEATABILITY, "repeatability", "two rounds of a point lie apart by"),

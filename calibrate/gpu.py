@@ -1,8 +1,8 @@
-"""What is measured of a GPU: a fixed plan of about a minute, and what its results say.
+"""Calibration plan of a GPU: a fixed plan of about a minute, and the evaluation of its results.
 
-A GPU is given the batch sizes that it pads to and no others. So these are measured at every key, in two rounds far
-apart in time, and nothing is interpolated: a profile states how far the rounds lie apart, and by how much whole paths
-through the network differ from the sum of their hops. A larger budget adds rounds.
+A GPU receives only the batch sizes that it pads to. So these are measured at every key, in two rounds far apart in
+time, and nothing is interpolated: a profile states the difference of the rounds, and of whole paths through the network
+from the sum of their hops. A larger budget adds rounds.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ DUTIES = (0.01, 0.05, 0.2, 0.5)
 
 
 def powers_of_two(batch_limit: int) -> tuple[int, ...]:
-    """Those up to the limit, and the limit."""
+    """Return the powers of two up to the limit, and the limit."""
     return tuple(sorted({1 << i for i in range(batch_limit.bit_length())} | {batch_limit}))
 
 
 def padded_sizes(batch_limit: int, block_s: Mapping[int, float]) -> tuple[int, ...]:
-    """The batch sizes that a GPU is given: powers of two, the limit, 12 and 24 if padding costs more than a pass.
+    """Return a GPU's batch sizes: powers of two, the limit, 12 and 24 if padding costs more than a pass.
 
     A batch half-way between two powers is padded to the larger. That costs half of the difference of their times, and
     saves a further pass, of which the fixed part is what one image takes. If it costs more, the size is worth its
@@ -69,7 +69,7 @@ def padded_sizes(batch_limit: int, block_s: Mapping[int, float]) -> tuple[int, .
 
 
 def typical_pass_s(point: Point) -> float:
-    """A guess of any point's forward time."""
+    """Return a guess of any point's forward time."""
     return PASS_S
 
 
@@ -106,7 +106,7 @@ def _planned(steps: Sequence[Step], number: int) -> Iterator[PlannedStep]:
 
 
 def _made_s(step: Step) -> float:
-    """What a step's instances take; those of `InstancePoints` are counted there."""
+    """Return the time to load a step's instances; that of `InstancePoints` is counted there."""
     match step:
         case Together(points):
             return MAKE_S * (len(points) + len(set(points)))
@@ -117,7 +117,7 @@ def _made_s(step: Step) -> float:
 
 
 def _round(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator, *, from_disk: bool) -> list[Step]:
-    """Each instance is loaded once, with all its points."""
+    """Plan a round: each instance is loaded once, with all its points."""
     steps = []
     for segment, width in shuffled(sorted({key[:2] for key in keys}), rng):
         points = [Point(*key, size) for key in keys if key[:2] == (segment, width) for size in sizes]
@@ -126,7 +126,7 @@ def _round(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator, 
 
 
 def _path(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -> tuple[Point, ...]:
-    """A width for each segment that can follow the one before, and one of the sizes for all."""
+    """Draw a width for each segment that can follow the one before, and one of the sizes for all."""
     size = sizes[int(rng.integers(len(sizes)))]
     path: list[Point] = []
     previous = 0.0
@@ -138,14 +138,14 @@ def _path(keys: Sequence[Key], sizes: Sequence[int], rng: np.random.Generator) -
 
 
 def _ends(keys: Sequence[Key], sizes: Sequence[int]) -> tuple[Point, Point, Point]:
-    """Of the middle segment the shortest pass, one in the middle, and the longest."""
+    """Return three points of the middle segment: the shortest pass, one in the middle, and the longest."""
     of_segment = sorted(key for key in keys if key[0] == sorted(keys)[len(keys) // 2][0])
     middle = Point(*of_segment[len(of_segment) // 2], sizes[len(sizes) // 2])
     return Point(*of_segment[0], sizes[0]), middle, Point(*of_segment[-1], sizes[-1])
 
 
 def _sets(keys: Sequence[Key], sizes: Sequence[int], has_sibling: bool) -> Iterator[Together]:
-    """Short and long passes, two and four at once, in one process and across two; a third of the sets is held out."""
+    """Yield sets of short and long passes, two and four at once, in one process and across two; a third is held out."""
     short, middle, long = _ends(keys, sizes)
     fitted = [(short,) * 2, (short, long), (long,) * 2, (long,) * 4]
     held_out = [(middle,) * 2, (short, short, long, long)]
@@ -155,7 +155,7 @@ def _sets(keys: Sequence[Key], sizes: Sequence[int], has_sibling: bool) -> Itera
 
 
 def _beside_loads(keys: Sequence[Key], sizes: Sequence[int]) -> Iterator[BesideLoad]:
-    """A short and a long pass, next to the narrowest and the widest instance that is loaded."""
+    """Yield a short and a long pass, next to the loading of the narrowest and the widest instance."""
     short, _, long = _ends(keys, sizes)
     for point in (short, long):
         for segment, width, _ in (min(keys), max(keys)):
@@ -163,8 +163,10 @@ def _beside_loads(keys: Sequence[Key], sizes: Sequence[int]) -> Iterator[BesideL
 
 
 def _loads(keys: Sequence[Key], sizes: Sequence[int], *, awake: bool) -> Iterator[Steady]:
-    """The narrowest and the widest at both ends under the power sensor; two in the middle are held out. If clocks stay
-    up, also a point at small duties."""
+    """Yield the narrowest and the widest at both ends under the power sensor, and two held out in the middle.
+
+    If clocks stay up, also a point at small duties.
+    """
     short, middle, long = _ends(keys, sizes)
     for key in (short.key, long.key):
         yield from (Steady(Point(*key, size)) for size in dict.fromkeys((sizes[0], sizes[-1])))
@@ -176,7 +178,7 @@ def _loads(keys: Sequence[Key], sizes: Sequence[int], *, awake: bool) -> Iterato
 
 
 def with_points(measurements: Sequence[tuple[Step, Result]]) -> list[tuple[Step, Result]]:
-    """The measurements, and each point of an instance as one that was timed alone."""
+    """Return the measurements, with each point of an instance as if it had been timed alone."""
     found = list(measurements)
     for step, result in measurements:
         if isinstance(step, InstancePoints) and isinstance(result, LoadCycleResult):
@@ -185,7 +187,7 @@ def with_points(measurements: Sequence[tuple[Step, Result]]) -> list[tuple[Step,
 
 
 def round_medians_s(measurements: Sequence[tuple[Step, Result]]) -> dict[Point, list[float]]:
-    """The median of each round of every point, also of those that others disturbed: that is what can be expected."""
+    """Return the median of each round of every point, including disturbed ones: that is to be expected."""
     medians_s: dict[Point, list[float]] = {}
     for step, result in measurements:
         if isinstance(step, InstancePoints) and isinstance(result, LoadCycleResult):
@@ -195,7 +197,7 @@ def round_medians_s(measurements: Sequence[tuple[Step, Result]]) -> dict[Point, 
 
 
 def path_errors(measurements: Sequence[tuple[Step, Result]], curves: Mapping[Key, LatencyCurve]) -> Pairs:
-    """(predicted, measured) seconds of each path: the sum of its hops' medians, and its own."""
+    """Return (predicted, measured) seconds of each path: the sum of its hops' medians, and its own."""
     return [
         (sum(predict_solo_s(curves[point.key], point.batch) for point in path), median_s)
         for step, result in measurements
@@ -205,13 +207,13 @@ def path_errors(measurements: Sequence[tuple[Step, Result]], curves: Mapping[Key
 
 
 def beside_load_factor(measurements: Sequence[tuple[Step, Result]]) -> float:
-    """How many times as long passes take while an instance is loaded; 1 if that was not measured."""
+    """Return the slow-down of passes while an instance is loaded; 1 if that was not measured."""
     seen = [result.beside_s / result.quiet_s for _, result in measurements if isinstance(result, BesideLoadResult)]
     return max(1.0, float(np.median(seen))) if seen else 1.0
 
 
 def captured_passes(measurements: Sequence[tuple[Step, Result]]) -> str:
-    """`n of m`: how many passes of all instances are replayed; empty if all are."""
+    """Return `n of m`: the number of passes of all instances that are replayed; empty if all are."""
     counts = {
         (step.segment, step.width): (result.captured, len(step.points))
         for step, result in measurements
@@ -222,7 +224,7 @@ def captured_passes(measurements: Sequence[tuple[Step, Result]]) -> str:
 
 
 def captured_here(bench: Bench, profile: Profile) -> tuple[int, int]:
-    """Load every instance of a profile once, with all its points: how many passes are replayed, and of how many."""
+    """Load every instance of a profile with all its points; return the number of replayed passes, and of all."""
     captured = warmed = 0
     for cost in profile.memory.instances:
         curves = [curve for curve in profile.latency if (curve.segment, curve.width) == (cost.segment, cost.width)]

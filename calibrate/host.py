@@ -1,7 +1,7 @@
-"""What the executors cost one real host, for profiles of devices that are not there.
+"""Costs of the executors on one real host, for profiles of devices that are not available.
 
-A datasheet says nothing of the process that decides. That process is the same whatever GPUs are behind it, so what it
-costs was measured once, and stands in every profile that `profile synth` makes (docs/profiles.md).
+A datasheet has no data on the routing process. That process is the same for all GPUs, so its costs were measured once,
+and are in every profile that `profile synth` creates (docs/profiles.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kit import strict
 from kit.strict import StrictModel
 from sim.profile import HandoverTimes, RouterHost
 
-STAMP: Final = "router_host_and_handover"  # of a profile: on what another host's were measured
+STAMP: Final = "router_host_and_handover"  # a profile's stamp: where another host's costs were measured
 
 
 class MeasuredHost(StrictModel):
@@ -33,9 +33,9 @@ class MeasuredHost(StrictModel):
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> MeasuredHost:
-        """Raises `InputError` naming `source` and the key where it is none."""
+        """Parse YAML; raises `InputError` naming `source` and the key if it is invalid."""
         return strict.parse(cls, text, source)
 
     def to_yaml(self) -> str:
-        """The text that `from_yaml` reads back."""
+        """Return the text that `from_yaml` reads back."""
         return strict.dump(strict.plain(self))

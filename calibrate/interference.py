@@ -1,4 +1,4 @@
-"""Whether other programs use a device before it is measured: what they take would be taken for the device's own."""
+"""Detection of other programs on a device before it is measured: their use would be attributed to the device."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_NAMED = 3  # of those that use a device
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """What others do on a device.
+    """Use of a device by other programs.
 
     Attributes:
-        share: of the device's time, in [0, 1], with what is stolen; None where nothing tells.
-        processes: of others that have the device open; None likewise.
-        place: which part of the machine was looked at, where that is not the whole device; for people.
-        users: those that use it most, as far as that can be told; for people.
-        stolen: by a virtual machine's host, as far as it tells; a share likewise.
+        share: share of the device's time, in [0, 1], including `stolen`; None if unknown.
+        processes: number of other processes that have the device open; None likewise.
+        place: the observed part of the machine, if it is not the whole device; for display.
+        users: the programs that use it most, as far as known; for display.
+        stolen: share taken by a virtual machine's host, as far as known.
     """
 
     share: float | None
@@ -45,23 +45,23 @@ class Interference:
 
     @property
     def details(self) -> str:
-        """Where that is and who it is, as far as it is known: for people, not for a profile that is passed on."""
+        """Place and users, as far as known: for display, not for a profile that is passed on."""
         most = f"most of it by {', '.join(self.users)}" if self.users else ""
         return "; ".join(text for text in (self.place, most) if text)
 
     @property
     def notable(self) -> bool:
-        """Whether the user should know."""
+        """Whether to warn the user."""
         return bool(self.processes) or (self.share is not None and self.share > NOTABLE)
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much is theirs that what is measured would be, too."""
+        """Whether others use so much that measurements would be invalid."""
         return self.share is not None and self.share > STRONG
 
     @property
     def warning(self) -> str:
-        """What is wrong with measuring now, and what to do: the same words wherever a device is measured."""
+        """The warning: what disturbs the measurement, and what to do; the same for all kinds of devices."""
         problem = f"{self}{f' ({self.details})' if self.details else ''}"
         if not self.is_busy:
             return f"{problem}: what is measured may be theirs, too"
@@ -69,7 +69,7 @@ class Interference:
 
 
 def require_quiet(device: str, interference: Interference, allow_busy: bool) -> None:
-    """Raise `InputError` where others use so much of the device that what is measured would be theirs, too."""
+    """Raise `InputError` if others use so much of the device that measurements would be invalid."""
     if interference.is_busy and not allow_busy:
         remedy = "or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
         raise InputError("calibrate", device, f"{interference.warning}, {remedy}")
@@ -77,7 +77,7 @@ def require_quiet(device: str, interference: Interference, allow_busy: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running program: the CPU time that it has used, and the core that it was last seen on."""
+    """A running program: its CPU time so far, and its last core."""
 
     name: str
     used_s: float
@@ -88,7 +88,7 @@ Running = Callable[[], Mapping[int, Process]]  # by process id
 
 
 def running() -> Mapping[int, Process]:
-    """All processes that may be looked at."""
+    """Return all processes that may be inspected."""
     processes = {}
     for process in psutil.process_iter(["name", "cpu_times", "cpu_num"]):
         name, times, core = (process.info[key] for key in ("name", "cpu_times", "cpu_num"))
@@ -104,7 +104,7 @@ def on_cores(
     clock: Clock = time.monotonic_ns,
     processes: Running = running,
 ) -> Interference:
-    """What others use of some cores, over half a second; what this process and its children use does not count."""
+    """Measure others' use of some cores over half a second, without this process and its children."""
     pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
     before, began_ns = processes(), clock()
     watch = CoreWatch([cores], lambda: {pid: Used(process_cpu_s(pid)) for pid in pids}, core_times, clock)
@@ -118,17 +118,17 @@ def on_cores(
 
 
 def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s: float) -> tuple[str, ...]:
-    """Those that used most, in shares of a core; what began in between is left out."""
+    """Return the largest users, in shares of a core; processes started in between are left out."""
     shares = {pid: (after[pid].used_s - before[pid].used_s) / elapsed_s for pid in after if pid in before}
     largest = sorted(shares, key=lambda pid: -shares[pid])[:MAX_NAMED]
     return tuple(f"{after[pid].name} ({pid}) {100 * shares[pid]:.0f} %" for pid in largest if shares[pid] > NOTABLE)
 
 
 def on_gpu(sensor: Sensor, processes: Sequence[int] | None, wait: Callable[[float], None] = time.sleep) -> Interference:
-    """What others use of a GPU that this process has not opened yet.
+    """Measure others' use of a GPU that this process has not opened yet.
 
     Args:
-        processes: of others with a context on it; None where nothing tells.
+        processes: other processes with a context on it; None if unknown.
     """
     shares = []
     for _ in range(LOOKS):

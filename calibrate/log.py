@@ -1,7 +1,7 @@
 """The calibration log: one JSON line a finished step, appended and flushed, so that a crash loses one point.
 
-It decides whether a log that is already there may be continued (same device, model and execution) and refuses it
-otherwise. It does not know what the steps mean.
+It decides whether an existing log may be continued (same device, model and execution) and refuses it otherwise. It does
+not interpret the steps.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from calibrate.bench import Result, from_jsonable, to_jsonable
 from kit.errors import InputError, WorkError
 
 SCHEMA: Final = "slimsched.calibration-log/1"
-PADDED_SIZES: Final = "padded_sizes"  # of a log's stamp
+PADDED_SIZES: Final = "padded_sizes"  # key of a log's stamp
 
 
 class Log:
     """An append-only file of finished steps; a context manager.
 
-    Work that fails inside is told with the log that is kept.
+    Errors inside it are reported with the path of the log, which is kept.
 
     Args:
-        path: read first where it exists; a last line that a crash tore is dropped.
-        stamp: what the measurements hold for (device, model, execution); a log of another stamp is refused.
+        path: read first if it exists; a last line that a crash truncated is dropped.
+        stamp: validity of the measurements (device, model, execution); a log with another stamp is refused.
 
     Attributes:
-        results: what each finished step gave, by the step's id.
-        spent_s: seconds that the finished steps took, over all sittings.
+        results: results of finished steps, by the step's id.
+        spent_s: seconds that the finished steps took, over all sessions.
 
     Raises:
-        InputError: the file cannot be opened, is no calibration log, is damaged before its last line, is of another
-            stamp, or another process is writing to it.
-        WorkError: nothing can be written to it.
+        InputError: the file cannot be opened, is not a calibration log, is damaged before its last line, has another
+        stamp, or another process is writing to it.
+        WorkError: it cannot be written to.
     """
 
     def __init__(self, path: Path, stamp: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class Log:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-            # unbuffered: a line that did not fit would be tried again at each later write, and at the end
+            # unbuffered: otherwise a line that did not fit would be retried at each later write, and at the end
             self._file = path.open("r+b", buffering=0)
         except OSError as error:
             raise InputError(str(path), "", f"cannot be a log ({error.strerror}); choose another path") from None
@@ -63,7 +63,7 @@ class Log:
             raise
 
     def append(self, step: str, elapsed_s: float, result: Result) -> None:
-        """Keep a finished step; it is with the operating system when this returns.
+        """Store a finished step; the operating system has it on return.
 
         Raises:
             WorkError: it cannot be written (disk full); the steps before are kept.
@@ -96,13 +96,13 @@ class Log:
             while line:
                 line = line[self._file.write(line) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # a torn line is dropped when the log is read, too
+            with contextlib.suppress(OSError):  # reading the log drops a truncated line, too
                 self._file.truncate(begin)
             problem = f"{self.path} cannot be written ({error.strerror}); make room"
             raise _UnwritableError(f"{problem}: {self._kept()}") from None
 
     def _continue(self, text: bytes, stamp: Mapping[str, str]) -> None:
-        """Take up what is there; only then is the torn rest dropped, so that what is refused stays as it is."""
+        """Read the existing log; only then drop the truncated rest, so that a refused file stays unchanged."""
         header = json.dumps({"schema": SCHEMA, "stamp": dict(stamp)}).encode()
         lines, whole_bytes = _whole_lines(text)
         if lines:
@@ -110,7 +110,7 @@ class Log:
             for record in _records(self.path, lines[1:]):
                 self.results[record.step] = from_jsonable(record.result)
                 self.spent_s += record.elapsed_s
-        elif not header.startswith(text):  # else a crash tore the first line
+        elif not header.startswith(text):  # otherwise a crash truncated the first line
             raise _no_log(self.path)
         self._file.truncate(whole_bytes)
         self._file.seek(whole_bytes)
@@ -118,7 +118,7 @@ class Log:
             self._write({"schema": SCHEMA, "stamp": dict(stamp)})
 
     def _require_alone(self) -> None:
-        """Two writers would tear each other's lines; the lock goes with the process that holds it."""
+        """Lock the file, for two writers would corrupt each other's lines; the lock ends with its process."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,7 +145,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def _whole_lines(text: bytes) -> tuple[list[bytes], int]:
-    """Those that no crash tore, and how many bytes they are."""
+    """Return the complete lines, and their size in bytes."""
     whole_bytes = text.rfind(b"\n") + 1
     return text[:whole_bytes].splitlines(), whole_bytes
 
@@ -155,7 +155,7 @@ def _no_log(path: Path) -> InputError:
 
 
 def _stamp(path: Path, line: bytes) -> dict[str, str]:
-    """What a log's first line says that its measurements hold for."""
+    """Return the stamp in a log's first line."""
     try:
         return msgspec.convert(json.loads(line), _Header).stamp
     except (ValueError, msgspec.ValidationError):
@@ -163,7 +163,7 @@ def _stamp(path: Path, line: bytes) -> dict[str, str]:
 
 
 def _records(path: Path, lines: Sequence[bytes]) -> Iterator[_Record]:
-    """The finished steps, whose results can be read."""
+    """Yield the finished steps with readable results."""
     for number, line in enumerate(lines, start=2):
         try:
             record = msgspec.convert(json.loads(line), _Record)
@@ -175,7 +175,7 @@ def _records(path: Path, lines: Sequence[bytes]) -> Iterator[_Record]:
 
 
 def logged_stamp(path: Path) -> dict[str, str]:
-    """What the measurements of a log hold for; empty where there is none yet, or none that can be read."""
+    """Return the stamp of a log; empty if there is none yet, or it is unreadable."""
     try:
         with path.open("rb") as file:
             return _stamp(path, file.readline())
@@ -184,7 +184,7 @@ def logged_stamp(path: Path) -> dict[str, str]:
 
 
 def require_log(path: Path) -> None:
-    """Raises `InputError` where a log can't be gone on from, of whatever device it is: no log, or damaged."""
+    """Raise `InputError` if a log can't be resumed, whatever its device: it is missing, or damaged."""
     text, begin = path.read_bytes(), json.dumps({"schema": SCHEMA}).encode()[:-1]
     if not text.startswith(begin) and not begin.startswith(text):
         raise _no_log(path)
@@ -194,7 +194,7 @@ def require_log(path: Path) -> None:
 
 
 class _UnwritableError(WorkError):
-    """The log itself failed; its message says what is kept."""
+    """The log itself failed; its message reports what is kept."""
 
 
 def _said(stamp: Mapping[str, str], key: str) -> str:

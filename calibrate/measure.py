@@ -1,7 +1,7 @@
-"""Carries out a plan on a device: step by step, into the log, within the budget.
+"""Execution of a plan on a device: step by step, into the log, within the budget.
 
-It decides when to stop and when to hurry; what to measure was decided by `calibrate.plan`, and what it means is for
-`calibrate.fit` to say.
+It decides when to stop and when to reduce effort; `calibrate.plan` decides what to measure, and `calibrate.fit`
+evaluates it.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ from calibrate.slowdown import BEST_SHARE, SLACK, UNSEEN, SlowdownLook, at_full_
 from hw.transport.messages import Point
 from policies.vocabulary import NS_PER_S
 
-UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
-DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
+UNSTEADY = 0.03  # remeasure a point whose rounds differ by more while time is left
+DISTURBED = 0.03  # remeasure a step at once if other programs took more
 MIN_AT_FULL_SPEED = 4  # repeats
-FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full speed are chance hits of the reference
-WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's slowdown; at least and at most
+FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full speed are not significant
+WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # share of the budget for the device's slowdown; at least and at most
 LOADS = 3  # of an instance: from disk, then from host memory
 MAX_ROUNDS = 6
-SCOUT_SHARE = 0.1  # of the budget, for whole curves
+SCOUT_SHARE = 0.1  # share of the budget for whole curves
 SCOUTING = replace(LEAST, warmup=2, repeats=8, min_s=0.006)  # longer than a time slice of another process
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationProgress:
-    """How far a calibration is; `left_s` is a guess: what the budget leaves, or more where points are required."""
+    """Progress of a calibration; `left_s` estimates the remaining budget, or more if points are required."""
 
     done: int
     total: int
@@ -86,7 +86,7 @@ Clock = Callable[[], int]  # monotonic nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All finished steps, in no particular order of time, and what running out of time left out, in words."""
+    """All finished steps, in no particular order, and descriptions of what a lack of time left out."""
 
     measurements: tuple[Measurement, ...]
     omitted: tuple[str, ...]
@@ -94,12 +94,12 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Scouted:
-    """A hasty look at a device: a guess of every point's forward time, and whole curves where they were cheap.
+    """A quick survey of a device: a guess of every point's forward time, and whole curves if they were cheap.
 
     Attributes:
-        corners: for each (segment, width) that was looked at, seconds by batch size.
-        curves: of those that were looked at at every scouted batch size.
-        slowdown: how the device's own speed came and went.
+        corners: for each surveyed (segment, width), seconds by batch size.
+        curves: curves of those surveyed at every scouted batch size.
+        slowdown: variation of the device's own speed.
     """
 
     corners: Mapping[tuple[int, float], Mapping[int, float]]
@@ -107,7 +107,7 @@ class Scouted:
     slowdown: SlowdownLook
 
     def guess_s(self, point: Point) -> float:
-        """Linear in the batch and in the width between what was seen of the segment."""
+        """Interpolate linearly in the batch and in the width between the segment's measurements."""
         seen = sorted((width, curve) for (segment, width), curve in self.corners.items() if segment == point.segment)
         at_widths = [np.interp(point.batch, sorted(curve), [curve[b] for b in sorted(curve)]) for _, curve in seen]
         return float(np.interp(point.width, [width for width, _ in seen], at_widths))
@@ -116,9 +116,9 @@ class Scouted:
 def scout(
     bench: Bench, keys: Sequence[Key], batch_limit: int, log: Log, clock: Clock, budget_s: float = 0.0
 ) -> Scouted:
-    """Look at the narrowest and the widest of each segment, at both ends; at more batch sizes while it is cheap.
+    """Measure the narrowest and the widest of each segment at both ends; more batch sizes while it is cheap.
 
-    All of it is logged, and what is looked at follows from what was seen alone: a resumed plan is the same plan.
+    All of it is logged, and each choice follows from earlier results alone: a resumed plan is the same plan.
     """
 
     watched = PlannedStep(Watch(Point(*min(keys), 1)), 0, True, 0.0)
@@ -132,7 +132,7 @@ def scout(
         planned = PlannedStep(Solo(Point(segment, width, previous, batch)), 0, True, 0.0)
         result = station.once(planned, SCOUTING)
         assert isinstance(result, SoloResult)
-        return result.samples.values[0]  # the least: haste and a busy machine only ever add
+        return result.samples.values[0]  # the least: haste and a busy machine only add time
 
     corners = {corner: {b: look(*corner, b) for b in sorted({1, batch_limit})} for corner in _corners(keys)}
     sizes, left_s = scouted_batches(batch_limit), SCOUT_SHARE * budget_s
@@ -157,10 +157,10 @@ def measure(
     on_progress: Callable[[CalibrationProgress], None] = lambda _: None,
     slowdown_seen: SlowdownLook = UNSEEN,
 ) -> Measurements:
-    """Do what the log does not have yet, until it is done or the budget is spent.
+    """Execute steps that the log lacks, until all are done or the budget is spent.
 
-    Required steps are done whatever the clock says, with the least effort once they are late; the others stop with the
-    budget. The time that earlier sittings took counts. Spare steps come last, in the plan's own order of them.
+    Required steps are always done, with the least effort once they are late; the others stop with the budget. The time
+    of earlier sessions counts. Spare steps come last, in the plan's order.
     """
     station = Station(bench, log, clock, guess, slowdown_seen)
     budget = _Budget(plan.steps, log, budget_s)
@@ -210,7 +210,7 @@ class _Budget:
         self._spent_before_s = log.spent_s
 
     def more(self, steps: Sequence[PlannedStep]) -> None:
-        """Steps that were not planned."""
+        """Add steps that were not planned."""
         self._total += len(steps)
         self._left_s += sum(planned.estimated_s for planned in steps)
 
@@ -219,7 +219,7 @@ class _Budget:
         self._skipped.append(planned)
 
     def done(self, planned: PlannedStep, *, now: bool = True) -> None:
-        """`now`: measured in this sitting; what the log had says nothing of how long things take."""
+        """Count a finished step; `now`: measured in this session, so it informs the speed estimate."""
         self._count += 1
         self._left_s -= planned.estimated_s
         if planned.required:
@@ -234,7 +234,7 @@ class _Budget:
 
     @property
     def _slowness(self) -> float:
-        """Real seconds an estimated one, so far; the first few steps say nothing."""
+        """Real seconds per estimated one so far; the first few steps are not representative."""
         if self._measured < 10 or self._estimated_done_s == 0:
             return 1.0
         return max(1.0, (self._log.spent_s - self._spent_before_s) / self._estimated_done_s)
@@ -251,11 +251,11 @@ class _Budget:
         return CalibrationProgress(self._count, self._total, left_s, describe(planned.step))
 
     def words(self, rounds: int, hurried: int) -> Iterator[str]:
-        """What was left out of the rounds that were planned, and of further ones, which fill what time is left.
+        """Describe omissions from the planned rounds, and from further ones, which fill the remaining time.
 
-        Batch sizes that were given up are told elsewhere.
+        Batch sizes that were given up are reported elsewhere.
         """
-        last = max(2, rounds)  # beside a single round some points are visited a second time
+        last = max(2, rounds)  # after a single round some points are visited a second time
 
         def left_out(wanted: Callable[[PlannedStep], bool]) -> tuple[int, int]:
             return sum(map(wanted, self._skipped)), sum(map(wanted, self._steps))
@@ -273,7 +273,7 @@ class _Budget:
 def _again(
     station: Station, plan: CalibrationPlan, budget: _Budget, on_progress: Callable[[CalibrationProgress], None]
 ) -> Iterator[Measurement]:
-    """Further rounds over what differs between rounds or was disturbed, the worst first, while time is left."""
+    """Repeat points whose rounds differ or were disturbed, the worst first, while time is left."""
     for number in range(max(planned.round for planned in plan.steps) + 1, MAX_ROUNDS + 1):
         unsteady = _unsteady(plan, station.log, number)
         budget.more(unsteady)
@@ -307,7 +307,7 @@ def _unsteady(plan: CalibrationPlan, log: Log, number: int) -> list[PlannedStep]
 
 
 def _is_hurried(result: Result, effort: StepEffort) -> bool:
-    """Whether a solo point has fewer repeats than planned: for want of time, or from an earlier, smaller budget."""
+    """Return whether a solo point has fewer repeats than planned, for lack of time or from a smaller budget."""
     if not isinstance(result, SoloResult):
         return False
     return max(result.passes / result.tries, result.samples.count) < effort.repeats
@@ -320,9 +320,10 @@ def _hurry(plan: CalibrationPlan) -> StepEffort:
 
 @dataclass(slots=True)
 class Station:
-    """Where steps are carried out: a bench, its log and clock, a guess of its speed, and how that comes and goes.
+    """Environment of steps: a bench, its log and clock, a guess of its speed, and its variation.
 
-    A first look that fell into a slow spell took that for full speed: it learns better as soon as it sees better.
+    A first look during a slow spell mistakes it for full speed, which is corrected as soon as a faster reference
+    occurs.
     """
 
     bench: Bench
@@ -332,7 +333,7 @@ class Station:
     slowdown: SlowdownLook
 
     def once(self, planned: PlannedStep, effort: StepEffort) -> Result:
-        """The step's result: from the log, or measured now and logged."""
+        """Return the step's result: from the log, or measured now and logged."""
         result = self.log.results.get(planned.id)
         if result is None:
             started_ns = self.clock()
@@ -346,7 +347,7 @@ class Station:
 def perform(
     bench: Bench, step: Step, effort: StepEffort, guess: ForwardGuess, slowdown: SlowdownLook = UNSEEN
 ) -> Result:
-    """Measure one step on a device whose own speed comes and goes like that."""
+    """Measure one step on a device with this variation of its own speed."""
     match step:
         case Solo(point):
             return _retried(lambda: _solo(bench, point, effort, guess(point), slowdown.best_s), effort.tries)
@@ -374,12 +375,12 @@ def perform(
 def _together(
     bench: Bench, points: Sequence[Point], across: bool, effort: StepEffort, guess: ForwardGuess, best_s: float
 ) -> TogetherResult:
-    """Alone just before, then at once: a device that drifts slows both. Neither with a pause."""
+    """Measure alone just before, then at once: a device that drifts slows both. Neither has pauses."""
     alone = {}
     for point in dict.fromkeys(points):
         alone[point] = bench.solo(point, 1, 3, alone_duration_s(point, effort, guess), paused=False)
     shared = bench.together(points, together_duration_s(points, effort, guess), across=across)
-    if any(member.median_s for member in shared.members):  # a GPU: one stall of its host is no part of a slow-down
+    if any(member.median_s for member in shared.members):  # a GPU: a stall of its host is no slow-down
         means = {point: (float(np.median(loop.repeats_s)), 1.0) for point, loop in alone.items()}
     else:
         means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}
@@ -399,7 +400,7 @@ def _together(
 
 
 def _mean_alone(loop: Loop, best_s: float) -> tuple[float, float]:
-    """Mean seconds at full speed and 1.0; where it never had it, of all repeats and their references' mean ratio."""
+    """Return mean seconds at full speed and 1.0; without any, of all repeats and their references' mean ratio."""
     if not best_s or not loop.references_s:
         return float(np.mean(loop.repeats_s)), 1.0
     is_full = at_full_speed(loop.references_s, best_s)
@@ -409,15 +410,15 @@ def _mean_alone(loop: Loop, best_s: float) -> tuple[float, float]:
 
 
 def undisturbed(results: Sequence[Disturbable]) -> Sequence[Disturbable]:
-    """Those that no other program took much of; where there is none, the least disturbed."""
+    """Return results that other programs hardly disturbed; if there is none, the least disturbed."""
     kept = [result for result in results if result.disturbance <= DISTURBED]
     return kept or sorted(results, key=lambda result: result.disturbance)[:1]
 
 
 def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
-    """Again while others take the device or a part of its speed; the attempt that they took least of counts.
+    """Retry while others take the device or a part of its speed; returns the least disturbed attempt.
 
-    A slow spell outlasts most tries, and what it does is known: it is worth half as many.
+    A slow spell outlasts most tries, and its effect is known: it is worth half the number.
     """
     tries = [attempt()]
     while tries[-1].disturbance > DISTURBED and len(tries) < most:
@@ -455,7 +456,7 @@ def _solo(bench: Bench, point: Point, effort: StepEffort, forward_s: float, best
 
 
 def _as_it_is(loop: Loop) -> SoloResult:
-    """A loop without references."""
+    """Return a loop without references unchanged."""
     result = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
     return replace(result, disturbed_share=loop.disturbed_share)
 
@@ -477,7 +478,7 @@ def _hold(bench: Bench, segment: int, width: float) -> LoadCycleResult:
 
 
 def _corners(keys: Sequence[Key]) -> list[tuple[int, float]]:
-    """For each segment its narrowest and its widest width."""
+    """Return each segment's narrowest and widest width."""
     corners = []
     for segment in sorted({key[0] for key in keys}):
         widths = [width for s, width, _ in keys if s == segment]

@@ -1,7 +1,7 @@
-"""Power and utilization of a device over a while: from its energy counter where that can be trusted, else from polling.
+"""Mean power and utilization of a device: from its energy counter if that is trustworthy, otherwise from polling.
 
-A sensor is not believed: a self-test compares its counter with its polled power, idle and under load, and sees a sensor
-that says nonsense or always the same. What may be used afterwards is a `SensorTrust`.
+Sensors are not trusted blindly: a self-test compares the counter with polled power, idle and under load, and detects
+implausible or constant readings. Its result is a `SensorTrust`: the readings that may be used.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from policies.vocabulary import NS_PER_S, Provenance
 LOOK_PERIOD_S = 0.05
 COUNTER_LOOK_PERIOD_S = 0.02  # a counter's steps are timed to this
 TEST_LOOK_PERIOD_S = 0.01
-RISE_S = 1.0  # the first second under load says what was before
-APART = 0.03  # counter against polling
-TELLING_S = 0.5  # between a counter's first and last step; less says nothing
-DETAILS_PERIOD_S = 0.1  # they take several calls, and would slow the counter's looks
-FLAT_SHARE_S = 0.01  # of the power, a second: a slope below it is no fall
+RISE_S = 1.0  # readings in the first second under load still reflect the state before
+APART = 0.03  # tolerance of the counter against polling
+TELLING_S = 0.5  # least time between a counter's first and last step
+DETAILS_PERIOD_S = 0.1  # they take several calls, and would slow the counter's sampling
+FLAT_SHARE_S = 0.01  # of the power, a second: a smaller slope counts as flat
 FLAT_LOOK_S = 1.0
-MAX_FALL_S = 15.0  # clocks that fall take seconds
-FALL_SHARE = 0.03  # of the idle power: less of a fall is none
-ENOUGH = 5  # looks that may be called always the same
+MAX_FALL_S = 15.0  # clocks take seconds to fall
+FALL_SHARE = 0.03  # of the idle power: a smaller fall is ignored
+ENOUGH = 5  # least number of looks for a constant reading
 NONSENSE_TIMES = 3.0  # the power limit
 TRUSTED = "telemetry_trusted"  # a profile's stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One look at a sensor; `energy_j` is a counter from any origin, None where there is none."""
+    """One look at a sensor; `energy_j` is a counter from any origin, None if there is none."""
 
     at_s: float
     reading: Reading
@@ -48,12 +48,12 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class MeanPower:
-    """What a sensor showed over a while; shares in [0, 1], None where nothing tells.
+    """Mean sensor readings over an interval; shares in [0, 1], None if unknown.
 
     Attributes:
         sm_utilization, sm_occupancy, dram_bandwidth: see `hw.telemetry.Details`.
-        sm_clock_mhz: of the multiprocessors, on average.
-        throttling: every reason seen for clocks below what they could be.
+        sm_clock_mhz: mean clock of the multiprocessors.
+        throttling: all reasons observed for reduced clocks.
     """
 
     power_w: float
@@ -68,7 +68,7 @@ class MeanPower:
 
 @dataclass(frozen=True, slots=True)
 class SensorTrust:
-    """Which readings of a sensor may be used."""
+    """The readings of a sensor that may be used."""
 
     counter: bool = True
     polling: bool = True
@@ -76,17 +76,17 @@ class SensorTrust:
 
     @property
     def power(self) -> bool:
-        """Whether anything tells power."""
+        """Whether any reading measures power."""
         return self.counter or self.polling
 
     def stamps(self) -> dict[str, str]:
-        """For a profile: which readings may be used."""
+        """Return the profile's stamps: which readings may be used."""
         trusted = [reading.name for reading in fields(self) if getattr(self, reading.name)]
         return {TRUSTED: ", ".join(trusted) or "nothing"}
 
     @classmethod
     def stamped(cls, stamps: Mapping[str, str]) -> SensorTrust:
-        """What `stamps` wrote; all, where nothing was tested."""
+        """Restore the output of `stamps`; all readings if nothing was tested."""
         if TRUSTED not in stamps:
             return cls()
         trusted = stamps[TRUSTED].split(", ")
@@ -95,12 +95,12 @@ class SensorTrust:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A device's sensor as calibration reads it.
+    """A device's sensor for calibration.
 
     Attributes:
-        device: in messages.
-        limit_w: the power limit, where it is known.
-        rise_s: how long after a step of the load readings still show what was before.
+        device: the device's name in messages.
+        limit_w: the power limit, if it is known.
+        rise_s: time after a step of the load in which readings still reflect the state before.
     """
 
     device: str
@@ -121,11 +121,11 @@ class Meter:
 def sampled(
     sensor: Sensor, period_s: float | None = None, *, detailed: bool = True
 ) -> Iterator[Callable[[], list[Watched]]]:
-    """Look at a sensor every period, in a thread; the function given back returns the looks so far.
+    """Sample a sensor every period, in a thread; the returned function gives the looks so far.
 
     Args:
-        period_s: by default short where there is a counter, whose steps are timed.
-        detailed: look at `Sensor.details` too, at a pace of their own.
+        period_s: by default short if there is a counter, whose steps are timed.
+        detailed: sample `Sensor.details` too, at a separate period.
     """
     has_counter = sensor.supports()["energy"].provenance is not None
     pause_s = period_s if period_s is not None else COUNTER_LOOK_PERIOD_S if has_counter else LOOK_PERIOD_S
@@ -153,7 +153,7 @@ Watch = Callable[[Sensor, Callable[[], object]], list[Watched]]
 
 
 def watch(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
-    """Do something, looking at a sensor meanwhile as closely as the self-test needs."""
+    """Run `act`, sampling a sensor meanwhile as closely as the self-test needs."""
     with sampled(sensor, TEST_LOOK_PERIOD_S, detailed=False) as take:
         act()
         return take()
@@ -163,7 +163,7 @@ def watch(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
 
 
 def past_rise(watched: Sequence[Watched], rise_s: float) -> list[Watched]:
-    """The looks that no longer show what was before the first of them."""
+    """Return the looks that no longer reflect the state before the first of them."""
     return [look for look in watched if look.at_s >= watched[0].at_s + rise_s]
 
 
@@ -174,10 +174,10 @@ def mean_power(
     device: str = "the device",
     limit_w: float | None = None,
 ) -> MeanPower:
-    """The mean after the first `rise_s` seconds: from the energy counter where there is one, else of the samples.
+    """Return the mean after the first `rise_s` seconds: from the energy counter if available, otherwise of samples.
 
     Raises:
-        WorkError: the device is lost, or its sensor said nothing or nonsense in that time.
+        WorkError: the device is lost, or its sensor gave no or implausible readings in that time.
     """
     if any(look.reading.lost for look in watched):
         raise WorkError(f"{device} is lost: it answers no more; reset or reboot it")
@@ -208,7 +208,7 @@ def mean_power(
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Mean power by the counter, from one of its steps to another."""
+    """Mean power by the counter, between two of its steps."""
 
     power_w: float
     begin_s: float
@@ -216,9 +216,9 @@ class _Counted:
 
 
 def _counted(looks: Sequence[Watched]) -> _Counted | None:
-    """Between the counter's first and last step that were seen: it stands still for a while between two steps.
+    """Return power between the first and last observed steps of the counter, which is constant between steps.
 
-    None where there were not two, or where it began anew meanwhile (a driver was loaded).
+    None if there were not two, or it restarted meanwhile (a driver was loaded).
     """
     if any((after.energy_j or 0.0) < (before.energy_j or 0.0) for before, after in itertools.pairwise(looks)):
         return None
@@ -243,7 +243,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _nonsense(powers_w: Iterable[float], utilizations: Iterable[float], limit_w: float | None) -> str | None:
-    """What no device can have shown, in words."""
+    """Describe readings that no device can have; None if there are none."""
     most_w = math.inf if limit_w is None else NONSENSE_TIMES * limit_w
     for power_w in powers_w:
         if not (math.isfinite(power_w) and 0 <= power_w <= most_w):
@@ -259,7 +259,7 @@ def _nonsense(powers_w: Iterable[float], utilizations: Iterable[float], limit_w:
 
 
 def is_flat(looks: Sequence[Watched]) -> bool:
-    """Whether power neither fell nor rose over these looks; so where nothing tells it."""
+    """Return whether power neither fell nor rose over these looks; True if it is unknown."""
     powers = [(look.at_s, look.reading.power_w) for look in looks if look.reading.power_w is not None]
     if len(powers) < 2 or powers[-1][0] <= powers[0][0]:
         return True
@@ -270,7 +270,7 @@ def is_flat(looks: Sequence[Watched]) -> bool:
 
 
 def wait_until_flat(sensor: Sensor, pause: Callable[[float], object] = time.sleep, look: Watch = watch) -> float:
-    """Wait until the power of an idle device falls no more, at most `MAX_FALL_S`; returns how long that took."""
+    """Wait until the power of an idle device falls no more, at most `MAX_FALL_S`; returns the time that this took."""
     waited_s = 0.0
     while waited_s < MAX_FALL_S:
         looks = look(sensor, lambda: pause(FLAT_LOOK_S))
@@ -281,14 +281,15 @@ def wait_until_flat(sensor: Sensor, pause: Callable[[float], object] = time.slee
 
 
 def fall_s(looks: Sequence[Watched], settled_s: float) -> float:
-    """How long after a load clocks stayed up: until power passed half way between what it was and what it came to.
+    """Return the time that clocks stayed up after a load: until power crossed the midpoint of its initial and final
+    value.
 
     Args:
         looks: from the load's end on.
-        settled_s: how long readings may still show the load itself.
+        settled_s: time in which readings may still reflect the load itself.
 
     Returns:
-        0 where nothing fell, or nothing tells power.
+        0 if power did not fall, or is unknown.
     """
     kept = [
         (look.at_s, look.reading.power_w) for look in past_rise(looks, settled_s) if look.reading.power_w is not None
@@ -308,11 +309,11 @@ def fall_s(looks: Sequence[Watched], settled_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """What a self-test found.
+    """Result of a self-test.
 
     Attributes:
-        words: for the profile's stamps.
-        warnings: for the user, each with what is done about it.
+        words: entries for the profile's stamps.
+        warnings: warnings for the user, each with the consequence.
     """
 
     trust: SensorTrust
@@ -321,12 +322,12 @@ class SelfTest:
 
 
 def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch) -> SelfTest:
-    """Compare counter and polling, idle and under load, and see that the sensor follows the load.
+    """Compare counter and polling, idle and under load, and check that the sensor follows the load.
 
     Args:
         idle: looks at the idle device.
-        load: keeps the device busy for so many seconds.
-        look: does something while looking at the sensor.
+        load: keeps the device busy for a number of seconds.
+        look: runs an action while sampling the sensor.
 
     Raises:
         WorkError: the device is lost.
@@ -338,7 +339,7 @@ def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], obj
 
 
 def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | None) -> SelfTest:
-    """What looks at an idle and at a busy device, each past its rise, say of the sensor."""
+    """Evaluate looks at an idle and at a busy device, each past its rise."""
     seen = [*idle, *busy]
     utilization_fault = _utilization_fault([x for look in seen if (x := look.reading.utilization) is not None])
     polling_fault = _polling_fault(seen, limit_w)
@@ -396,7 +397,7 @@ def _utilization_fault(shares: Sequence[float]) -> str:
 
 
 def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]:
-    """Counter over polling less 1, over the same time; nothing where that was too short."""
+    """Return counter over polling less 1, over the same time; empty if that was too short."""
     shares = {}
     for when, looks in (("idle", idle), ("under load", busy)):
         counted = _counted(looks)

@@ -1,6 +1,6 @@
-"""Opens a device for calibration, in the order that its idle powers ask for: what it is, bare idle, then a context.
+"""Opening of a device for calibration, in the order that idle powers require: identity, bare idle, then a context.
 
-It composes the probe, the look at who else is there, the meter's self-test and the bench; none of them knows another.
+It composes the probe, the detection of other programs, the meter's self-test and the bench, which are independent.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from hw.transport.messages import Point
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
 
-IDLE_DROPPED = 0.25  # of an idle measurement: what ran before may still show
+IDLE_DROPPED = 0.25  # of an idle measurement: it may still reflect earlier load
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A bench that is ready, and what is known of its device.
+    """An open bench, with the known facts of its device.
 
     Attributes:
-        warnings: what the user should know of what is measured here, one sentence each.
+        warnings: warnings about measurements on this device, one sentence each.
     """
 
     bench: AgentBench
@@ -69,15 +69,15 @@ class Opened:
 
 @contextmanager
 def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
-    """A device ready to be measured, with a second process on it.
+    """Open a device for measurement, with a second process on it.
 
     Args:
-        idle_s: how long each idle power is looked at.
-        load: what keeps the device busy for the sensor's self-test.
-        fall_look_s: how long it is looked at after that, for how long its clocks stay up; 0 leaves it out.
+        idle_s: time for which each idle power is sampled.
+        load: the point that keeps the device busy for the sensor's self-test.
+        fall_look_s: time for which it is sampled after that, to see how long its clocks stay up; 0 omits this.
 
     Raises:
-        InputError: no such device, or others use it.
+        InputError: there is no such device, or others use it.
         WorkError: the device or a process failed.
     """
     device, file = wanted.device, wanted.file
@@ -88,7 +88,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
     require_quiet(meter.device, others, wanted.allow_busy)
     _settle(device, meter, probed)
     bare = _idle_looks(meter, probed, idle_s)
-    bandwidth = bandwidth_bytes_s(device)  # its process has ended: what agents' contexts take is theirs alone
+    bandwidth = bandwidth_bytes_s(device)  # its process has ended, so memory of contexts is the agents' alone
     with bench_of(file, device, wanted.peer, sibling=True) as bench:
         _settle(device, bench.meter, probed)
         context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
@@ -118,7 +118,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
 def bench_of(
     file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, sibling: bool = False
 ) -> Iterator[AgentBench]:
-    """Agents on a device, and its meter."""
+    """Start agents on a device; yields the bench with its meter."""
     named = [("calibrated", device)]
     named += [("sibling", device)] if sibling else []
     has_own_peer = peer is not None and not (sibling and peer == device)
@@ -138,7 +138,7 @@ def bench_of(
 
 @contextmanager
 def naming_a_lost_device(meter: Meter) -> Iterator[None]:
-    """Work that fails because the device is gone says so: an agent knows only that its own call failed."""
+    """Convert errors of a lost device: an agent only detects that its own call failed."""
     try:
         yield
     except WorkError as error:
@@ -148,7 +148,7 @@ def naming_a_lost_device(meter: Meter) -> Iterator[None]:
 
 
 def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
-    """What others do on a device that this process has not opened yet."""
+    """Return others' use of a device that this process has not opened yet."""
     if device.kind == "cpu":
         return on_cores(device.physical[1])
     pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
@@ -156,7 +156,7 @@ def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
 
 
 def _settle(device: DeviceSpec, meter: Meter, probed: Probe) -> None:
-    """What ran before has been forgotten: a GPU's clocks take seconds to fall."""
+    """Wait until effects of earlier load have ended: a GPU's clocks take seconds to fall."""
     if device.kind == "cuda" and probed.metered:
         wait_until_flat(meter.sensor)
 
@@ -172,18 +172,18 @@ def idle_looks(
     pause: Callable[[float], object] = time.sleep,
     look: Watch = watch,
 ) -> list[Watched]:
-    """Looks at an idle device.
+    """Sample an idle device.
 
     Args:
-        settle_s: how long readings may still show what ran before; these are dropped.
-        pause: lets so many seconds go by.
-        look: does something while looking at the sensor.
+        settle_s: time in which readings may still reflect earlier load; these are dropped.
+        pause: waits for a number of seconds.
+        look: runs an action while sampling the sensor.
     """
     return past_rise(look(meter.sensor, lambda: pause(settle_s + idle_s)), settle_s)
 
 
 def _idle_w(device: DeviceSpec, meter: Meter, probed: Probe, looks: Sequence[Watched]) -> tuple[float, Provenance]:
-    """Power over these looks; the assumed one where no sensor tells."""
+    """Return the mean power over these looks; the assumed one without a power sensor."""
     if not probed.metered:
         assumed = assumed_power(device, probed.info.name)
         return assumed.idle_w, assumed.provenance
@@ -195,11 +195,11 @@ def _idle_w(device: DeviceSpec, meter: Meter, probed: Probe, looks: Sequence[Wat
 def sensor_test(
     meter: Meter, probed: Probe, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch
 ) -> SelfTest:
-    """The self-test of the bench's own sensor: one of no processes would see a CPU that is never used.
+    """Test the bench's own sensor: a sensor without its processes would see a CPU that is never used.
 
     Args:
-        idle: looks at that sensor while the processes do nothing.
-        load: keeps the device busy for so many seconds.
+        idle: looks at that sensor while the processes are idle.
+        load: keeps the device busy for a number of seconds.
     """
     if not probed.metered:
         return SelfTest(SensorTrust(), "no power reading to test")

@@ -1,7 +1,7 @@
-"""What to measure within a budget: a budget and a guess of each point's cost in, an ordered list of steps out.
+"""Plan of measurements within a budget: from a budget and a guess of each point's cost to an ordered list of steps.
 
-Pure: it touches no device and no clock. A small budget costs rounds, then batch sizes, then repeats, never a key; what
-was left out is said in words. Held-out points are drawn here and no fit may see them.
+Pure: it touches no device and no clock. A small budget costs rounds, then batch sizes, then repeats, never a key;
+omissions are described. Held-out points are drawn here and no fit may use them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from sim.interpolation import interpolate_latency_s
 T = TypeVar("T")
 
 MIN_BATCHES = 4  # enough for max(t0, c0 + c1 b)
-NOTABLE = 0.05  # a hasty error that calls for a batch size of its own
-USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
+NOTABLE = 0.05  # a scouted error that justifies a further batch size
+USABLE_SHARE = 0.85  # share of the budget; the rest is for underestimates
 STEP_OVERHEAD_S = 0.004  # a command to the agent and its answer
 SHORTEST_PASS_S = 5e-5
-WARM_S = 0.005  # the first passes of an instance find cold caches and take up to 1.4 times as long
-# Guesses: loading and unloading one instance a few times, and making and warming instances before processes begin
-# together. On a GPU an instance chooses its kernels for each shape then, and captures its passes (an H200 took 0.08 to
-# 0.5 s for one).
+WARM_S = 0.005  # the first passes of an instance have cold caches and take up to 1.4 times as long
+# Guesses: loading and unloading one instance a few times, and creating and warming instances before processes begin
+# together. On a GPU an instance then chooses its kernels for each shape, and captures its passes (an H200 took 0.08
+# to 0.5 s for one).
 HOLD_S, GPU_LOAD_S = 0.01, 0.3
 LEAD_S = 0.05
-QUIET_S = 0.3  # before an instance is loaded beside passes
-HELD_OUT_SETS = 4  # one concurrency set of so many is held out
-RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
-DRAWS = 20  # of a set, for one that there is not yet; a small model has few
-AT_ONCE = (2, 4, 8)  # so many batches at once; eight only where there are enough sets
+QUIET_S = 0.3  # before an instance is loaded next to passes
+HELD_OUT_SETS = 4  # one concurrency set of this number is held out
+RISE_SHARE = 2 / 3  # largest part of a short steady load to drop as its rise
+DRAWS = 20  # attempts to draw a new set; a small model has few
+AT_ONCE = (2, 4, 8)  # numbers of simultaneous batches; eight only if there are enough sets
 FEW_SETS = 16
-REPEATED = 12  # solo points that are measured twice where there is one round alone
+REPEATED = 12  # solo points that are measured twice if there is only one round
 
 
 ForwardGuess = Callable[[Point], float]  # seconds of one forward pass
-ScoutedCurve = Mapping[int, float]  # hasty seconds by batch size, of one key
+ScoutedCurve = Mapping[int, float]  # scouted seconds by batch size, of one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Solo:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Time points that run at once, each in an instance of its own, against each alone just before.
+    """Time points that run at once, each in a separate instance, against each alone just before.
 
-    `across`: in two processes on the device, in turn; else in one.
+    `across`: in two processes on the device, in turn; otherwise in one.
     """
 
     points: tuple[Point, ...]
@@ -66,7 +66,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Run a point without a pause, to see how the device's own speed comes and goes."""
+    """Run a point without pauses, to observe how the device's own speed varies."""
 
     point: Point
 
@@ -133,15 +133,15 @@ Step = Solo | Together | Watch | LoadCycle | InstancePoints | Paths | BesideLoad
 
 @dataclass(frozen=True, slots=True)
 class StepEffort:
-    """How much is spent on a point; from lavish to least, a plan takes the first that fits.
+    """Effort per point; a plan takes the first that fits, from lavish to least.
 
     Attributes:
-        rounds: how often every solo and concurrency point is visited, in a new random order each time.
-        batches: how many batch sizes are fitted; None for all.
-        warmup, repeats, min_s: of a solo point in a round: so many repeats, and at least so long.
-        sets, together_s: concurrency sets, and how long each runs.
-        points, steady_s: power points, and how long each runs.
-        tries: of a step that others disturb, at once.
+        rounds: number of visits of every solo and concurrency point, in a new random order each time.
+        batches: number of fitted batch sizes; None for all.
+        warmup, repeats, min_s: warm-up passes, least repeats and least time of a solo point in a round.
+        sets, together_s: number of concurrency sets, and duration of each.
+        points, steady_s: number of power points, and duration of each.
+        tries: immediate attempts of a step that others disturb.
     """
 
     rounds: int
@@ -158,15 +158,15 @@ class StepEffort:
 
 LAVISH = StepEffort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
 LEAST = StepEffort(1, MIN_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5, tries=2)
-WINDOW_S = 2.0  # of a power point: a sensor that renews its reading ten times a second is off by 5 % over half a second
+WINDOW_S = 2.0  # of a power point: a sensor with ten readings a second has an error of 5 % over half a second
 TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step in a round; a required one is done whatever the clock says.
+    """A step in a round; a required one is always done.
 
-    A spare one is of a batch size that a small budget gave up.
+    A spare step has a batch size that a small budget gave up.
     """
 
     step: Step
@@ -181,26 +181,26 @@ class PlannedStep:
         return f"{describe(self.step)} round {self.round}"
 
 
-# Spare steps in the order in which they are to be done, drawn one by one; it may look at what is finished by then
+# An order of spare steps, drawn one by one; it may use the steps finished by then
 # (`calibrate.measure.Measurement`).
 Order = Callable[[Sequence[PlannedStep], Callable[[], Sequence[tuple[Step, Any]]]], Iterator[PlannedStep]]
 
 
 def in_turn(spare: Sequence[PlannedStep], finished: Callable[[], Sequence[tuple[Step, Any]]]) -> Iterator[PlannedStep]:
-    """As they were planned."""
+    """Yield the steps in planned order."""
     return iter(spare)
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """Steps in the order in which they are to be done.
+    """Steps in the order of execution.
 
     Attributes:
-        late_effort: of steps that are late.
-        batches: the batch sizes that every key is measured at.
-        grid: those that it would be measured at with time enough, the most telling first.
-        omitted: what the budget left out, in words.
-        order: of the spare steps.
+        late_effort: effort of steps that are late.
+        batches: the batch sizes at which every key is measured.
+        grid: the batch sizes with sufficient time, the most informative first.
+        omitted: descriptions of what the budget left out.
+        order: order of the spare steps.
     """
 
     effort: StepEffort
@@ -213,21 +213,21 @@ class CalibrationPlan:
 
     @property
     def estimated_s(self) -> float:
-        """What all steps are guessed to take."""
+        """The estimated time of all steps."""
         return sum(planned.estimated_s for planned in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What else can be measured here.
+    """Optional measurements that are possible here.
 
     Attributes:
-        power: steady points under the power sensor, which is worth it.
+        power: steady points under the power sensor, if it is trustworthy.
         peer: moving activations to a second server.
         sibling: concurrency sets across two processes of the device.
-        rise_s: how long after a step of the load the power sensor still shows what was before.
-        largest_bytes: of what a block may move.
-        awake: what a GPU draws at small duties, when its clocks stay up.
+        rise_s: time after a step of the load in which the power sensor still reflects the state before.
+        largest_bytes: largest transfer of a block.
+        awake: a GPU's power at small duties, when its clocks stay up.
     """
 
     power: bool
@@ -239,7 +239,7 @@ class Extras:
 
     @property
     def transfers(self) -> tuple[int, ...]:
-        """Sizes to move: up to the largest, for what is larger than all would be extrapolated."""
+        """Sizes to move, up to the largest, beyond which times would be extrapolated."""
         more = (self.largest_bytes,) if self.largest_bytes > TRANSFER_BYTES[-1] else ()
         return (*TRANSFER_BYTES, *more) if self.peer else ()
 
@@ -253,7 +253,7 @@ def make_plan(
     rng: np.random.Generator,
     curves: Sequence[ScoutedCurve] = (),
 ) -> CalibrationPlan:
-    """The most lavish plan that the budget allows; the least one where none does.
+    """Return the most lavish plan that the budget allows; the least one if none fits.
 
     Args:
         keys: every legal (segment, width, previous width); all are covered, at 1 and `batch_limit` among others.
@@ -273,7 +273,7 @@ def make_plan(
 
 
 def efforts(grid: int) -> Iterator[StepEffort]:
-    """From lavish to least: fewer rounds, then fewer batch sizes, then fewer repeats."""
+    """Yield efforts from lavish to least: fewer rounds, then fewer batch sizes, then fewer repeats."""
     yield LAVISH
     yield StepEffort(3, None, 10, 50, 0.1, 32, 0.5, 40, 4.0)
     yield StepEffort(2, None, 5, 30, 0.1, 24, 0.5, 30, 3.0)
@@ -286,7 +286,7 @@ def efforts(grid: int) -> Iterator[StepEffort]:
 
 
 def full_grid(batch_limit: int) -> tuple[int, ...]:
-    """Powers of two and the limit itself; at least four batch sizes where there are so many."""
+    """Return powers of two and the limit itself; at least four batch sizes if the limit allows."""
     grid = {1 << i for i in range(batch_limit.bit_length())} | {batch_limit}
     for batch in range(1, batch_limit + 1):
         if len(grid) >= MIN_BATCHES:
@@ -296,20 +296,21 @@ def full_grid(batch_limit: int) -> tuple[int, ...]:
 
 
 def scouted_batches(batch_limit: int) -> tuple[int, ...]:
-    """Where kernels may change: powers of two and their neighbours, and half-way between."""
+    """Return batch sizes at which kernels may change: powers of two and their neighbours, and half-way between."""
     powers = [1 << i for i in range(batch_limit.bit_length())]
     near = {power + offset for power in powers for offset in (-1, 0, 1, power // 2)} | {batch_limit}
     return tuple(sorted(batch for batch in near if 1 <= batch <= batch_limit))
 
 
 def rank_batches(curves: Sequence[ScoutedCurve], batch_limit: int) -> tuple[int, ...]:
-    """The full grid, the most telling batch size first: the ends, a pair, then wherever the rest is worst predicted.
+    """Order the full grid, the most informative size first: the ends, a pair, then wherever the rest is worst
+    predicted.
 
     A library that changes its kernel at some batch size leaves a step there, which no smooth curve through powers of
     two can follow; so the grid also holds the sizes on both sides of it.
 
     Args:
-        curves: hasty seconds by batch size, of a few keys; none leaves the order to the gaps between the sizes.
+        curves: scouted seconds by batch size, of a few keys; without any, the gaps between the sizes decide the order.
     """
     grid = set(full_grid(batch_limit))
     ranked = list(dict.fromkeys((1, batch_limit, min(2, batch_limit))))
@@ -325,7 +326,7 @@ def rank_batches(curves: Sequence[ScoutedCurve], batch_limit: int) -> tuple[int,
 
 
 def _scouted_error(curves: Sequence[ScoutedCurve], known: Sequence[int], batch: int) -> float:
-    """The mean relative error at a batch size of what the curve through the known ones says."""
+    """Return the mean relative error at a batch size of the curve through the known ones."""
     errors = [
         abs(interpolate_latency_s(known, [curve[size] for size in known], batch) / curve[batch] - 1)
         for curve in curves
@@ -335,7 +336,7 @@ def _scouted_error(curves: Sequence[ScoutedCurve], known: Sequence[int], batch: 
 
 
 def describe(step: Step) -> str:
-    """A step's name, unique among steps."""
+    """Return a step's name, unique among steps."""
     held_out = "held out " if getattr(step, "held_out", False) else ""
     match step:
         case Steady(point, duty=duty) if duty < 1.0:
@@ -357,7 +358,7 @@ def describe(step: Step) -> str:
 
 
 def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess) -> float:
-    """What a step will take."""
+    """Estimate the time of a step."""
     match step:
         case Solo(point):
             forward_s = guess(point)
@@ -386,18 +387,17 @@ def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess) -> float:
 
 
 def warmup_passes(effort: StepEffort, forward_s: float) -> int:
-    """Before a solo point is timed; quick passes need more of them."""
+    """Return the number of passes before a solo point is timed; fast passes need more."""
     return max(effort.warmup, math.ceil(WARM_S / max(forward_s, SHORTEST_PASS_S)) if forward_s else 0)
 
 
 def alone_duration_s(point: Point, effort: StepEffort, guess: ForwardGuess) -> float:
-    """How long a member of a concurrency set runs alone, for its own speed at that moment."""
+    """Return the time that a member of a concurrency set runs alone, for its own speed at that moment."""
     return max(effort.together_s / 3, 3 * guess(point))
 
 
 def together_duration_s(points: Sequence[Point], effort: StepEffort, guess: ForwardGuess) -> float:
-    """How long a concurrency set runs: its slowest member shall finish several batches, and in many at once the system
-    shall have shared its time out fairly."""
+    """Return a concurrency set's duration: the slowest member finishes several batches, so time shares even out."""
     return max(effort.together_s * len(points) / 2, 3 * len(points) * max(guess(point) for point in points))
 
 
@@ -421,11 +421,11 @@ def _plan(
     sets = _sets(keys, batches, effort.sets, extras.sibling, rng)
     steady = _steady(keys, batches, effort.points, rng) if extras.power else []
     rounds = [shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
-    if effort.rounds == 1:  # how far two measurements of one thing lie apart is known at any budget
+    if effort.rounds == 1:  # the difference of two equal measurements is known at any budget
         rounds.append(_some([step for step in solos if isinstance(step, Solo) and not step.held_out], REPEATED, rng))
     order = [(step, 1) for step in once] + [(step, 1) for step in rounds[0]] + [(step, 1) for step in steady]
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
-    # An interrupted or late calibration must still give a whole profile: the first round is required.
+    # An interrupted or late calibration must still give a complete profile: the first round is required.
     planned = tuple(PlannedStep(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
     omitted = _omitted(effort, extras, effort.rounds)
     return CalibrationPlan(effort, LEAST, batches, tuple(ranked), planned, omitted)
@@ -434,9 +434,9 @@ def _plan(
 def _batches_given_up(
     keys: Sequence[Key], plan: CalibrationPlan, guess: ForwardGuess, rng: np.random.Generator
 ) -> Iterator[PlannedStep]:
-    """The batch sizes that a small budget gave up, the most telling first, for the case that time is left.
+    """Yield the batch sizes that a small budget gave up, the most informative first, in case time is left.
 
-    Held-out points stay so.
+    Held-out points stay held out.
     """
     held_out = {p.step.point for p in plan.steps if isinstance(p.step, Solo) and p.step.held_out}
     for batch in plan.grid[len(plan.batches) :]:
@@ -448,7 +448,7 @@ def _batches_given_up(
 
 
 def _more_rounds(plan: CalibrationPlan, budget_s: float, rng: np.random.Generator) -> Iterator[PlannedStep]:
-    """As much of further rounds as the budget allows; where batch sizes were given up, these go before."""
+    """Yield as many further rounds as the budget allows; given-up batch sizes go first, if there are any."""
     if len(plan.batches) < len(plan.grid):
         return
     left_s = USABLE_SHARE * budget_s - plan.estimated_s
@@ -463,7 +463,7 @@ def _more_rounds(plan: CalibrationPlan, budget_s: float, rng: np.random.Generato
 
 
 def _whole_rounds(steps: Sequence[PlannedStep]) -> int:
-    """Rounds in which every solo and concurrency point of the first one is visited."""
+    """Return the rounds in which every solo and concurrency point of the first one is visited."""
     rounds: dict[int, set[Step]] = {}
     for planned in steps:
         if isinstance(planned.step, Solo | Together):
@@ -472,9 +472,9 @@ def _whole_rounds(steps: Sequence[PlannedStep]) -> int:
 
 
 def _held_out(keys: Sequence[Key], batches: Sequence[int], effort: StepEffort, rng: np.random.Generator) -> list[Step]:
-    """Batch sizes that are not fitted (tile steps live between those that are), spread over the sizes and the keys.
+    """Draw batch sizes that are not fitted (tile steps are between fitted ones), spread over the sizes and the keys.
 
-    Where every batch size is fitted, a second, separate measurement of some of them: that tells repeatability alone.
+    If every batch size is fitted, a second, separate measurement of some of them, which shows only repeatability.
     """
     between = [batch for batch in range(1, max(batches) + 1) if batch not in batches] or sorted(batches)
     some = _some(keys, len(keys) if effort.batches is None else max(6, len(keys) // 3), rng)
@@ -487,8 +487,10 @@ def _held_out(keys: Sequence[Key], batches: Sequence[int], effort: StepEffort, r
 def _sets(
     keys: Sequence[Key], batches: Sequence[int], number: int, has_sibling: bool, rng: np.random.Generator
 ) -> list[Step]:
-    """Half of them n times the same point, half mixed; half of each kind across processes, where there are two; a
-    quarter of each kind held out, of every size; no set twice."""
+    """Draw distinct sets: half of them n times the same point, half mixed; half of each kind across two processes.
+
+    With one process, none is across. A quarter of each kind is held out, of every size.
+    """
 
     def draw() -> Point:
         return Point(*keys[int(rng.integers(len(keys)))], batches[int(rng.integers(len(batches)))])
@@ -509,19 +511,19 @@ def _sets(
     first = int(rng.integers(HELD_OUT_SETS))
     held_out: set[Together] = set()
     for kind in range(len(kinds)):
-        # half a period apart in neighbouring kinds, so that few sets still hold out different sizes
+        # half a period apart in neighbouring kinds, so that even few sets hold out different sizes
         held_out |= _spread([each for each in counts if counts[each] == kind], first + kind * HELD_OUT_SETS // 2)
     return [replace(each, held_out=each in held_out) for each in counts]
 
 
 def _spread(sets: Sequence[Together], first: int) -> set[Together]:
-    """One set of so many, evenly over their sizes; none where nothing would be left."""
+    """Return one set in `HELD_OUT_SETS`, evenly over their sizes; none if nothing would be left."""
     by_size = sorted(sets, key=lambda each: len(each.points))
     return set(by_size[first % min(HELD_OUT_SETS, len(sets)) :: HELD_OUT_SETS]) if len(sets) > 1 else set()
 
 
 def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
-    """Power points, w = w_prev first (Figure 2 is drawn from these), a quarter held out."""
+    """Return power points, w = w_prev first (Figure 2 is drawn from these), a quarter held out."""
     uniform = [key for key in keys if key[0] == 1 or key[1] == key[2]]
     points = [Point(*key, batch) for batch in (batches[0], batches[len(batches) // 2], batches[-1]) for key in uniform]
     chosen = _some(points, number, rng)
@@ -529,7 +531,7 @@ def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.ra
 
 
 def rise_dropped_s(steady_s: float, rise_s: float) -> float:
-    """What is dropped of a steady load: the sensor's rise, or as much of it as leaves something."""
+    """Return the time to drop of a steady load: the sensor's rise, or as much of it as leaves something."""
     return min(rise_s, RISE_SHARE * steady_s)
 
 
@@ -538,12 +540,12 @@ def _some(items: Sequence[T], number: int, rng: np.random.Generator) -> list[T]:
 
 
 def shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
-    """The items in a random order."""
+    """Return the items in a random order."""
     return _some(items, len(items), rng)
 
 
 def _omitted(effort: StepEffort, extras: Extras, rounds: int) -> tuple[str, ...]:
-    """What the budget left out; `rounds`: whole ones, further ones in what is left of the time counted."""
+    """Describe what the budget left out; `rounds`: whole ones, including further ones in the remaining time."""
     words = []
     if rounds < LAVISH.rounds:
         words.append(f"rounds over the grid: {rounds} of {LAVISH.rounds} whole ones")
@@ -559,7 +561,7 @@ def _omitted(effort: StepEffort, extras: Extras, rounds: int) -> tuple[str, ...]
 
 
 def power_omitted(effort: StepEffort, extras: Extras) -> Iterator[str]:
-    """What power points are too short for, in words."""
+    """Describe what power points are too short for."""
     if extras.power and (dropped_s := rise_dropped_s(effort.steady_s, extras.rise_s)) < extras.rise_s:
         problem = f"{dropped_s:.1f} of {extras.rise_s:.1f} s are dropped at each power point"
         yield f"the power sensor's rise: {problem}, the rest pulls powers towards idle"

@@ -1,4 +1,4 @@
-"""What a device is and says of itself before anything runs on it: its stamps, its sensor, its powers.
+"""Identity and state of a device before anything runs on it: its stamps, its sensor, its powers.
 
 It changes no clock, no limit and no mode, and opens no context on a GPU: bare idle power must still be measurable.
 """
@@ -32,7 +32,7 @@ class Probe:
 
     Attributes:
         info: its name, memory and stamps.
-        metered: whether the sensor really tells power (else it is modelled).
+        metered: whether the sensor really measures power (otherwise it is modelled).
     """
 
     info: DeviceInfo
@@ -40,16 +40,16 @@ class Probe:
 
     @property
     def limit_w(self) -> float | None:
-        """The board's power limit, where it says one."""
+        """The board's power limit, if it reports one."""
         limit_mw = self.info.stamps.get("power_limit_mw")
         return None if limit_mw is None else float(limit_mw) / 1e3
 
 
 def probe(spec: DeviceSpec, sensor: HardwareSensor | None = None) -> Probe:
-    """Look at a device; takes well under a second.
+    """Inspect a device; takes well under a second.
 
     Args:
-        sensor: the device's (`open_sensor`); opened for the occasion by default.
+        sensor: the device's (`open_sensor`); opened temporarily by default.
 
     Raises:
         InputError: a GPU, but no NVML to ask it.
@@ -66,12 +66,12 @@ def probe(spec: DeviceSpec, sensor: HardwareSensor | None = None) -> Probe:
 
 
 def device_name(spec: DeviceSpec) -> str:
-    """The model name of the GPU or the processor; raises `InputError` where a GPU cannot be asked."""
+    """Return the model name of the GPU or the processor; raises `InputError` if a GPU cannot be queried."""
     return device_label(*open_nvml(spec)) if spec.kind == "cuda" else cpu_name()
 
 
 def open_sensor(spec: DeviceSpec, pids: tuple[int, ...]) -> HardwareSensor:
-    """The device's sensor; on a CPU, utilization is that of these processes.
+    """Open the device's sensor; on a CPU, utilization is that of these processes.
 
     Raises:
         InputError: a GPU, but no NVML to ask it.
@@ -82,7 +82,7 @@ def open_sensor(spec: DeviceSpec, pids: tuple[int, ...]) -> HardwareSensor:
 
 
 def open_nvml(spec: DeviceSpec) -> tuple[Any, Any]:
-    """NVIDIA's library and a GPU's handle in it; raises `InputError` where there is none."""
+    """Return NVIDIA's library and a GPU's handle in it; raises `InputError` if there is none."""
     try:
         nvml = open_library()
     except RefusedError as refused:
@@ -92,15 +92,16 @@ def open_nvml(spec: DeviceSpec) -> tuple[Any, Any]:
 
 
 def meter_of(spec: DeviceSpec, probed: Probe, sensor: HardwareSensor) -> Meter:
-    """A meter on the device's sensor; what it may trust is not known yet."""
+    """Return a meter on the device's sensor, before its trust is established."""
     name = f"cuda:{spec.index} ({probed.info.name})" if spec.kind == "cuda" else "cpu"
     return Meter(name, sensor, probed.limit_w, rise_s(sensor))
 
 
 def rise_s(sensor: HardwareSensor) -> float:
-    """How long after a step of the load the power reading still shows what was before.
+    """Return the time after a step of the load in which the power reading still reflects the state before.
 
-    At least a second, in which clocks and heat settle; more where the reading averages over as long, or rises slowly.
+    At least a second, in which clocks and heat settle; more if the reading averages over a longer time, or rises
+    slowly.
     """
     if not isinstance(sensor, NvmlSensor):
         return RISE_S
@@ -111,7 +112,7 @@ def rise_s(sensor: HardwareSensor) -> float:
 def power_model(
     spec: DeviceSpec, probed: Probe, bare: tuple[float, Provenance], context: tuple[float, Provenance]
 ) -> Power:
-    """Idle powers as they were seen, and the cap: the board's limit, or the assumed TDP."""
+    """Return the measured idle powers, and the cap: the board's limit, or the assumed TDP."""
     if probed.limit_w is not None:
         cap_w, cap_provenance = probed.limit_w, Provenance.MEASURED
     else:
@@ -127,9 +128,9 @@ def power_model(
 
 
 def sensor_model(spec: DeviceSpec, period_s: float, sensor: HardwareSensor | None = None) -> SensorModel:
-    """What the simulator makes of the sensor, sampled every `period_s`.
+    """Return the simulator's model of the sensor, sampled every `period_s`.
 
-    A modelled CPU sensor averages over its own period, and nothing in it is old. A GPU's: see `gpu_sensor`.
+    A modelled CPU sensor averages over its own period, without delay. A GPU's: see `gpu_sensor`.
     """
     if not isinstance(sensor, NvmlSensor):
         return SensorModel(period_s=period_s, lag_s=0.0, power_window_s=period_s, utilization_window_s=period_s)
@@ -152,7 +153,7 @@ def _machine() -> dict[str, str]:
 
 
 def gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
-    """Driver, versions, clocks, temperature and limits of a GPU, as far as they are told."""
+    """Return driver, versions, clocks, temperature and limits of a GPU, as far as they are available."""
     if spec.kind == "cpu":
         return {}
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
@@ -165,7 +166,7 @@ def gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class AssumedPower:
-    """Powers where nothing measures them."""
+    """Assumed powers, if nothing measures them."""
 
     idle_w: float
     tdp_w: float
@@ -173,7 +174,7 @@ class AssumedPower:
 
 
 def assumed_power(spec: DeviceSpec, name: str) -> AssumedPower:
-    """Given, assumed for the cores, or published; raises `InputError` where a GPU's are none of these."""
+    """Return given powers, assumed ones for the cores, or published ones; raises `InputError` if a GPU has none."""
     if spec.kind == "cpu":
         return AssumedPower(spec.modelled_idle_w, spec.modelled_tdp_w, Provenance.MODELLED)
     if spec.idle_w is not None and spec.tdp_w is not None:

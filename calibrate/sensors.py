@@ -1,4 +1,4 @@
-"""What the simulator makes of a GPU's power sensor, measured or published: its lag and its windows."""
+"""The simulator's model of a GPU's power sensor, measured or published: its lag and its windows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sim.profile import SensorModel
 
 
 def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> SensorModel:
-    """A sensor that is read every `period_s`.
+    """Return the model of a sensor that is read every `period_s`.
 
-    A GPU's reading is renewed at a period of its own, so it is half of that old on average, and half of its rise; it
-    averages over the architecture's window.
+    A GPU renews its reading at its own period, so it is half of that old on average, and half of its rise; it averages
+    over the architecture's window.
 
     Args:
         instant: whether the board's instant reading is used.

@@ -1,4 +1,4 @@
-"""A calibration from end to end: a model's file and a device in, a profile out. It composes; it decides nothing."""
+"""A calibration from end to end: from a model's file and a device to a profile; it only composes."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from kit.chance import stream
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 
-# What comes before the first measurement is guessed, not timed, so that a resumed plan is the same plan.
-# Processes that open torch, contexts, bandwidth, a look at who else is there.
+# The time before the first measurement is guessed, not measured, so that a resumed plan is the same plan: starting
+# processes with torch, contexts, bandwidth, detecting other programs.
 START_S = {"cpu": 8.0, "cuda": 25.0}
 SELF_TEST_S = 4.0  # of a sensor
-AWAKE_BUDGET_S = 120.0  # below it nothing is spent on clocks that stay up
+AWAKE_BUDGET_S = 120.0  # a smaller budget omits the measurement of clocks that stay up
 FALL_LOOK_S = 10.0
-IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
+IDLE_SHARE = 0.02  # share of the budget for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationObserver:
-    """Who is told what a calibration does.
+    """Callbacks of a calibration.
 
     Attributes:
-        on_warning: told of others on the device and of sensors that are not to be trusted, before anything is measured.
-        on_plan: called once, with the log, before anything is measured but for a first hasty look.
+        on_warning: called for other programs on the device and for untrusted sensors, before anything is measured.
+        on_plan: called once, with the log, before all measurements except the survey.
         on_progress: called before each step.
     """
 
@@ -55,7 +55,7 @@ class CalibrationObserver:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that a profile is fitted to, with what was left out, in words; see `calibrate.fit.fit`."""
+    """The data to which a profile is fitted, with descriptions of omissions; see `calibrate.fit.fit`."""
 
     measurements: Sequence[Measurement]
     costs: ModelCosts
@@ -68,7 +68,7 @@ def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None =
     """Measure a device running a model, and fit the simulator's model of it.
 
     Raises:
-        InputError: the model is no model, or the log is of something else.
+        InputError: the file is not a model, or the log is of another calibration.
         WorkError: the device failed.
     """
     observed = observe(wanted, observer)
@@ -77,7 +77,7 @@ def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None =
 
 
 def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Observed:
-    """Measure, and fit nothing; raises as `calibrate` does."""
+    """Measure without fitting; raises as `calibrate` does."""
     listener = observer or CalibrationObserver()
     begin_ns = time.monotonic_ns()
     wanted, ways = settled(wanted)
@@ -143,10 +143,10 @@ def check_profile(
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[CheckedMetric, ...]:
-    """Whether a profile still holds for a device here; see `calibrate.check`.
+    """Check whether a profile still holds for a device here; see `calibrate.check`.
 
     Raises:
-        InputError: the profile is of another model, or other passes are captured here.
+        InputError: the profile is for another model, or other passes are captured here.
         WorkError: the device failed.
     """
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
@@ -157,41 +157,40 @@ def check_profile(
 
 
 def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
-    """About how long it takes until the first measurement; the same for the same device and budget.
+    """Estimate the time until the first measurement; the same for the same device and budget.
 
     Args:
-        kind: of the device.
-        metered: whether a sensor tells its power: then it is tested, and idle power is looked at twice.
+        kind: kind of the device.
+        metered: whether a sensor measures its power: then it is tested, and idle power is measured twice.
     """
     looks_s = SELF_TEST_S + 2 * idle_look_s(budget_s) + fall_look_of(kind, budget_s)
     return START_S[kind] + (looks_s if metered else 0.0)
 
 
 def fall_look_of(kind: str, budget_s: float) -> float:
-    """How long a device is looked at after a load, for how long its clocks stay up; 0 where it has no such state, or
-    the budget is too small."""
+    """Return how long to observe a device's clocks fall; 0 without such a state, or if the budget is too small."""
     return FALL_LOOK_S if kind == "cuda" and budget_s >= AWAKE_BUDGET_S else 0.0
 
 
 def largest_transfer_bytes(costs: ModelCosts, batch_limit: int) -> int:
-    """Of a block of this size, after the segment that leaves most; no more than fits in half of an arena."""
+    """Return the transfer of a block after the segment with the largest output; at most half of an arena."""
     image_bytes = max(max(row) for row in costs.info.activation_bytes)
     return min(batch_limit * image_bytes, ARENA_BYTES // 2)
 
 
 def idle_look_s(budget_s: float) -> float:
-    """How long each idle power is looked at."""
+    """Return the time for which each idle power is sampled."""
     return min(max(IDLE_S[0], IDLE_SHARE * budget_s), IDLE_S[1])
 
 
 def model_costs(file: ModelFile) -> ModelCosts:
-    """The costs of a model's file; raises `InputError` where it is none."""
+    """Return the costs of a model's file; raises `InputError` if it is not a model."""
     model, metadata = file.load()
     return costs_of(model, metadata.get("network") or file.path.stem, metadata["hash"])
 
 
 def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> dict[str, str]:
-    """What must agree for a log to be continued; of a GPU also what may be updated between two sittings."""
+    """Return the stamp that a log must match to be continued; a GPU's includes versions that may be updated."""
     stamps = probed.info.stamps
     return {
         "device": probed.info.name,
@@ -200,7 +199,7 @@ def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> d
         "batch_limit": str(wanted.batch_limit),
         "seed": str(
             wanted.seed
-        ),  # another one holds out and draws other points: what one fit saw, another would be judged by
+        ),  # another seed holds out and draws other points: points that one fit used would be held out in another
         **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
         **({PADDED_SIZES: ",".join(map(str, sizes))} if (sizes := wanted.device.warm_sizes) else {}),
     }

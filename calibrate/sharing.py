@@ -1,7 +1,7 @@
-"""How batches that run together slow each other down: the observed sets, and the fit of the simulator's own formula.
+"""Slow-down of batches that run together: the observed sets, and the fit of the simulator's own formula.
 
-alpha (bandwidth), beta (crowding) and across_beta (crowding between processes) are told apart by sets that mix keys,
-sizes and processes; a parameter whose 95 % interval holds the value that says nothing is set to that value.
+alpha (bandwidth), beta (crowding) and across_beta (crowding between processes) are identifiable from sets that mix
+keys, sizes and processes; a parameter whose 95 % interval contains its neutral value is set to that value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sim.profile import Concurrency, LatencyCurve, Power
 from sim.tables import demands
 
 FOLDS = 5
-MIN_CAPPED = 3  # sets above the power cap, to fit how clocks fall
+MIN_CAPPED = 3  # sets above the power cap, to fit the fall of clocks
 CONFIDENT = 1.96  # standard errors
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ Curves = Mapping[Key, LatencyCurve]
 
 @dataclass(frozen=True, slots=True)
 class ObservedSet:
-    """A concurrency set, and how much slower than alone each member was (None where it finished nothing)."""
+    """A concurrency set, and each member's slow-down against running alone (None if it finished nothing)."""
 
     points: tuple[Point, ...]
     slow_downs: tuple[float | None, ...]
@@ -42,17 +42,17 @@ class ObservedSet:
 
     @property
     def seen(self) -> list[float]:
-        """The slow-downs that are known."""
+        """The known slow-downs."""
         return [slow_down for slow_down in self.slow_downs if slow_down is not None]
 
 
 def observed_sets(
     measurements: Iterable[Measurement], *, held_out: bool, reference_exponent: float = 1.0
 ) -> list[ObservedSet]:
-    """The sets, the median of their rounds for each member.
+    """Return the sets, with the median of their rounds for each member.
 
     Args:
-        reference_exponent: a device that makes the reference x times slower makes passes x to this power slower.
+        reference_exponent: if the reference is x times slower, passes are x to this power slower.
     """
     rounds: dict[Together, list[TogetherResult]] = {}
     for step, result in measurements:
@@ -79,12 +79,12 @@ def _medians(rounds: Sequence[Sequence[float | None]]) -> tuple[float | None, ..
 
 
 def demand_of(curve: LatencyCurve, batch: int) -> float:
-    """d of a batch, as `sim.tables` compiles it."""
+    """Return d of a batch, as `sim.tables` compiles it."""
     return demands(latency_table_s(curve.batches, curve.mean_s, curve.batches[-1]).tolist())[batch]
 
 
 def loads_of(points: Sequence[Point], curves: Curves, across: bool) -> list[BatchLoad]:
-    """What each member of a set asks of the device; across two processes they take turns."""
+    """Return each member's load on the device; across two processes they take turns."""
     return [_load(curves[point.key], point.batch, index % 2 if across else 0) for index, point in enumerate(points)]
 
 
@@ -99,27 +99,26 @@ def _load(curve: LatencyCurve, batch: int, process: int) -> BatchLoad:
 def predict_slow_downs(
     points: Sequence[Point], curves: Curves, sharing: Sharing, *, across: bool = False
 ) -> list[float]:
-    """What the simulator makes of a running set, below the power cap."""
+    """Return the simulator's prediction for a running set, below the power cap."""
     return slow_downs(loads_of(points, curves, across), sharing)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """alpha, beta and across_beta, and the half-widths of their 95 % intervals (inf where nothing tells)."""
+    """alpha, beta and across_beta, and the half-widths of their 95 % intervals (inf if undetermined)."""
 
     values: tuple[float, float, float]
     half_widths: tuple[float, float, float]
 
 
 def fit_concurrency(sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool) -> Concurrency:
-    """alpha, beta, across_beta >= 0 by least squares in the logarithm of the slow-down; fair sharing where nothing was
-    seen."""
+    """Fit alpha, beta, across_beta >= 0 by least squares in the slow-down's logarithm; fair sharing without data."""
     if not any(observed.seen for observed in sets):
         return Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MODELLED)
     has_across = any(observed.across and observed.seen for observed in sets)
     fitted = _fit(sets, curves, hosted, free=(True, True, has_across))
     alpha, beta, across_beta = fitted.values
-    if alpha <= fitted.half_widths[0]:  # not told from 0
+    if alpha <= fitted.half_widths[0]:  # not significantly different from 0
         fitted = _fit(sets, curves, hosted, free=(False, True, has_across))
         alpha, beta, across_beta = 0.0, *fitted.values[1:]
     return Concurrency(
@@ -155,7 +154,7 @@ def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[
         return np.asarray([np.log(predicted / seen) for pair in pairs for predicted, seen in pair if seen is not None])
 
     start = np.asarray([0.1, 1.0, 1.0])[places]
-    # A batch that some finish together seldom is an outlier of a short run; soft_l1 keeps it from ruling the fit.
+    # Rare coincidences of batches are outliers of a short run; soft_l1 keeps them from dominating the fit.
     fit = least_squares(residuals, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
     half_widths = [np.inf] * 3
     for place, half_width in zip(places, _half_widths(fit), strict=True):
@@ -164,7 +163,7 @@ def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[
 
 
 def _half_widths(fit: OptimizeResult) -> list[float]:
-    """Of the parameters' 95 % intervals, from the curvature at the optimum."""
+    """Return the half-widths of the parameters' 95 % intervals, from the curvature at the optimum."""
     freedom = len(fit.fun) - len(fit.x)
     information = fit.jac.T @ fit.jac
     if freedom < 1 or np.linalg.matrix_rank(information) < len(fit.x):
@@ -176,8 +175,7 @@ def _half_widths(fit: OptimizeResult) -> list[float]:
 def cross_validated(
     sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool
 ) -> dict[bool, list[tuple[float, float]]]:
-    """(predicted, seen) of every member, each set predicted by a fit that did not see it; by whether it was across
-    processes."""
+    """Return cross-validated (predicted, observed) pairs of every member; by whether its set is across processes."""
     pairs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     folds = min(FOLDS, len(sets))
     for fold in range(folds if folds > 1 else 0):
@@ -189,13 +187,13 @@ def cross_validated(
 
 
 def predicted_and_seen(observed: ObservedSet, curves: Curves, sharing: Sharing) -> list[tuple[float, float]]:
-    """Of the members that finished something."""
+    """Return (predicted, observed) of the members that finished something."""
     predicted = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
     return [(p, s) for p, s in zip(predicted, observed.slow_downs, strict=True) if s is not None]
 
 
 def sharing_from(concurrency: Concurrency, *, hosted: bool) -> Sharing:
-    """As the simulator takes it."""
+    """Return the simulator's form of the parameters."""
     across_beta = concurrency.beta if concurrency.across_beta is None else concurrency.across_beta
     return Sharing(concurrency.alpha, concurrency.beta, across_beta, hosted)
 
@@ -204,7 +202,7 @@ def sharing_from(concurrency: Concurrency, *, hosted: bool) -> Sharing:
 
 
 def uncapped_w(observed: ObservedSet, curves: Curves, sharing: Sharing, context_idle_w: float) -> float:
-    """P_u of a set."""
+    """Return P_u of a set."""
     slow = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
     return context_idle_w + sum(_solo_w(curves[p.key], p.batch) / s for p, s in zip(observed.points, slow, strict=True))
 
@@ -217,10 +215,10 @@ def _solo_w(curve: LatencyCurve, batch: int) -> float:
 def fit_power_cap(
     sets: Sequence[ObservedSet], curves: Curves, concurrency: Concurrency, power: Power, *, hosted: bool
 ) -> Power:
-    """How clocks fall above the cap, from sets that would draw more: phi = S0 / S, as a share of what it is below.
+    """Fit the fall of clocks above the cap, from sets that would draw more: phi = S0 / S, as a share of that below.
 
-    As it was where too few would draw more, and where they do not tell it from 0: a set just above the cap slows down
-    by less than its measurement is off.
+    It is unchanged if too few sets would draw more, or it is not significantly different from 0: a set just above the
+    cap slows down by less than its measurement error.
     """
     sharing = sharing_from(concurrency, hosted=hosted)
     excess: list[float] = []  # of the sets that would draw more than the cap
@@ -252,6 +250,6 @@ def fit_power_cap(
 
 
 def below_cap(sets: Sequence[ObservedSet], curves: Curves, power: Power, *, hosted: bool) -> list[ObservedSet]:
-    """The sets that draw less than the cap even if they did not slow each other down beyond fair sharing."""
+    """Return the sets that draw less than the cap even without slow-downs beyond fair sharing."""
     fair = Sharing(0.0, 1.0, 1.0, hosted)
     return [observed for observed in sets if uncapped_w(observed, curves, fair, power.context_idle_w) <= power.cap_w]

@@ -1,8 +1,9 @@
-"""At what speed a device ran while it was measured: full speed, or slowed by what its host lends to others.
+"""The device's speed during a measurement: full speed, or slowed by what its host lends to others.
 
 Half of a virtual machine's core may be lent to another tenant: for milliseconds to seconds everything then takes half
-as long again, and no counter of the guest tells. A fixed piece of work beside each pass does (`hw.agent.benchmarks`):
-its time against the best one sorts the passes. It knows no profile and measures nothing.
+as long again, and no counter of the guest shows it. A fixed piece of work next to each pass, the reference, does
+(`hw.agent.benchmarks`): its time against the best one classifies the passes. This module uses no profile and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-SLACK = 1.2  # a reference that takes longer than this beside the best one was slowed; of quick ones 90 % lie below 1.07
-BEST_SHARE = 0.02  # the best: below it lie fewer than these
-EXPONENT = 0.7  # where nothing tells: between 0.62 and 0.80 in six long looks at an AMD EPYC virtual machine
-SHORTEST_SPELL_S = 0.01  # what is shorter is an interrupt
+SLACK = 1.2  # a larger ratio of a reference to the best one means slowed; 90 % of fast ones are below 1.07
+BEST_SHARE = 0.02  # quantile of the best reference
+EXPONENT = 0.7  # the default: between 0.62 and 0.80 in six long runs on an AMD EPYC virtual machine
+SHORTEST_SPELL_S = 0.01  # anything shorter is an interrupt
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class SlowdownLook:
-    """What a while of nothing but one pass after the other showed.
+    """Result of observing consecutive passes for a while.
 
     Attributes:
-        best_s: the reference at full speed; 0 where there is none (a GPU).
-        slow_share: of the time.
-        mean_slow_s: how long a slow spell lasts on average; 0 where there was none.
-        slow_reference: how many times as long the reference takes then as at full speed; 1 where there was none.
-        full_s: the reference at full speed as a rule (its median there).
+        best_s: the reference at full speed; 0 if there is none (a GPU).
+        slow_share: share of the time at reduced speed.
+        mean_slow_s: mean duration of a slow spell; 0 if there was none.
+        slow_reference: ratio of the reference then to that at full speed; 1 if there was none.
+        full_s: the typical reference at full speed (its median there).
     """
 
     best_s: float
@@ -45,23 +46,23 @@ UNSEEN = SlowdownLook(0.0, 0.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a reference says of passes.
+    """Relation of reference times to the speed of passes.
 
     Attributes:
-        full_s: the reference at full speed; 0 where there is none.
-        exponent: what makes the reference x times slower makes passes x to this power slower.
+        full_s: the reference at full speed; 0 if there is none.
+        exponent: if the reference is x times slower, passes are x to this power slower.
     """
 
     full_s: float
     exponent: float = EXPONENT
 
     def slowdown(self, reference_s: float) -> float:
-        """How many times as long as at full speed passes take; 1 where nothing tells."""
+        """Return the slow-down of passes against full speed; 1 if unknown."""
         return max(1.0, reference_s / self.full_s) ** self.exponent if self.full_s and reference_s else 1.0
 
 
 def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownLook:
-    """From passes one right after the other, and the reference beside each."""
+    """Evaluate consecutive passes, and the reference next to each."""
     if not references_s:
         return UNSEEN
     best_s = float(np.quantile(references_s, BEST_SHARE))
@@ -78,12 +79,12 @@ def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownL
 
 
 def at_full_speed(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:
-    """For each pass whether the device was at full speed beside it."""
+    """Return for each pass whether the device was at full speed next to it."""
     return np.asarray(references_s) <= SLACK * best_s
 
 
 def _smoothed(values: Floats, window: int) -> Floats:
-    """The median of each value and its neighbours, `window` of them in all (an odd number)."""
+    """Return the median of each value and its neighbours, `window` of them in all (an odd number)."""
     if len(values) < window:
         return values
     padded = np.pad(values, window // 2, mode="edge")

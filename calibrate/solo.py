@@ -1,8 +1,8 @@
-"""Solo latency of every key and batch size, from the points that were measured alone.
+"""Solo latency of every key and batch size, from points measured alone.
 
 Two ways: a curve through each key's own points, or one surface over all keys (`calibrate.surface`). The better one by
 cross-validation is kept: each batch size between two others of its key is predicted from points that are not it.
-A surface does better the fewer and the noisier the points are, a curve where a device behaves as no surface does.
+A surface is better with few and noisy points, a curve if a device behaves unlike any surface.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
 
 FOLDS = 5
 MIN_LEFT_OUT = 8  # predicted points to choose by
-DOUBT = 0.1  # of the logarithm, of a point that was never undisturbed; and the share that others took, up to all
-SLOW_DOUBT = 0.04  # of a point that never had full speed: what slows it down by half slows others by a fifth
+DOUBT = 0.1  # of the logarithm, of a point that was always disturbed; and the share that others took, up to all
+SLOW_DOUBT = 0.04  # of a point that never had full speed: a cause that slows it down by half slows others by a fifth
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 MEDIAN_S = np.pi / 2  # a median's variance over a mean's
 
@@ -44,12 +44,12 @@ class SoloPoint:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether it was never undisturbed."""
+        """Whether it was always disturbed."""
         return self.disturbance > DISTURBED
 
     @property
     def seen(self) -> Seen:
-        """As a surface sees it."""
+        """The point as input of a surface."""
         low_s, middle_s, high_s = (self.times.quantile(share) for share in (0.25, 0.5, 0.75))
         spread = (high_s - low_s) / QUARTILES_APART / middle_s
         doubt = DOUBT + min(1.0, self.disturbance) if self.is_doubted else 0.0
@@ -58,12 +58,12 @@ class SoloPoint:
 
 @dataclass(frozen=True, slots=True)
 class SoloFit:
-    """Curves with the way in which they were made.
+    """Curves, with the way of fitting them.
 
     Attributes:
-        curves: utilization is the CPU share (right for a CPU, replaced for a GPU), energy is still nothing.
-        left_out: of each way that was tried, (predicted, measured) of fitted points, each predicted without it.
-        others: the curves of the way that was not kept, where there was a choice.
+        curves: utilization is the CPU share (correct for a CPU, replaced for a GPU), energy is still empty.
+        left_out: for each way that was tried, (predicted, measured) of fitted points, each predicted without it.
+        others: the curves of the rejected way, if there was a choice.
     """
 
     by: LatencyFit
@@ -75,11 +75,11 @@ class SoloFit:
 def solo_points(
     measurements: Iterable[Measurement], cores: int, speed: Speed, *, held_out: bool
 ) -> dict[Point, SoloPoint]:
-    """Those that are fitted, or those that are held out.
+    """Return the fitted points, or the held-out ones.
 
     Args:
-        cores: that CPU time is a share of.
-        speed: what references say of passes.
+        cores: number of cores that CPU time is a share of.
+        speed: relation of reference times to passes.
     """
     rounds: dict[Point, list[SoloResult]] = {}
     for step, result in measurements:
@@ -89,7 +89,7 @@ def solo_points(
 
 
 def _solo_point(results: Sequence[SoloResult], cores: int, speed: Speed) -> SoloPoint:
-    """At full speed: what never had it is brought there."""
+    """Pool results at full speed; results without it are converted."""
     rounds = [r.samples.scaled(1 / speed.slowdown(r.reference_s)) if r.is_slow else r.samples for r in results]
     medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
     share = sum(map(_cpu_share, results)) / len(results) / cores
@@ -98,7 +98,7 @@ def _solo_point(results: Sequence[SoloResult], cores: int, speed: Speed) -> Solo
 
 
 def _cpu_share(result: SoloResult) -> float:
-    """CPU time over the passes' own; what other processes took in between belongs to no pass of ours."""
+    """Return CPU time over the passes' own time; other processes' time in between does not belong to our passes."""
     every = [result.samples] if result.slow is None else [result.samples, result.slow]
     passes_s = sum(samples.count * Pooled.of([samples]).mean for samples in every)
     return result.cpu_s / (passes_s * (1 - min(0.99, result.disturbed_share)))
@@ -107,10 +107,10 @@ def _cpu_share(result: SoloResult) -> float:
 def fit_solo(
     solo: Mapping[Point, SoloPoint], costs: ModelCosts, bandwidth_bytes_s: float, by: LatencyFit | None = None
 ) -> SoloFit:
-    """The curves of every key, by the better way; see this module.
+    """Fit the curves of every key, by the better way; see this module.
 
     Args:
-        by: the way that is kept whatever the points say; None: the better one.
+        by: the way to use in any case; None: the better one.
 
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
@@ -122,7 +122,7 @@ def fit_solo(
     if by != "each key" and len(solo) >= MIN_POINTS and len(inner) >= MIN_LEFT_OUT:
         try:
             surface, pairs = _surface(solo, inner, costs)
-        except LinAlgError:  # points that no surface goes through
+        except LinAlgError:  # points that no surface fits
             pass
         else:
             every["surface"] = _on_surface(surface, plain, costs, bandwidth_bytes_s)
@@ -180,7 +180,7 @@ def _bandwidth_shares(
 
 
 def _without(curve: LatencyCurve, batch: int) -> tuple[float, float]:
-    """(predicted, measured) of a batch size, from the curve's others."""
+    """Return (predicted, measured) of a batch size, from the curve's others."""
     left = curve.batches.index(batch)
     batches, medians_s = list(curve.batches), list(curve.p50_s)
     measured_s = medians_s.pop(left)
@@ -194,7 +194,7 @@ def _without(curve: LatencyCurve, batch: int) -> tuple[float, float]:
 def _surface(
     solo: Mapping[Point, SoloPoint], inner: Sequence[Point], costs: ModelCosts
 ) -> tuple[Surface, list[tuple[float, float]]]:
-    """The surface through all points, and (predicted, measured) of the inner ones, a fifth left out at a time."""
+    """Return the surface through all points, and (predicted, measured) of inner ones, a fifth left out at a time."""
     seen = {point: fit.seen for point, fit in sorted(solo.items())}
     surface = Surface(seen, costs.keys)
     predicted_s: dict[Point, float] = {}
@@ -208,7 +208,7 @@ def _surface(
 def _on_surface(
     surface: Surface, plain: Mapping[Key, LatencyCurve], costs: ModelCosts, bandwidth_bytes_s: float
 ) -> dict[Key, LatencyCurve]:
-    """Also between the sizes that were measured; how repeats spread is the key's own, at its nearest size."""
+    """Return the surface's curves, also between measured sizes; repeats' spread is the key's at its nearest size."""
     measured = {batch for curve in plain.values() for batch in curve.batches}
     batches = sorted(measured | set(scouted_batches(max(measured))))
     return {key: _surface_curve(key, curve, batches, surface, costs, bandwidth_bytes_s) for key, curve in plain.items()}

@@ -1,7 +1,8 @@
-"""Is a profile used where it was measured? Stamps of the two stacks, compared, and what differs in words.
+"""Check of whether a profile is used on the stack that it was measured on: comparison of two stacks' stamps, with
+descriptions.
 
 A stamp is something that measurements depend on and that may have changed since: the device, the driver, a library, the
-execution path. What a profile does not say is unknown, never taken to be the same. It measures nothing.
+execution path. A stamp that a profile lacks is unknown, never assumed to be the same. It measures nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from sim.profile import Profile
 KIND, DEVICE = "kind", "device"
 VERSIONS = ("driver", "cuda", "cudnn", "torch")
 OF_A_GPU = ("driver", "cuda", "cudnn")  # a CPU has none
-PLACES = ("torch", "device")  # of an execution path: stands among the versions, or says only where
-CAPTURED = "captured"  # how many of a GPU's passes are replayed: known of a server once its instances are loaded
+PLACES = ("torch", "device")  # of an execution path: listed among the versions, or only a place
+CAPTURED = "captured"  # number of a GPU's passes that are replayed: known once a server's instances are loaded
 _TITLES = {
     KIND: "kind of device",
     "driver": "NVIDIA driver",
@@ -36,7 +37,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A stamp that is not the same, or not known to be; None: not known."""
+    """A stamp that differs, or is unknown on one side; None: unknown."""
 
     stamp: str
     profile: str | None
@@ -49,7 +50,7 @@ class Difference:
 
     @property
     def title(self) -> str:
-        """The stamp as people call it."""
+        """The stamp's name for display."""
         return _TITLES.get(self.stamp, self.stamp)
 
     @property
@@ -62,7 +63,7 @@ class Difference:
 
 
 def stamps_of(profile: Profile) -> dict[str, str]:
-    """What a profile says of the stack it was measured on."""
+    """Return a profile's stamps of the stack on which it was measured."""
     recorded = profile.device.stamps
     versions = {name: recorded[name] for name in VERSIONS if name in recorded}
     if "torch" in profile.execution:
@@ -71,7 +72,7 @@ def stamps_of(profile: Profile) -> dict[str, str]:
 
 
 def stamps_here(device: DeviceSpec) -> dict[str, str]:
-    """The same of a device of this machine, as it would be used now; what can't be asked is left out."""
+    """Return the same stamps of a device of this machine as it would be used now, without unavailable ones."""
     versions = {"torch": str(torch.__version__)}
     if device.kind == "cuda":
         versions |= {name: value for name, value in gpu_stamps(device).items() if name in OF_A_GPU}
@@ -79,7 +80,7 @@ def stamps_here(device: DeviceSpec) -> dict[str, str]:
 
 
 def differences(profile: Mapping[str, str], here: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Every stamp of either that is not the same in the other; of another device or kind, that alone."""
+    """Return every stamp that differs between the two; for another device or kind, only that one."""
     for stamp in (KIND, DEVICE):
         if profile.get(stamp) != here.get(stamp):
             return (Difference(stamp, profile.get(stamp), here.get(stamp)),)
@@ -89,7 +90,7 @@ def differences(profile: Mapping[str, str], here: Mapping[str, str]) -> tuple[Di
 
 
 def require_model(profile: Profile, model_hash: str, source: str, key: str) -> None:
-    """A profile is of one network's weights.
+    """Check that a profile is of this network's weights.
 
     Raises:
         InputError: it is of another model.
@@ -101,13 +102,13 @@ def require_model(profile: Profile, model_hash: str, source: str, key: str) -> N
 
 
 def require_captured(profile: Profile, captured: int, warmed: int, source: str, key: str) -> None:
-    """A server replays the share of its passes that was replayed while it was calibrated.
+    """Check that a server replays the same share of its passes as during its calibration.
 
     Args:
-        captured, warmed: passes of the server's loaded instances that are replayed, and all that they are warm with.
+        captured, warmed: passes of the server's loaded instances that are replayed, and all warmed ones.
 
     Raises:
-        InputError: it is another share: passes run eagerly in one of the two, which takes up to twice as long.
+        InputError: the share differs: passes run eagerly in one of the two, which takes up to twice as long.
     """
     recorded = profile.execution.get(CAPTURED, "1 of 1" if "graphs" in profile.execution else "0 of 1")
     of_profile, all_of_profile = map(int, recorded.split(" of "))

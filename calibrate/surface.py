@@ -1,15 +1,14 @@
-"""Solo latency as one surface over all keys and batch sizes: what one key's points tell of another's.
+"""Solo latency as one surface over all keys and batch sizes, so that keys inform each other.
 
-The logarithm of a pass's latency is physics plus what physics leaves over:
+The logarithm of a pass's latency is physics plus a residual:
 
     log L = log max(floor, launches + MACs / rate + bytes / bandwidth), of a segment
             + residual(segment, width, previous width, log batch)
 
 The residual is a Gaussian process whose covariance is a sum of parts: smooth within a segment; smooth over the widths
-of one batch size, where a library takes another kernel for that size; one offset a key; rough along the batch within a
-(segment, width), and within a key. How much each
-part counts, and over which distance, is what makes the measured points most likely. A point far from what the others
-say counts for less. It knows no device and no curve.
+of one batch size, for a library's kernel choice at that size; one offset a key; rough along the batch within a
+(segment, width), and within a key. The variances and length scales of the parts maximize the likelihood of the measured
+points. A point far from the others' prediction has less weight. It is independent of devices and curves.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from scipy.optimize import least_squares, minimize, nnls
 from calibrate.costs import Key, KeyCost
 from hw.transport.messages import Point
 
-MIN_POINTS = 12  # for a surface to say anything
-OUTLIER = 2.0  # standard deviations from what the others say: from there on a point counts for less
+MIN_POINTS = 12  # least number of points for a surface
+OUTLIER = 2.0  # standard deviations from the others' prediction, above which a point has less weight
 ROBUST_ROUNDS = 2
 MAX_STEPS = 30  # of the search for the covariance
-FARTHEST = 4.0  # from where it starts, in units of how far it is likely to get
-SEARCHED = 240  # points that it looks at
-TYPICAL_OFF = 0.1  # of what physics says of a key, and where an outlier begins
-SHARP = 8.0  # how sharp the bend at the floor is
-DOUBTED_OFF = 0.3  # how far doubted points may be off together, of the logarithm
-MIN_NOISE = 1e-3  # of a measured median, whatever its repeats say
+FARTHEST = 4.0  # largest distance from the start, in units of the prior's deviation
+SEARCHED = 240  # points used by the search
+TYPICAL_OFF = 0.1  # of the physics of a key, and threshold of outliers
+SHARP = 8.0  # sharpness of the bend at the floor
+DOUBTED_OFF = 0.3  # common error of doubted points, of the logarithm
+MIN_NOISE = 1e-3  # least noise of a measured median, whatever its repeats
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A measured latency: of each round, and the variance of its logarithm beyond that of any other round.
+    """A measured latency: each round, and the variance of its logarithm beyond the other rounds'.
 
-    A doubted one was never undisturbed: it may be too long, like all others of that kind.
+    A doubted one was always disturbed: it may be too long, like all doubted ones.
     """
 
     rounds_s: tuple[float, ...]
@@ -78,26 +77,26 @@ _PARTS = (
     _Part((SEGMENT, WIDTH), (BATCH,), rough=True),
     _Part((SEGMENT, WIDTH, PREVIOUS), (BATCH,), rough=True),
 )
-# Where the search starts, as deviations and as distances in units of a logarithm, and how far it is likely to get.
+# The search's start, as deviations and as distances in units of a logarithm, and the prior's deviation.
 _START = np.log([0.10, 0.7, 0.7, 1.0, 0.03, 0.7, 0.7, 0.03, 0.03, 0.7, 0.01, 0.7, 0.03])
 _WIDE = np.asarray([1.0, 0.5, 0.5, 0.5, 1.5, 0.5, 0.5, 0.7, 0.7, 0.5, 0.5, 0.3, 1.0])
 
 
 def _columns(points: Sequence[Point]) -> Floats:
-    """(points, 4); segment 1 has no previous width."""
+    """Return (points, 4) columns; segment 1 has no previous width."""
     rows = [(p.segment, np.log(p.width), np.log(p.previous_width or 1.0), np.log(p.batch)) for p in points]
     return np.asarray(rows, dtype=np.float64).reshape(len(points), 4)
 
 
 class _Covariance:
-    """Between two lists of points, for any parameters; distances are computed once."""
+    """Covariance between two lists of points, for any parameters; distances are computed once."""
 
     def __init__(self, one: Floats, other: Floats) -> None:
         self._apart = [np.abs(one[:, None, column] - other[None, :, column]) for column in range(4)]
         self._same = [np.all([self._apart[c] == 0 for c in part.same], axis=0) for part in _PARTS]
 
     def terms(self, theta: Floats) -> Iterator[tuple[Floats, list[Floats]]]:
-        """Of each part: its covariance, and the derivatives by the logarithms of its parameters."""
+        """Yield each part's covariance, and the derivatives by the logarithms of its parameters."""
         place = 0
         for part, same in zip(_PARTS, self._same, strict=True):
             power = 1 if part.rough else 2
@@ -110,12 +109,12 @@ class _Covariance:
             place += 1 + len(part.along)
 
     def whole(self, theta: Floats) -> Floats:
-        """The sum of the parts."""
+        """Return the sum of the parts."""
         return np.asarray(np.sum([term for term, _ in self.terms(theta)], axis=0))
 
 
 class Physics:
-    """Of each segment max(floor, priced work), a little rounded: robust least squares in the logarithm."""
+    """Physics of each segment: max(floor, priced work), slightly smoothed; robust least squares in the logarithm."""
 
     def __init__(self, seen: Mapping[Point, Seen], costs: Mapping[Key, KeyCost]) -> None:
         self._costs = costs
@@ -123,13 +122,13 @@ class Physics:
         self._prices = {s: self._fit({p: v for p, v in seen.items() if p.segment == s}) for s in segments}
 
     def log_s(self, points: Sequence[Point]) -> Floats:
-        """Of each point."""
+        """Return the logarithm of each point's latency."""
         work = self._work(points)
         prices = np.stack([self._prices[point.segment] for point in points])
         return _log_of(work, prices)
 
     def _work(self, points: Sequence[Point]) -> Floats:
-        """Launching; putting several images together; arithmetic; weights and feature maps to and from memory."""
+        """Return work: launching; collating several images; arithmetic; weights and feature maps to and from memory."""
         rows = []
         for point in points:
             cost, batch = self._costs[point.key], point.batch
@@ -137,10 +136,10 @@ class Physics:
         return np.asarray(rows, dtype=np.float64)
 
     def _fit(self, seen: Mapping[Point, Seen]) -> Floats:
-        """The floor, and the price of each kind of work; none is below 0."""
+        """Fit the floor, and the price of each kind of work; none is below 0."""
         work, values = self._work(list(seen)), np.exp([each.log_s for each in seen.values()])
         trust = 1 / np.hypot(1.0, [np.sqrt(each.variance) / TYPICAL_OFF for each in seen.values()])
-        unit = values.mean() / np.maximum(work.mean(axis=0), 1e-9)  # so that each price is a number near 1
+        unit = values.mean() / np.maximum(work.mean(axis=0), 1e-9)  # so that each price is near 1
         rough = nnls(work * unit / values[:, None], np.ones(len(values)))[0]
         start = np.concatenate([[0.5 * values.min() / values.mean()], np.maximum(rough, 1e-3)])
         units = np.concatenate([[values.mean()], unit])
@@ -153,7 +152,7 @@ class Physics:
 
 
 def _log_of(work: Floats, prices: Floats) -> Floats:
-    """log max(floor, work priced), rounded where both are alike."""
+    """Return log max(floor, work priced), smoothed if both are nearly equal."""
     floor, priced = prices[..., 0], np.sum(work * prices[..., 1:], axis=-1)
     return np.asarray(np.logaddexp(SHARP * np.log(floor), SHARP * np.log(np.maximum(priced, 1e-300))) / SHARP)
 
@@ -162,9 +161,9 @@ class Surface:
     """Solo latency of any point of the measured segments.
 
     Args:
-        seen: of measured points; at least `MIN_POINTS`, some of each segment.
-        costs: of every key.
-        like: a surface whose covariance is taken as it is; None searches for the most likely one.
+        seen: measurements by point; at least `MIN_POINTS`, some of each segment.
+        costs: costs of every key.
+        like: a surface whose covariance is reused; None searches for the most likely one.
     """
 
     def __init__(self, seen: Mapping[Point, Seen], costs: Mapping[Key, KeyCost], like: Surface | None = None) -> None:
@@ -191,12 +190,12 @@ class Surface:
         return float(np.hypot(np.exp(self.theta[-1]), MIN_NOISE))
 
     def predict(self, points: Sequence[Point]) -> tuple[Floats, Floats]:
-        """Seconds, and the standard deviation of their logarithm."""
+        """Predict seconds, and the standard deviation of their logarithm."""
         log_s, covariance = self._posterior(points)
         return np.exp(log_s), np.sqrt(np.maximum(0.0, np.diag(covariance)))
 
     def covariance(self, points: Sequence[Point]) -> Floats:
-        """How unsure it is of these points, and how alike: (points, points), of the logarithm."""
+        """Return the uncertainty of these points: (points, points) covariance of the logarithm."""
         return self._posterior(points)[1]
 
     def _posterior(self, points: Sequence[Point]) -> tuple[Floats, Floats]:
@@ -215,12 +214,12 @@ class Surface:
         self._weights = cho_solve(self._factor, self._left)
 
     def _left_out_z(self) -> Floats:
-        """How far each point lies from what the others say, in standard deviations."""
+        """Return each point's distance from the others' prediction, in standard deviations."""
         inverse = cho_solve(self._factor, np.eye(len(self.points)))
         return np.asarray(self._weights / np.sqrt(np.diag(inverse)))
 
     def _most_likely(self) -> Floats:
-        """From as many points as can be looked at quickly, evenly among all."""
+        """Search for the most likely parameters, on a subset of points that is small enough, evenly among all."""
         some = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(int))
         between = _Covariance(self._at[some], self._at[some])
         bounds = np.stack([_START - FARTHEST * _WIDE, _START + FARTHEST * _WIDE], axis=1)
@@ -231,8 +230,7 @@ class Surface:
         return np.asarray(search.x, dtype=np.float64)
 
     def _surprise(self, theta: Floats, some: npt.NDArray[np.int_], between: _Covariance) -> tuple[float, Floats]:
-        """Minus the logarithm of the likelihood of the points, of their rounds' scatter and of the parameters; and its
-        gradient."""
+        """Return the negative log-likelihood of points, of rounds' scatter and of parameters; and its gradient."""
         terms = list(between.terms(theta))
         white = np.exp(2 * theta[-1])
         noisy = np.sum([term for term, _ in terms], axis=0) + np.diag(self._noises(theta)[some])
@@ -251,12 +249,12 @@ class Surface:
 
 
 def least_sure(surface: Surface, targets: Sequence[Point], cost_s: Mapping[Point, float], number: int) -> list[Point]:
-    """The points whose measurement makes all targets surest for its time, the best first.
+    """Choose the points whose measurement reduces all targets' uncertainty most for its time, the best first.
 
-    Each is chosen as if the ones before were measured: how sure a surface is does not depend on what is found.
+    Each is chosen as if the previous ones were measured: a surface's uncertainty does not depend on the values.
 
     Args:
-        cost_s: what each candidate takes; a candidate is a target.
+        cost_s: time of each candidate; a candidate is a target.
     """
     covariance, places = surface.covariance(targets), {point: place for place, point in enumerate(targets)}
     left = [places[point] for point in cost_s]

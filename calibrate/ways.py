@@ -1,4 +1,4 @@
-"""How a GPU is to compute while it is measured: the quickest of the ways left open, and warm as in serving."""
+"""Choice of how a GPU computes during calibration: the fastest of the open ways, warm as in serving."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[Way]]
 
 
 def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:
-    """The calibration of the fastest way at the sizes to pad to, and the ways' times in words (empty of only one).
+    """Return the calibration with the fastest way at the padded sizes, and the times in words (empty for one way).
 
-    A log that is resumed has settled both: the rest is measured as its begin was.
+    A resumed log determines both: the rest is measured as its begin was.
 
     Raises:
-        InputError: the model is no model.
+        InputError: the file is not a model.
         WorkError: the device failed.
     """
     device, words = wanted.device, ""
@@ -37,7 +37,7 @@ def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[Calibration
 
 
 def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
-    """The candidate that a log is of, with its sizes; None if it is of none (and is refused), or there is none yet."""
+    """Return a log's candidate, with its sizes; None if it matches none (and is refused), or there is no log yet."""
     stamp = logged_stamp(wanted.log_path)
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
     formats, candidates = formats_of(execution), wanted.candidates or (wanted.device,)

@@ -127,7 +127,7 @@ class JobTrace:
         return float(self.run_s.var() / self.run_s.mean() ** 2)
 
     def load_on(self, gpus: int) -> float:
-        """Return requested GPU time over that of `gpus` GPUs from first to last submission; infinite if that is none."""
+        """Return requested GPU time over that of `gpus` GPUs between first and last submission; infinite if equal."""
         span_s = float(self.submit_s[-1] - self.submit_s[0])
         return float(self.gpu_s.sum()) / (gpus * span_s) if span_s > 0 else np.inf
 
