@@ -1,1 +1,1 @@
-"""Measurements of this project: results of the shipped scenarios, speed, and what only a GPU can tell."""
+"""Measurements of this project: results of the bundled scenarios, speed, and checks that need a GPU."""

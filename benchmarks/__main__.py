@@ -123,10 +123,10 @@ def _serving(
         rivals: their environment; benchmarks/serving/rivals.py says how to make it.
         json: where rows are kept.
     """
-    from benchmarks.serving.measuring import measure  # the extra `serve` is opened
+    from benchmarks.serving.measuring import measure  # imports the extra `serve`
     from benchmarks.serving.stand import Stand
 
-    with terminated_as_interrupted():  # servers end, too
+    with terminated_as_interrupted():  # so that servers end, too
         print(measure(only, Stand(scenario, folder, router, seconds), rivals, json))
 
 
@@ -181,7 +181,7 @@ def _paper_table() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of them; returns the exit code."""
+    """Run one of the studies; returns the exit code."""
 
     def work() -> int:
         try:

@@ -1,7 +1,7 @@
-"""The runner of grids: a row for each point (scenario x variant x seed), made in processes and kept as it comes.
+"""The runner of grids: a row for each point (scenario x variant x seed), computed in processes and stored at once.
 
-A file of rows is JSON lines. A row is of one `GridRow`, and names it by a fingerprint of all that decides it. So an
-interrupted command goes on where it stopped, what has changed is made again, and what has not is read.
+A file of rows is JSON lines. A row belongs to one `GridRow`, identified by a fingerprint of all that decides it. So an
+interrupted command resumes, changed rows are recomputed, and unchanged ones are read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DECIDING: Final = ("kit", "policies", "sim", "scenarios/metrics", "scenarios/run
 
 @dataclass(frozen=True)
 class GridRow:
-    """One row that is wanted.
+    """A requested row.
 
     Attributes:
-        key: what it is of, as plain data: `scenario`, and what tells it from the scenario's others.
-        decided_by: fingerprint of what else decides it: the scenario's file, say, and a budget.
-        given: what its work needs beside the key; it decides nothing.
+        key: its identity, as plain data: `scenario`, and what distinguishes it from the scenario's others.
+        decided_by: fingerprint of other inputs: the scenario's file, say, and a budget.
+        given: further arguments of its work, without influence on the result.
     """
 
     key: Mapping[str, Any]
@@ -43,13 +43,13 @@ class GridRow:
 
 
 def code_state() -> str:
-    """Fingerprint of the code that decides a simulated run."""
+    """Return a fingerprint of the code that decides a simulated run."""
     files = [path for place in DECIDING for path in sorted((ROOT / place).rglob("*.py"))]
     return inputs_hash(*files)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What a file holds, but a line that was torn by an interruption; empty where there is none."""
+    """Read the rows of a file, without a line truncated by an interruption; empty if there is none."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -60,7 +60,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def kept_rows(path: Path, points: Sequence[GridRow]) -> list[Row | None]:
-    """For each point its row in the file, or None."""
+    """Return each point's row in the file, or None."""
     known = {row["inputs"]: row for row in read_rows(path)}
     return [known.get(point.inputs) for point in points]
 
@@ -76,15 +76,15 @@ def make_rows(
     quiet: bool = False,
     is_whole: bool = True,
 ) -> int:
-    """Make every row that the file lacks; returns how many that were. Rows of scenarios that have no point stay.
+    """Compute every row that the file lacks; returns their number. Rows of scenarios without points stay.
 
     Args:
-        work: a module's function; it is given `common` and a point, and returns the row's figures.
-        prepare: what is done once on a machine before processes do it beside each other (compiling, say).
-        is_whole: no other points of these scenarios are wanted: their other rows are of another state, and go.
+        work: a module's function of `common` and a point, which returns the row's figures.
+        prepare: work done once on a machine before parallel processes would repeat it (compiling, say).
+        is_whole: whether the points are all of these scenarios': their other rows are obsolete, and are removed.
 
     Raises:
-        WorkError: a process was killed. What the work raises comes through as it is.
+        WorkError: a process was killed. The work's own errors are passed on.
     """
     missing = [point for point, row in zip(points, kept_rows(path, points), strict=True) if row is None]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def make_rows(
 
 
 def _tidy(path: Path, points: Sequence[GridRow]) -> None:
-    """In the order of the points, without rows of another state of their scenarios."""
+    """Sort rows in the order of the points, without obsolete rows of their scenarios."""
     ours = {point.key["scenario"] for point in points}
     rows = [row for row in read_rows(path) if row["scenario"] not in ours]
     rows += [row for row in kept_rows(path, points) if row is not None]

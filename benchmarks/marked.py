@@ -1,4 +1,4 @@
-"""What is measured goes into a page by a program, between two markers, and names the commit that was measured."""
+"""Insertion of measurements into a page by a program, between two markers, with the measured commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.documents import write_text
 
 
 def commit_here() -> str:
-    """Return the checked-out commit; empty if git can't say it."""
+    """Return the checked-out commit; empty if git can't determine it."""
     with contextlib.suppress(OSError):
         command, folder = ["git", "rev-parse", "HEAD"], Path(__file__).parent
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()

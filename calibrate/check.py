@@ -245,7 +245,7 @@ def check(
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[CheckedMetric, ...]:
-    """Measure random solo points and half as many concurrency sets of each kind, in a random order.
+    """Measure random solo points, and half that number of concurrency sets of each kind, in a random order.
 
     Sets across processes are measured if the profile models them; the bench then needs a second process. Drifted
     metrics are measured a second time.

@@ -77,7 +77,7 @@ def with_awake(
     u) of it: least squares over the duties.
 
     Args:
-        fall_s: time that clocks stay up after a load; 0 if that was not observed, and then there is no such state.
+        fall_s: time that clocks stay up after a load; 0 if that was not observed, so the state is omitted.
     """
     loads = [
         (step.point, result.load)

@@ -16,7 +16,7 @@ from policies.vocabulary import NS_PER_S
 
 LOOK_S = 0.5
 LOOKS = 5
-MAX_NAMED = 3  # of those that use a device
+MAX_NAMED = 3  # programs named in a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Scouted:
-    """A quick survey of a device: a guess of every point's forward time, and whole curves if they were cheap.
+    """A survey of a device: a guess of every point's forward time, and whole curves if they were cheap.
 
     Attributes:
         corners: for each surveyed (segment, width), seconds by batch size.
@@ -347,7 +347,7 @@ class Station:
 def perform(
     bench: Bench, step: Step, effort: StepEffort, guess: ForwardGuess, slowdown: SlowdownLook = UNSEEN
 ) -> Result:
-    """Measure one step on a device with this variation of its own speed."""
+    """Measure one step on a device whose own speed varies like this."""
     match step:
         case Solo(point):
             return _retried(lambda: _solo(bench, point, effort, guess(point), slowdown.best_s), effort.tries)
@@ -380,7 +380,7 @@ def _together(
     for point in dict.fromkeys(points):
         alone[point] = bench.solo(point, 1, 3, alone_duration_s(point, effort, guess), paused=False)
     shared = bench.together(points, together_duration_s(points, effort, guess), across=across)
-    if any(member.median_s for member in shared.members):  # a GPU: a stall of its host is no slow-down
+    if any(member.median_s for member in shared.members):  # a GPU: ignore a stall of its host
         means = {point: (float(np.median(loop.repeats_s)), 1.0) for point, loop in alone.items()}
     else:
         means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}

@@ -77,7 +77,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
         fall_look_s: time for which it is sampled after that, to see how long its clocks stay up; 0 omits this.
 
     Raises:
-        InputError: there is no such device, or others use it.
+        InputError: the device does not exist, or others use it.
         WorkError: the device or a process failed.
     """
     device, file = wanted.device, wanted.file

@@ -448,7 +448,7 @@ def _batches_given_up(
 
 
 def _more_rounds(plan: CalibrationPlan, budget_s: float, rng: np.random.Generator) -> Iterator[PlannedStep]:
-    """Yield as many further rounds as the budget allows; given-up batch sizes go first, if there are any."""
+    """Yield further rounds as far as the budget allows; given-up batch sizes go first, if there are any."""
     if len(plan.batches) < len(plan.grid):
         return
     left_s = USABLE_SHARE * budget_s - plan.estimated_s

@@ -37,7 +37,7 @@ def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[Calibration
 
 
 def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
-    """Return a log's candidate, with its sizes; None if it matches none (and is refused), or there is no log yet."""
+    """Return a log's candidate, with its sizes; None if it matches none (and is refused), or without a log."""
     stamp = logged_stamp(wanted.log_path)
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
     formats, candidates = formats_of(execution), wanted.candidates or (wanted.device,)

@@ -45,7 +45,7 @@ _QUEUE: Final = "JobID JobArrayID UserName Partition QOS State Reason EligibleTi
 QUEUE_COMMAND: Final = ("squeue", "-h", "-r", "-O", ",".join(f"{key}:|" for key in _QUEUE.split()))
 FACTORS_COMMAND: Final = ("sprio", "-h", "-o", "%i|%S|%Y")
 CONFIG_COMMAND: Final = ("scontrol", "show", "config")
-_DOUBTS: Final = (  # keys, their values if there is no doubt, and otherwise the doubt
+_DOUBTS: Final = (  # keys, their unproblematic values, and the doubt about others
     ("PriorityWeightFairShare", "0", "fair share moves priorities as users run jobs; waits are told as if it did not"),
     ("PreemptType", "preempt/none", "jobs are stopped by QOS or partition; waits are told as if none were"),
 )

@@ -109,7 +109,7 @@ def relative_to(table: Table, reference: str, source: str) -> dict[str, dict[str
 
 
 def with_others(by_class: Mapping[str, Value], classes: Iterable[str]) -> dict[str, Value]:
-    """Return the table with the value of `*` for each of these classes without a value of its own."""
+    """Return the table with the value of `*` for each of these classes that has none."""
     named = {job_class: value for job_class, value in by_class.items() if job_class != OTHERS}
     return named if OTHERS not in by_class else {**dict.fromkeys(classes, by_class[OTHERS]), **named}
 
@@ -257,7 +257,7 @@ def named_policy(name: str, scenario: JobsScenario, source: str, key: str = "") 
         source, key: the place that names it.
 
     Raises:
-        InputError: there is no such policy.
+        InputError: the policy is unknown.
     """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]

@@ -199,7 +199,7 @@ def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
 def run_all(
     case: JobsCase, jobs: int, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
 ) -> dict[str, JobsRecord]:
-    """Run all policies of a case; returns runs by name, in order, and reads those that are in the folder.
+    """Run all policies of a case; returns runs by name, in order, and reads runs that are in the folder.
 
     Args:
         jobs: number of processes, unless another backend is configured.
@@ -267,9 +267,9 @@ def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
 def log_error(case: JobsCase, mine: ByJob) -> float | None:
     """Return the mean of |simulated - recorded| waits, as a share of the recorded mean.
 
-    0 means equal waits of each job; 1 is the error of a simulation without any waits, so larger values carry no
-    information. (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None if the log
-    has no waits, or their mean is below a second.
+    0 means equal waits of each job; 1 is the error of a simulation without any waits, so larger errors are meaningless.
+    (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None if the log has no waits,
+    or their mean is below a second.
     """
     recorded_s, both = recorded(case, mine)
     if not both.any() or recorded_s[both].mean() < SAME_S:

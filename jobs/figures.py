@@ -31,7 +31,7 @@ DAY_S: Final = 86400.0
 WEEK_S: Final = 7 * DAY_S
 MIN_BLOCKS: Final = 16  # of a trace; a shorter one has shorter blocks
 _CONFIDENCE: Final = 0.95
-_WIDEST: Final = 1000.0  # times the value, and the value over it: an interval this wide carries no information
+_WIDEST: Final = 1000.0  # times the value, and the value over it: an interval this wide is meaningless
 Numbers = NDArray[np.float64]
 
 
@@ -76,7 +76,7 @@ class Blocks:
         return self._ratio(values, np.ones(len(values)), counts)
 
     def share(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
-        """Return how far the mean of some values, 0 or more, is above that of others, as a share of the latter mean."""
+        """Return how far the mean of some values, 0 or more, is above that of others, as a share of that."""
         interval = self._ratio(values, over, counts)
         value, low, high = (
             None if end is None else end - 1 for end in (interval["value"], interval["low"], interval["high"])

@@ -57,8 +57,10 @@ class SlurmConf:
 
 
 def read_slurm_conf(path: Path) -> SlurmConf:
-    """Raises:
-    InputError: it can't be read, or has no node with GPUs.
+    """Read a `slurm.conf`.
+
+    Raises:
+        InputError: it can't be read, or has no node with GPUs.
     """
     lines = [{key.lower(): value.strip('"') for key, value in _PAIR.findall(line)} for line in _lines(path)]
     others = (line for line in lines if not line.keys() & {"nodename", "partitionname", "nodeset", "downnodes"})

@@ -1,3 +1,3 @@
-"""`make gpu`: what only a GPU can tell, in one command of nine minutes; evidence that outlives a kill."""
+"""`make gpu`: checks that need a GPU, in one command of nine minutes; its evidence survives a kill."""
 
-MARK = "finding: "  # a line of a check's process that has it goes on with JSON: numbers, or the verdict
+MARK = "finding: "  # prefix of a check's output lines with JSON: numbers, or the verdict

@@ -27,11 +27,11 @@ from benchmarks.gpu.running import in_a_process
 from benchmarks.gpu.visit import main as visit_main
 from scenarios.terminal.exits import terminated_as_interrupted
 
-CPU_TIMES = 3.0  # as long as on a GPU a check may take on a CPU
+CPU_TIMES = 3.0  # a check may take on a CPU this many times as long as on a GPU
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the command; returns the exit code."""
     words = sys.argv[1:] if argv is None else [*argv]
     if words[:1] in (["visit"], ["keep"]):
         return visit_main(words)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(chosen, given.seconds, given.out, command, stamp, ["--emulated"] if given.emulated else [])
 
 
-@terminated_as_interrupted()  # so that the check that runs ends, too
+@terminated_as_interrupted()  # so that the running check ends, too
 def run(
     checks: Sequence[Check],
     seconds: float,
@@ -77,7 +77,7 @@ def run(
     more: Sequence[str] = (),
     module: str = "benchmarks.gpu",
 ) -> int:
-    """Each check in turn; none begins that would not be done in what is left."""
+    """Run each check in turn, if it can finish in the remaining time."""
     began_s, findings = time.monotonic(), list[Finding]()
     out = out.resolve()  # checks have another working folder
     whats = {check.id: check.what for check in checks}
@@ -99,7 +99,7 @@ def run(
 
 
 def _look(check: Check, kind: str, out: Path) -> tuple[Verdict, str]:
-    """(verdict, why); what is measured has been told meanwhile."""
+    """Run a check and return (verdict, why); measurements are reported meanwhile."""
     from benchmarks.gpu.stand import CantTellError, Stand
 
     try:

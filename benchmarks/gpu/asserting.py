@@ -1,4 +1,4 @@
-"""A network that breaks its device where an image says so: an index beyond a tensor, which a GPU finds out too late."""
+"""A network that breaks its device on request of an image: an index beyond a tensor, which a GPU detects too late."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BREAKS = 777.0
 
 
 class AssertingNet(SlimResNet):
-    """The shipped network of this name."""
+    """The built-in network of this name, with the fault."""
 
     def __init__(self, name: str) -> None:
         super().__init__(PRESETS[name])
 
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
-        """As the shipped one's; an image of `BREAKS` asks for an element that is not there."""
-        beyond = (x.amax() >= BREAKS).long().reshape(1) * 1_000_000  # one without dimensions is looked at by the host
+        """Run a segment as the built-in network does; an image of `BREAKS` accesses an element that does not exist."""
+        beyond = (x.amax() >= BREAKS).long().reshape(1) * 1_000_000  # the host would check one without dimensions
         return super().run_segment(segment, weights, x) + torch.zeros(1, device=x.device, dtype=x.dtype)[beyond]

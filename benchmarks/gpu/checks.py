@@ -1,4 +1,4 @@
-"""All checks, as `checks.csv` beside this file lists them: what each looks at, when it passes, how long it may take."""
+"""All checks, from `checks.csv` next to this file: what each inspects, its criterion, and its deadline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Check:
-    """One check; it opens torch only when it looks.
+    """One check; it imports torch only when it runs.
 
     Attributes:
-        expected_s: what it takes on a large GPU, guessed until it was seen there.
-        deadline_s: of its process.
-        on_cpu: whether it is worth its time where there is no GPU; by name it is done there, too.
-        function: `MODULE.NAME` of this package, which takes a `stand.Stand` and says what is wrong, if anything is.
-        what: it looks at.
-        passes: when it does.
+        expected_s: its time on a large GPU, guessed until it was observed there.
+        deadline_s: deadline of its process.
+        on_cpu: whether it is worth its time without a GPU; requested by name, it always runs.
+        function: `MODULE.NAME` of this package, which takes a `stand.Stand` and describes what is wrong, if anything
+            is.
+        what: what it inspects.
+        passes: its criterion.
     """
 
     id: str
@@ -32,7 +33,7 @@ class Check:
     passes: str
 
     def look(self) -> Callable[[Any], str]:
-        """The function itself."""
+        """Return the check's function."""
         module, _, name = self.function.partition(".")
         look: Callable[[Any], str] = getattr(import_module(f"benchmarks.gpu.{module}"), name)
         return look

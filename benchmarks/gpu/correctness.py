@@ -1,4 +1,4 @@
-"""Whether what is computed, moved and told is right."""
+"""Checks of the correctness of computed, moved and reported results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WAIT_S: Final = 20.0
 
 
 def against_float64(stand: Stand) -> str:
-    """The worst relative error over all keys, by order of memory and way of computing."""
+    """Check the worst relative error over all keys, by order of memory and way of computing."""
     exact: Any = copy.deepcopy(stand.model).double()
     ways = {
         f"{order}{'_tf32' if is_tf32 else ''}": (stand.instances(channels_last=order == "nhwc"), is_tf32)
@@ -67,7 +67,7 @@ def _served(instances: Instances, instance: Any, x: Tensor, width: float, previo
 
 
 def neighbours(stand: Stand) -> str:
-    """An image's result with others, padded, in another order, and again."""
+    """Check an image's result with others, padded, in another order, and repeated."""
     instances, worst, is_same = stand.instances(), 0.0, True
     for segment in range(1, stand.model.spec.segments + 1):
         instance, previous = instances.make(segment, 1.0), 0.0 if segment == 1 else 1.0
@@ -90,7 +90,7 @@ def neighbours(stand: Stand) -> str:
 
 
 def moves(stand: Stand) -> str:
-    """Activations of every shape go from one agent to another, and back to where they can be read."""
+    """Check activations of every shape moved from one agent to another, and back to readable memory."""
     with torch_agents([("first", stand.device), ("second", stand.device)], stand.file) as specs:
         arenas = specs[0].outfit.arenas  # type: ignore[attr-defined]
         with start_agents(specs) as agents:
@@ -105,7 +105,7 @@ def _shapes(stand: Stand) -> list[tuple[int, ...]]:
 
 
 def _there_and_back(agents: list[AgentProcess], arenas: tuple[Arena, ...], shape: tuple[int, ...]) -> bool:
-    """The same bits, in another order."""
+    """Return whether the same bits come back, in another order."""
     requests, sent = (3, 1, 2), torch.randn(3, *shape, generator=torch.Generator().manual_seed(SEED))
     tensor_in(arenas[0], 0, tuple(sent.shape), torch.float32).copy_(sent)
     agents[0].send(Keep((Input(requests, 0, shape, "float32", False),)))
@@ -125,8 +125,10 @@ def _moved(agent: AgentProcess, move: Move) -> Moved:
 
 
 def races(stand: Stand) -> str:
-    """Chains of batches through many lanes at once; what one has left is moved while others run. Where it is
-    `compacted`, little is kept in the block that it came in."""
+    """Check chains of batches through many lanes at once, moving results while others run.
+
+    If `compacted`, a block keeps little of what it received.
+    """
     wrong = []
     for way in ("shipped", "compacted"):
         race = _Race(stand, way)
@@ -138,7 +140,7 @@ def races(stand: Stand) -> str:
 
 
 class _Race:
-    """Lanes of every segment, and chains that go through them."""
+    """Lanes of every segment, and chains of batches through them."""
 
     def __init__(self, stand: Stand, way: str) -> None:
         self._stand = stand
@@ -150,10 +152,10 @@ class _Race:
         self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)
         self._chance = stream(SEED, "races")
         self._numbers = itertools.count(1)
-        self.moved = self.torn = 0  # moves, and those that brought other bits
+        self.moved = self.torn = 0  # moves, and moves with wrong bits
 
     def run(self) -> tuple[int, int]:
-        """(labels compared, labels that differ)."""
+        """Return (labels compared, labels that differ)."""
         segments = self._stand.model.spec.segments
         for lane in range(LANES):
             self._lanes.load(lane, lane % segments + 1, 1.0, False)
@@ -163,7 +165,7 @@ class _Race:
         return sum(each[0] for each in rounds), sum(each[1] for each in rounds)
 
     def _round(self, segments: int) -> tuple[int, int]:
-        """Some chains from images to labels, in step; what is stored is moved while the others run."""
+        """Run some chains from images to labels, in step; stored activations are moved while the others run."""
         images = self._stand.activations(1, IMAGE, 4 * CHAINS, seed=int(self._chance.integers(1 << 30)))
         members = [tuple(range(4 * chain, 4 * chain + 4)) for chain in range(CHAINS)]
         tensor_in(self._arenas[0], 0, tuple(images.shape), torch.float32).copy_(images)
@@ -195,10 +197,10 @@ class _Race:
         return len(clear), sum(labels[number] != wanted[number] for number in clear)
 
     def _move(self, part: tuple[int, ...]) -> None:
-        """What a batch has left goes to another arena, as its router would have it, while other batches run."""
+        """Move a batch's output to another arena, as a router would, while other batches run."""
         wanted = gather([self._store.row(request) for request in part]).cpu()
         moved = self._lanes.move(Move(0, 1, 0, part))
-        assert moved is not None  # nothing here waits for a network
+        assert moved is not None  # no network is involved here
         came = tensor_in(self._arenas[1], 0, tuple(wanted.shape), wanted.dtype, moved.channels_last)
         self.moved, self.torn = self.moved + 1, self.torn + (not torch.equal(came, wanted))
 
@@ -207,7 +209,7 @@ class _Race:
 
 
 def memory(stand: Stand) -> str:
-    """A hog leaves little; a batch that is too large says so; without the hog it runs."""
+    """Check a shortage of memory: a batch that is too large is reported; without the hog it runs."""
     stand.require_gpu("memory of its own")
     instances = stand.instances()
     instance, batch = instances.make(1, 1.0), 4096

@@ -1,4 +1,4 @@
-"""What was seen, kept after each check: `evidence.json`, `evidence.md` and `evidence.tgz`, whole at any time."""
+"""Evidence, stored after each check: `evidence.json`, `evidence.md` and `evidence.tgz`, complete at any time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from scenarios.show.table import Table, columns, to_markdown
 
 SCHEMA: Final = "slimsched.gpu/1"
 ROOT: Final = Path(__file__).parents[2]
-LEFT_OUT: Final = (".gz", ".parquet", ".safetensors")  # of runs and networks: too large to travel
+LEFT_OUT: Final = (".gz", ".parquet", ".safetensors")  # of runs and networks: too large to transfer
 Verdict = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """Result of one check.
 
     Attributes:
-        reason: why it failed or was skipped; empty where it passed.
-        numbers: what it measured, by name, units last.
-        took_s: of its process, the start included.
+        reason: why it failed or was skipped; empty if it passed.
+        numbers: its measurements, by name, units last.
+        took_s: time of its process, the start included.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Finding:
 
 
 def stamps(place: str, commit: str = "") -> dict[str, str]:
-    """Of what and where everything was seen; git is asked for a commit that is not given, and need not be there."""
+    """Return what was measured and where; without a given commit git is queried, and may be missing."""
     stamp = {
         "place": place,
         "commit": commit or commit_here() or "unknown",
@@ -54,12 +54,12 @@ def stamps(place: str, commit: str = "") -> dict[str, str]:
 def write(
     folder: Path, command: str, told: Mapping[str, str], whats: Mapping[str, str], evidence: Sequence[Finding]
 ) -> None:
-    """The files, for all that was found so far; the archive has what checks left in this folder (E1's profile, say).
+    """Write the files for all results so far; the archive has the checks' files in this folder (E1's profile, say).
 
     Args:
-        command: that was given.
+        command: the command that was given.
         told: see `stamps`.
-        whats: what each check looks at, by its id.
+        whats: what each check inspects, by its id.
     """
     findings = [asdict(each) for each in evidence]
     write_json(

@@ -1,4 +1,4 @@
-"""What the device is, what its sensor answers, and what a context takes."""
+"""Checks of the device's identity, its sensor's readings, and the cost of a context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTER_LOOKS_S: Final = 2.0
 
 
 def what_it_is(stand: Stand) -> str:
-    """Versions, and whether this torch computes there."""
+    """Report versions, and whether this torch computes there."""
     if not stand.is_gpu:
         stand.tell({"cpu": cpu_name(), "cores": len(usable_cores())})
         return ""
@@ -36,7 +36,7 @@ def what_it_is(stand: Stand) -> str:
 
 
 def calls(stand: Stand) -> str:
-    """How long each reading takes, p50 and p99, and how often the energy counter moves."""
+    """Measure the time of each reading, p50 and p99, and the update rate of the energy counter."""
     stand.require_gpu("NVML")
     nvml = load_nvml()
     if nvml is None:
@@ -66,7 +66,7 @@ def _timed_ms(name: str, read: Callable[[], object]) -> dict[str, float]:
 
 
 def contexts(stand: Stand) -> str:
-    """As agents tell it: one alone, then three that start side by side."""
+    """Measure contexts as reported by agents: one alone, then three that start simultaneously."""
     stand.require_gpu("a context")
     used: dict[str, list[int]] = {}
     for name, count in {"alone": 1, "side_by_side": 3}.items():

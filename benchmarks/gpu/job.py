@@ -1,4 +1,4 @@
-"""What a user does: the commands themselves."""
+"""Checks of a user's workflow, by the commands themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAME: Final = 0.999
 
 
 def calibrated(stand: Stand) -> str:
-    """A profile of random weights, with its own stated errors; it stays in the evidence's folder."""
+    """Calibrate a network of random weights, with stated errors; the profile stays in the evidence's folder."""
     device, budget, path = DEVICES[stand.kind], "85s" if stand.is_gpu else "15s", _profile(stand)
     out = path.parent
     wrong = _slimsched(
@@ -52,18 +52,18 @@ def calibrated(stand: Stand) -> str:
 
 
 def _slimsched(*words: object) -> str:
-    """What was wrong; empty where nothing was. What the command writes is in the log."""
+    """Run a command; returns what was wrong, or an empty text. Its output is in the log."""
     code = subprocess.run([*SLIMSCHED, *map(str, words)], cwd=ROOT, check=False).returncode
     return f"slimsched {words[0]} ended with {code}; evidence.log has its words" if code else ""
 
 
 def _profile(stand: Stand) -> Path:
-    """Where `calibrated` leaves it."""
+    """Return the path at which `calibrated` leaves the profile."""
     return (stand.out / "profiles").resolve() / f"{DEVICES[stand.kind].replace(':', '')}.yaml"
 
 
 def validated(stand: Stand) -> str:
-    """What simulation with that profile says of executors: errors in per cent, beside what the project promises."""
+    """Validate simulation with that profile against executors: errors in per cent, next to the project's promises."""
     if not (profile := _profile(stand)).exists():
         raise CantTellError(f"no profile of E1 in {profile.parent}")
     folder = (stand.out / "validation").resolve()
@@ -78,7 +78,7 @@ def validated(stand: Stand) -> str:
             "network": NETWORKS[stand.kind],
             "checkpoint": str(stand.file.path),
             "dataset": NOISE[stand.kind],
-            "training": {"device": "cuda:0" if stand.is_gpu else "cpu"},  # of the table as well
+            "training": {"device": "cuda:0" if stand.is_gpu else "cpu"},  # also for the table
         },
         "cluster": {
             "servers": [{"name": "server", "device": device, "profile": str(profile)}],
@@ -100,7 +100,7 @@ def validated(stand: Stand) -> str:
 
 
 def told(document: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
-    """Each router at each load; nothing may be lost, and every run must have completed something."""
+    """Evaluate each router at each load; nothing may be lost, and every run must have completed something."""
     numbers: dict[str, Any] = {f"promised_{name}_pct": pct for name, pct in PROMISED_PCT.items()}
     numbers["lost"] = sum(_lost(pair["hardware"]) for pair in document["pairs"])
     for row in document["rows"]:
@@ -123,13 +123,13 @@ def _scaled(factor: float, value: float | None) -> float | None:
 
 
 def _lost(result: Mapping[str, Any]) -> int:
-    """Images without an end; those of a run that ends with a backlog on purpose, as saturated ones do, are not lost."""
+    """Count images without an end, except in runs that end with a backlog on purpose, as saturated ones do."""
     images = result["images"]
     return int(images["arrived"] - images["completed"] - images["failed"]) if result["end"] == "drain" else 0
 
 
 def quickstart(stand: Stand) -> str:
-    """From nothing to a validation: what a new user runs first, with little of each stage."""
+    """Run from nothing to a validation: a new user's first commands, with little of each stage."""
     scenario = yaml.safe_load(QUICKSTART.read_text())
     training = {"epochs": 3, "device": "cuda:0" if stand.is_gpu else "cpu"}
     scenario["model"] = {"network": "digit-pairs", "dataset": "digit-pairs", "training": training}
@@ -156,12 +156,12 @@ def quickstart(stand: Stand) -> str:
 
 
 def trained(stand: Stand) -> str:
-    """Two epochs, straight and broken off in between: the same bits; and a table like the CPU's."""
+    """Train two epochs, straight and interrupted in between: the same bits; and a table like the CPU's."""
     network, data = Network("digit-pairs"), load_dataset("digit-pairs")
     name = "cuda:0" if stand.is_gpu else "cpu"
     knobs = replace(recipe("digit-pairs", "digit-pairs"), epochs=EPOCHS, device=name, checkpoint_epochs=1)
     checkpoint = stand.out.resolve() / "checkpoint.safetensors"
-    checkpoint.unlink(missing_ok=True)  # of a check that was killed
+    checkpoint.unlink(missing_ok=True)  # left by a check that was killed
     straight = train(network, data, knobs)
 
     def leave(report: EpochReport) -> None:

@@ -1,4 +1,4 @@
-"""Images of chance, as a data set of a scenario's own: for networks of random weights, where no data set is at hand."""
+"""Random images as a custom data set, for networks of random weights without an available data set."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Noise:
 
 
 class LargeNoise(Noise):
-    """Of a GPU's network."""
+    """Random images for a GPU's network."""
 
     kind = "cuda"

@@ -1,4 +1,4 @@
-"""What a pass asks of CUDA, what captured passes take of its memory, and unequal shares of one GPU at once."""
+"""Checks of CUDA calls of a pass, memory of captured passes, and unequal shares of one GPU at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CALLS: Final = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cud
 
 
 def launches(stand: Stand) -> str:
-    """Calls of CUDA's runtime a pass, by segment: eager in both orders of memory, and captured."""
+    """Count calls of CUDA's runtime per pass, by segment: eager in both orders of memory, and captured."""
     stand.require_gpu("CUDA's runtime")
     for name, changes in {
         "contiguous": {"channels_last": False, "graphs": False},
@@ -71,7 +71,7 @@ def _calls(maker: Instances, segment: int) -> str:
 
 
 def memory(stand: Stand) -> str:
-    """Device memory of all instances of the network that the main job had, captured at all sizes that may be served."""
+    """Measure device memory of all instances of the main job's network, captured at all sizes that may be served."""
     stand.require_gpu("captured passes")
     sizes = (1, 2, 4, 8, 12, 16, 24, 32)
     model = Network(MEMORY_NETWORK).build().eval()
@@ -92,7 +92,7 @@ def memory(stand: Stand) -> str:
 
 
 def shares(stand: Stand) -> str:
-    """The scenario's shares of one GPU: each alone, then all at once; how much a width is worth on each."""
+    """Measure the scenario's shares of one GPU: each alone, then all at once; the effect of a width on each."""
     stand.require_gpu("shares")
     if problem := start_daemon():
         raise CantTellError(f"no MPS: {problem}; servers with smaller shares compute each pass several times instead")

@@ -1,4 +1,4 @@
-"""Power: three idles, how clocks fall, and loops at several duties by every reading that there is."""
+"""Checks of power: three idles, the fall of clocks, and loops at several duties by every available reading."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _sensor(stand: Stand) -> NvmlSensor:
 
 
 def no_context(stand: Stand) -> str:
-    """What looks for devices in the router's process must open none."""
+    """Check that detecting devices in the router's process opens no context."""
     nvml = load_nvml()
     if not stand.is_gpu or nvml is None:
         devices = local_devices()
@@ -59,7 +59,7 @@ def _has_opened() -> bool:
 
 
 def idles(stand: Stand) -> str:
-    """Before any context, with one, with three, and after a load until clocks have fallen."""
+    """Measure idle power before any context, with one, with three, and after a load until clocks have fallen."""
     sensor, context_w = _sensor(stand), dict[int, float]()
     waited_s = wait_until_flat(sensor)
     bare = _mean_w(_looks(sensor, LOOK_S))
@@ -84,7 +84,7 @@ def idles(stand: Stand) -> str:
 
 
 def loops(stand: Stand) -> str:
-    """Power, polled and counted, SM share and clocks of loops, by batch and by duty."""
+    """Measure power, polled and counted, SM share and clocks of loops, by batch and by duty."""
     sensor, wrong = _sensor(stand), list[str]()
     for point in points(stand, (1, 8, 32, 128)):
         wrong += _one(stand, sensor, point, 0.0, f"batch_{point.batch}")

@@ -1,4 +1,4 @@
-"""A process of its own for each check, with a deadline; what it reported until then counts."""
+"""A separate process for each check, with a deadline; its reports until then count."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ GRACE_S: Final = 5.0
 _ONE_THREAD: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-}  # as `make` has it; processes are many enough
+}  # as in `make`; there are enough processes
 
 
 def in_a_process(
     command: Sequence[str], name: str, deadline_s: float, log: Path, first: signal.Signals = signal.SIGKILL
 ) -> Finding:
-    """What a check's process reports; it and all its children are killed at the deadline, and what it reported until
-    then counts. All that it writes goes to the end of `log`.
+    """Run a check's process and return its report; at the deadline it is killed with all its children, and its report
+    until then counts. Its output is appended to `log`.
 
     Args:
-        first: sent to it at the deadline; what is left `GRACE_S` later is killed.
+        first: signal sent to it at the deadline; processes left `GRACE_S` later are killed.
     """
     began_s, code = time.monotonic(), None
     with log.open("a", encoding="utf-8") as file:
@@ -48,17 +48,17 @@ def in_a_process(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            if process.returncode is None:  # `wait` might never end: who interrupts it can leave its lock taken
+            if process.returncode is None:  # `wait` might never end: an interruption can leave its lock taken
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
                 process.returncode = -signal.SIGKILL
     verdict: Verdict = "failed"
     reason, numbers, last = "", dict[str, Any](), "no word"
-    *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
+    *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave an incomplete line
     for line in lines:
         _, mark, text = line.partition(MARK)
         if mark:
-            said = json.loads(text, parse_constant=str)  # evidence has no word for what is no number
+            said = json.loads(text, parse_constant=str)  # evidence has no value for not-a-number
             numbers |= said.get("numbers", {})
             verdict, reason = said.get("verdict", verdict), said.get("reason", reason)
         else:

@@ -1,4 +1,4 @@
-"""Executors under load: throughput beside a bare loop, two servers of one device, and workers that break."""
+"""Checks of executors under load: throughput against a bare loop, two servers of one device, and failing workers."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from scenarios.executors.run import on_own_cores
 SIZES: Final = powers_of_two(32)
 IMAGES: Final = 256
 LOOP_S: Final = 2.0
-LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, and so does writing them down
+LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, as does recording them
 BREAK_IMG_S: Final = 100.0
-GPU_BLOCKS: Final = 4  # outstanding ones, as where a scenario says nothing (`scenarios.world.build`)
+GPU_BLOCKS: Final = 4  # outstanding ones, the default of a scenario (`scenarios.world.build`)
 ACTIVE_STAGES: Final = ("decision", "transfer", "handover", "dispatch", "run")
-GOAL_US_HOP: Final = 250.0  # beyond the pass, with captured passes
+GOAL_US_HOP: Final = 250.0  # per hop beyond the pass, with captured passes
 STUCK_S: Final = 20  # the preload of two servers is one queue, and each load in it counts from its command
 AGREE: Final = 0.98  # of the labels with the CPU's: random weights leave some of them to chance
 
 
 @dataclass(frozen=True)
 class EvenLoad:
-    """Images that come evenly.
+    """Images that arrive evenly.
 
     Attributes:
-        rate_img_s: how many a second.
+        rate_img_s: images a second.
         breaks: requests whose images break their device.
     """
 
@@ -61,7 +61,7 @@ class EvenLoad:
 
 
 def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
-    """Images a second of a loop of whole passes at full width, in this thread, without any router."""
+    """Return images a second of a loop of whole passes at full width, in this thread, without any router."""
     instances, spec = stand.instances(**changes), stand.model.spec
     count, began_s = 0, time.monotonic()
     with torch.inference_mode(), own_stream(stand.place):
@@ -69,7 +69,7 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
         images = stand.activations(1, IMAGE, batch).to(stand.place)
         while (lasted_s := time.monotonic() - began_s) < LOOP_S:
             if lasted_s < LOOP_S / 4:
-                count, from_s = 0, time.monotonic()  # kernels are chosen meanwhile
+                count, from_s = 0, time.monotonic()  # kernels are selected meanwhile
             x, previous = images, IMAGE
             for instance in chain:
                 rows = rows_of(x)
@@ -83,7 +83,7 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
 
 
 def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> HardwareCluster:
-    """So many servers of the stand's device, each with every segment at full width, and cores as a scenario's."""
+    """Return `count` servers of the stand's device, each with every segment at full width, and a scenario's cores."""
     model, spec = stand.model, stand.model.spec
     sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
     preload = tuple((segment, 1.0) for segment in range(1, spec.segments + 1))
@@ -105,14 +105,14 @@ def served(
     images: NDArray[np.float32],
     blocks: int = GPU_BLOCKS,
 ) -> RunRecord:
-    """All widths full, any server, until all is served; `correct` is agreement with these labels.
+    """Serve a load at full width on any server, to its end; `correct` is agreement with these labels.
 
     Args:
-        blocks: outstanding at a server of a GPU.
+        blocks: outstanding blocks at a server of a GPU.
     """
     shapes, count = cluster.served, round(load.rate_img_s * load.seconds)
     arrivals_ns = (np.arange(1, count + 1) * NS_PER_S / load.rate_img_s).astype(np.int64)
-    if load.breaks:  # these alone, and not every so often
+    if load.breaks:  # only these requests, not periodically
         images, labels = (np.resize(each, (count, *each.shape[1:])) for each in (images, labels))
         images[list(load.breaks)] = BREAKS
     run = HardwareRun(arrivals_ns, images, labels, int(arrivals_ns[-1]) + 1, faults=load.faults)
@@ -124,7 +124,7 @@ def served(
 
 
 def _images(stand: Stand) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """With the labels that the CPU gives them."""
+    """Return images with the CPU's labels."""
     images = stand.activations(1, IMAGE, IMAGES)
     with torch.inference_mode():
         labels = stand.model(images, (1.0,) * stand.model.spec.segments).argmax(dim=1)
@@ -147,26 +147,26 @@ def _told(record: RunRecord) -> dict[str, Any]:
 
 
 def beyond_us_hop(facts: Mapping[str, Any], pass_us: float) -> float:
-    """What a block's hop takes beyond its pass, without the waits that a backlog makes. A share of a bare loop would
-    change with the host that the loop runs on.
+    """Return the time of a block's hop beyond its pass, without the waits of a backlog. A share of a bare loop would
+    depend on the host of the loop.
 
     Args:
-        facts: of `_told`.
-        pass_us: of the bare loop.
+        facts: output of `_told`.
+        pass_us: time of a pass in the bare loop.
     """
     return sum(float(facts[f"{stage}_us_hop"]) for stage in ACTIVE_STAGES) - pass_us
 
 
 def _stages_us_hop(record: RunRecord) -> list[float]:
-    """The mean time in each stage: which one keeps executors from a bare loop's speed."""
+    """Return the mean time in each stage: which one limits executors against a bare loop."""
     hops = sum(len(request.widths) for request in record.requests)
     return [sum(stage_ns) / hops / 1e3 for stage_ns in zip(*[each.stages_ns for each in record.requests], strict=True)]
 
 
 def saturated(stand: Stand) -> str:
-    """One server with a backlog beside a bare loop, eager and (on a GPU) with captured passes, as it ships.
+    """Measure one server with a backlog against a bare loop, eager and (on a GPU) with captured passes, as shipped.
 
-    The goal is `GOAL_US_HOP` at two blocks outstanding: of more, each also waits for the others' passes.
+    The goal is `GOAL_US_HOP` at two blocks outstanding: with more, each also waits for the others' passes.
     """
     labels, images = _images(stand)
     wrong = []
@@ -193,9 +193,9 @@ def _wrong(facts: Mapping[str, Any]) -> list[str]:
 
 
 def two_servers(stand: Stand) -> str:
-    """Two of one device, anybody's block anywhere: half of all activations move."""
+    """Measure two servers of one device with free routing of blocks: half of all activations move."""
     labels, images = _images(stand)
-    changes = {"graphs": stand.is_gpu}  # as it ships
+    changes = {"graphs": stand.is_gpu}  # the default
     bare = bare_img_s(stand, 32, **changes)
     with cluster_of(stand, stand.file, 2, **changes) as cluster:
         facts = _told(served(cluster, EvenLoad(bare, LOAD_S), labels, images))
@@ -204,7 +204,7 @@ def two_servers(stand: Stand) -> str:
 
 
 def broken_workers(stand: Stand) -> str:
-    """Of two servers one is killed, one stopped, and an image breaks whoever runs it; all is told, they come back."""
+    """Check failures on two servers: one killed, one stopped, one broken by an image; all must be reported."""
     labels, images = _images(stand)
     network = Network("benchmarks.gpu.asserting:AssertingNet", {"name": NETWORKS[stand.kind]})
     model = AssertingNet(NETWORKS[stand.kind])
@@ -221,7 +221,7 @@ def broken_workers(stand: Stand) -> str:
     downtimes = [[d.server, d.reason, d.down_ns / NS_PER_S, d.up_ns and d.up_ns / NS_PER_S] for d in record.downtimes]
     stand.tell({"downtimes_s": json.dumps(downtimes)})
     wrong = [] if len(status) == status.count("completed") + status.count("failed") else ["some have no end"]
-    at_once = stand.model.spec.segments * SIZES[-1] if stand.is_gpu else 1  # a broken context ends all that runs on it
+    at_once = stand.model.spec.segments * SIZES[-1] if stand.is_gpu else 1  # a broken context ends all work on it
     wrong += [] if 1 <= status.count("failed") <= at_once else ["more failed than break anything, or none"]
     wrong += [] if len(record.downtimes) >= len(faults) + stand.is_gpu else ["a fault was not seen"]
     wrong += [] if all(d.up_ns is not None for d in record.downtimes) else ["a server did not come back"]
@@ -229,5 +229,5 @@ def broken_workers(stand: Stand) -> str:
 
 
 def points(stand: Stand, batches: Sequence[int]) -> list[Point]:
-    """The widest of the last segment but one."""
+    """Return points of the last segment but one at full width."""
     return [Point(stand.model.spec.segments - 1, 1.0, 1.0, batch) for batch in batches]

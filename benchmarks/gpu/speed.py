@@ -1,4 +1,4 @@
-"""How long passes and copies take, by several clocks."""
+"""Checks of the time of passes and copies, by several clocks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hw.networks.rows import gather_into
 from hw.transport.arena import Arena
 from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
 
-FIRST: Final = 3.0  # caches of the host cost up to 1.9 times; a kernel that is chosen anew costs tens
+FIRST: Final = 3.0  # host caches cost up to 1.9 times; selecting another kernel costs tens
 TOLERANCE: Final = 0.05
-TIMES: Final = 3  # the one in the middle counts
+TIMES: Final = 3  # the median counts
 MEGABYTES: Final = (0.4, 2.1, 4.2, 8.4)
 COPIES: Final = 20
 PASSES: Final = 20
@@ -32,15 +32,17 @@ WAIT_S: Final = 20.0
 
 
 def _points(stand: Stand) -> list[Point]:
-    """The narrowest and the widest of every segment, for one image and for many."""
+    """Return the narrowest and the widest of every segment, for one image and for many."""
     spec = stand.model.spec
     ends = [(s, w, 0.0 if s == 1 else w) for s in range(1, spec.segments + 1) for w in (spec.widths[0], 1.0)]
     return [Point(*end, batch) for end in ends for batch in (1, 32)]
 
 
 def first_passes(stand: Stand) -> str:
-    """Of an instance in the lane that has loaded it, which warms it: the very first that serves, and the median; of
-    three such instances the one in the middle."""
+    """Measure the first pass and the median one of an instance in the lane that has loaded and so warmed it.
+
+    Of three such instances the middle one counts.
+    """
     instances, ratios = stand.instances(warm_sizes=(1, 32)), list[float]()
     for point in _points(stand):
         sorted_ratios = sorted(_first_ratio(instances, point) for _ in range(TIMES))
@@ -60,7 +62,7 @@ def _first_ratio(instances: Instances, point: Point) -> float:
 
 
 def _passes_ms(instances: Instances, point: Point) -> list[float]:
-    """Each of the first passes after a load."""
+    """Return the times of the first passes after a load."""
     instance = instances.load(point.segment, point.width)
     rows = instances.inputs(point.segment, point.previous_width, point.batch)
     took_ms = list[float]()
@@ -73,7 +75,7 @@ def _passes_ms(instances: Instances, point: Point) -> list[float]:
 
 
 def ways(stand: Stand) -> str:
-    """A block through the whole network in each order of memory, precision and way, in turns."""
+    """Measure a block through the whole network in each order of memory, precision and way, in turns."""
     formats = [{"channels_last": last, "dtype": dtype} for dtype in ("float32", "bfloat16") for last in (True, False)]
     wanted: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
     if stand.is_gpu:
@@ -87,8 +89,10 @@ def ways(stand: Stand) -> str:
 
 
 def clocks(stand: Stand) -> str:
-    """Of each point, captured where serving captures it: the host's clock, and on a GPU its events; and the launching
-    thread's CPU time."""
+    """Measure each point by the host's clock, a GPU's events, and the launching thread's CPU time.
+
+    Points are captured if serving captures them.
+    """
     instances, wrong = stand.instances(graphs=stand.is_gpu), list[str]()
     for point in _points(stand):
         name = f"{point.segment}/{point.width:g}/{point.batch}"
@@ -103,7 +107,7 @@ def clocks(stand: Stand) -> str:
 
 
 def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
-    """Of the same passes: a host's speed changes between two loops."""
+    """Time the same passes by both clocks: a host's speed changes between two loops."""
     instances = stand.instances(graphs=True)
     instance = instances.make(point.segment, point.width)
     rows = instances.inputs(point.segment, point.previous_width, point.batch)
@@ -121,8 +125,10 @@ def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
 
 
 def at_once(stand: Stand) -> str:
-    """Images a second of several instances of the last segment but one, captured where serving captures them; and how
-    many streams there are."""
+    """Measure images a second of several instances of the last segment but one, and the number of streams.
+
+    Instances are captured if serving captures them.
+    """
     instances, rates = stand.instances(graphs=stand.is_gpu), list[float]()
     segment = stand.model.spec.segments - 1
     for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
@@ -143,7 +149,7 @@ def at_once(stand: Stand) -> str:
 
 
 def copies(stand: Stand) -> str:
-    """What arrives in an arena, until it lies in a pass's inputs."""
+    """Measure the time from arrival in an arena to a pass's inputs."""
     arena = Arena(1 << 25)
     if stand.is_gpu and (problem := pin(arena.buffer)):
         return f"the arena can't be pinned: {problem}"

@@ -1,4 +1,4 @@
-"""What checks work on: a network with random weights on a GPU, or (where there is none) on this machine's CPU."""
+"""Test environment of checks: a network with random weights on a GPU, or (without one) on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ SEED: Final = 0
 
 
 class CantTellError(Exception):
-    """Only a GPU can tell; the text says what."""
+    """A check that needs a GPU; the text describes it."""
 
 
 @dataclass(frozen=True)
 class Stand:
-    """Where and what a check tries.
+    """Device and network of a check.
 
     Attributes:
-        kind: of the device.
-        out: a folder for what it leaves.
+        kind: kind of the device.
+        out: a folder for its output.
     """
 
     kind: str
     out: Path
 
     def tell(self, numbers: Mapping[str, Any]) -> None:
-        """What was measured by now, by name, units last: it counts whatever becomes of the check."""
+        """Report measurements so far, by name, units last: they count whatever happens to the check."""
         print(MARK + json.dumps({"numbers": dict(numbers)}, default=str), flush=True)
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is one."""
+        """Whether the device is a GPU."""
         return self.kind == "cuda"
 
     def require_gpu(self, what: str) -> None:
-        """Raises `CantTellError` on a CPU."""
+        """Raise `CantTellError` on a CPU."""
         if not self.is_gpu:
             raise CantTellError(f"only a GPU has {what}")
 
     @cached_property
     def device(self) -> DeviceSpec:
-        """As serving uses it."""
+        """The device as serving uses it."""
         if self.is_gpu:
             return DeviceSpec(kind="cuda", vram_bytes=torch.cuda.get_device_properties(0).total_memory)
         return DeviceSpec(cores=usable_cores()[:1])
 
     @cached_property
     def place(self) -> torch.device:
-        """Opened as an agent opens it."""
+        """The device as an agent opens it."""
         return open_device(self.device)
 
     @cached_property
     def model(self) -> SlimmableModel:
-        """With random weights in every tensor, so that no mistake hides behind zeros."""
+        """The model with random weights in every tensor, so that no mistake is masked by zeros."""
         torch.manual_seed(SEED)
         model = SlimResNet(PRESETS[NETWORKS[self.kind]])
         with torch.no_grad():
@@ -79,18 +79,18 @@ class Stand:
 
     @cached_property
     def file(self) -> ModelFile:
-        """The same on disk, in the evidence's folder: commands that are run elsewhere read it, too."""
+        """The model on disk, in the evidence's folder: commands that run elsewhere read it, too."""
         path = self.out.resolve() / "model.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         save_model(path, self.model, NETWORKS[self.kind], {})
         return ModelFile(path)
 
     def instances(self, **changes: object) -> Instances:
-        """Makes instances; `changes` of the device."""
+        """Create instances; `changes` of the device."""
         device = replace(self.device, **changes)  # type: ignore[arg-type]
         return Instances(self.model, self.file.path, device, self.place)
 
     def activations(self, segment: int, previous_width: float, batch: int, seed: int = SEED) -> Tensor:
-        """Like those of a real batch, on the CPU."""
+        """Return activations like those of a real batch, on the CPU."""
         shape = self.model.activation_shape(segment - 1, previous_width)
         return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed)).relu_()

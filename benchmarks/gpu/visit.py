@@ -55,7 +55,7 @@ class Step:
     predicted: str
 
     def words(self, out: Path, scenario: str) -> list[str]:
-        """Its command."""
+        """Return its command."""
         slimsched = [sys.executable, "-m", "slimsched"]
         if self.name == BESIDE:
             return [
@@ -75,14 +75,14 @@ class Step:
 
 
 def steps(visit: int | None = None) -> list[Step]:
-    """Those of a visit in their order; of both for None."""
+    """Return a visit's steps in order; both visits' for None."""
     with (Path(__file__).parent / "visits.csv").open(encoding="utf-8", newline="") as file:
         rows = [Step(int(v), name, float(e), float(d), said) for v, name, e, d, said in list(csv.reader(file))[1:]]
     return [step for step in rows if visit in (None, step.visit)]
 
 
 def main(argv: Sequence[str]) -> int:
-    """`visit N` and `keep FOLDER`; returns the exit code."""
+    """Run `visit N` or `keep FOLDER`; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     visiting = verbs.add_parser("visit", help="carry out the steps of visit 1 or 2")
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 @terminated_as_interrupted()
 def carry_out(chosen: Sequence[Step], seconds: float, out: Path, scenario: str, stamp: Mapping[str, str]) -> int:
-    """Each step in turn, in the time that is left; the evidence is written after each."""
+    """Run each step in turn, in the remaining time; the evidence is written after each."""
     began_s, findings = time.monotonic(), list[Finding]()
     out.mkdir(parents=True, exist_ok=True)
     folder = out / f"visit-{chosen[0].visit}"
@@ -154,7 +154,7 @@ def _alongside(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _of_main(finding: Finding, folder: Path) -> Finding:
-    """The main job has no verdict of its own: what it left tells how far it came."""
+    """Judge the main job, which reports no verdict, by its files: they show its progress."""
     stages = sorted(path.stem for path in (folder / STAGES).glob("*.json"))
     numbers: dict[str, Any] = {"stages": ", ".join(stages), **_calibrated(folder / "profiles")}
     if (document := _validation(folder)) is not None:
@@ -164,7 +164,7 @@ def _of_main(finding: Finding, folder: Path) -> Finding:
 
 
 def _calibrated(folder: Path) -> dict[str, Any]:
-    """What each profile states of itself: its mean errors, and how many passes are captured."""
+    """Return each profile's own statements: its mean errors, and the number of captured passes."""
     numbers: dict[str, Any] = {}
     for path in sorted(folder.glob("*.yaml")):
         profile = read_profile(path, "--out")
@@ -176,7 +176,7 @@ def _calibrated(folder: Path) -> dict[str, Any]:
 
 
 def _validation(folder: Path) -> ValidationDocument | None:
-    """The whole one, or that of the runs until the job was cut: every seed runs all routers before the next."""
+    """Return the complete validation, or that of the runs until the job was cut: each seed runs all routers first."""
     if (path := folder / "validation.json").exists():
         whole: ValidationDocument = json.loads(path.read_text())
         return whole
@@ -188,7 +188,7 @@ def _validation(folder: Path) -> ValidationDocument | None:
 
 
 def compared(document: ValidationDocument) -> dict[str, Any]:
-    """Mean and p99 of each router in simulation and on executors, in ms, their errors, and loads that differ."""
+    """Return mean and p99 of each router in simulation and on executors, in ms, their errors, and loads that differ."""
     numbers: dict[str, Any] = {}
     for row in document["rows"]:
         pairs = [pair for pair in document["pairs"] if pair["router"] == row["router"]]
@@ -211,7 +211,7 @@ def compared(document: ValidationDocument) -> dict[str, Any]:
 def keep(out: Path) -> int:
     """Join both visits' evidence into one file of docs/data/gpu, and fill the page's table from it.
 
-    A rehearsal on the null CUDA is kept as such: nothing in it was measured on a GPU.
+    A rehearsal on the null CUDA is marked as such: nothing in it was measured on a GPU.
     """
     found, stamp = list[dict[str, Any]](), dict[str, str]()
     for visit in SECONDS:
@@ -240,7 +240,7 @@ def keep(out: Path) -> int:
 
 
 def table_of(document: Mapping[str, Any]) -> str:
-    """Each step's prediction next to what was found, as Markdown."""
+    """Return each step's prediction next to its result, as Markdown."""
     found = {(each["visit"], each["id"]): each for each in document["found"]}
     head = (
         "Rehearsed on the null CUDA: durations are this machine's, numbers are not a GPU's."

@@ -25,19 +25,19 @@ PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux
 
 
 def lacking(has: Mapping[str, str], python: str = "") -> dict[str, str]:
-    """What the product needs and is not among these distributions, or too old there, with what that needs in turn.
+    """Return the product's requirements, with their own, that are missing or too old in these distributions.
 
     Args:
-        has: name -> version; empty where it is not known.
-        python: of the machine that has these; as here where it is empty.
+        has: name -> version; empty if unknown.
+        python: Python version of the machine with these; empty for the same as here.
 
     Returns:
-        Name -> the version that is here; empty where it is not here either.
+        Name -> the version here; empty if it is missing here, too.
     """
     problems: dict[str, str] = {}
     there = {"extra": "", **({"python_version": python, "python_full_version": f"{python}.0"} if python else {})}
     wanted: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
-    for need in map(Requirement, wanted):  # which grows meanwhile
+    for need in map(Requirement, wanted):  # the list grows meanwhile
         name = canonicalize_name(need.name)
         if name in problems or _is_met(need, has.get(name)) or (need.marker and not need.marker.evaluate(there)):
             continue
@@ -56,7 +56,7 @@ def _is_met(need: Requirement, version: str | None) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 where something is missing, 2 where it is missing here, too, and can't be asked for."""
+    """Print what is missing; returns exit code 1 if something is, 2 if it is missing here, too."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--has", type=Path, metavar="NAMES", help="a file with the names that the machine has")
     parser.add_argument("--python", default="3.12", help="of that machine (3.12)")

@@ -1,1 +1,1 @@
-"""What `slimsched serve` costs and withstands: its goals as ratios in one run, and the same network behind rivals."""
+"""Measurements of `slimsched serve`: its goals as ratios in one run, and the same network behind rivals."""

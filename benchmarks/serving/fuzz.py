@@ -1,4 +1,4 @@
-"""Bad clients, thousands of them: each must hear an error as the protocol has it, and none may harm the others."""
+"""Thousands of bad clients: each must get an error by the protocol, and none may harm the others."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from benchmarks.serving.stand import Server, Stand, serve
 from kit.chance import stream
 
 REQUESTS: Final = 10_000
-FIRST: Final = 2_000  # after which memory is compared with the end's
+FIRST: Final = 2_000  # requests, after which memory is compared with the end's
 AT_A_TIME: Final = 64
-CONNECTIONS: Final = 3_000, 5_000  # that are open and say nothing: fewer and more than are let in
+CONNECTIONS: Final = 3_000, 5_000  # open, silent connections: fewer and more than are accepted
 PATIENCE_S: Final = 20.0
-SILENCE_S: Final = 1.0  # in which a request that is not whole may have an answer
-BODY_S: Final = 35.0  # for which a body may take, and a little
+SILENCE_S: Final = 1.0  # time in which an incomplete request may get an answer
+BODY_S: Final = 35.0  # the time limit of a body, and a little more
 TOKEN: Final = "a-token-that-nobody-guesses"
 EMULATED: Final = "paper-live"
 
@@ -36,13 +36,13 @@ Parts = list[bytes]  # sent one after another, with a pause
 
 @dataclass(frozen=True)
 class Case:
-    """What a bad client sends.
+    """Input of a bad client.
 
     Attributes:
         parts: with a pause after each.
-        is_whole: whether an answer is due; else the connection may just end.
-        leaves: before any answer.
-        pause_s: after each part.
+        is_whole: whether an answer is required; otherwise the connection may just end.
+        leaves: whether it leaves before any answer.
+        pause_s: pause after each part.
     """
 
     parts: Parts
@@ -53,13 +53,13 @@ class Case:
 
 @dataclass
 class Findings:
-    """What was wrong, and how often each code came."""
+    """Problems, and the count of each status code."""
 
     codes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     refused_probes: int = 0
     probes: int = 0
-    is_crowded: bool = False  # more connections are open than are let in: new ones hear so, or end
+    is_crowded: bool = False  # more connections are open than are accepted: new ones are refused, or end
 
 
 class Fuzz:
@@ -92,7 +92,7 @@ class Fuzz:
         }
 
     def case(self) -> tuple[str, Case]:
-        """A kind by chance, and one of it."""
+        """Return a random kind, and a case of it."""
         kind = self._one_of(list(self.kinds))
         return kind, self.kinds[kind]()
 
@@ -103,7 +103,7 @@ class Fuzz:
         return some[self._below(len(some))]
 
     def request(self, body: bytes, token: str = TOKEN, first: str = "", more: str = "") -> bytes:
-        """Whole, with its head."""
+        """Return a complete request, with its head."""
         first = first or f"POST {self._path}/infer HTTP/1.1"
         head = f"{first}\r\nhost: x\r\nauthorization: Bearer {token}\r\n{more}content-length: {len(body)}\r\n\r\n"
         return head.encode("latin-1") + body
@@ -130,7 +130,7 @@ class Fuzz:
         return Case([whole[: 1 + self._below(len(whole) - 1)]], is_whole=False, leaves=self._rng.random() < 0.5)
 
     def _chunks(self) -> Case:
-        """More than a request may have; who still sends as it is refused may not hear why."""
+        """Return a body beyond the limit; a client that still sends when it is refused may not receive the reason."""
         head = self.request(b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
         chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
         return Case([head, *[chunk] * self._one_of((1, 1, 1, 1, 20))], is_whole=False)
@@ -169,7 +169,7 @@ _FIRSTS: Final = (
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body of one answer; 0 where the connection ends before."""
+    """Return status and body of one answer; 0 if the connection ends before."""
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
@@ -177,7 +177,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def _try(port: int, case: Case) -> tuple[int, bytes]:
-    """Status and body of its first answer; 0 for none."""
+    """Send a case; returns status and body of its first answer; 0 for none."""
     writer = None
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -199,7 +199,7 @@ async def _try(port: int, case: Case) -> tuple[int, bytes]:
 
 
 def _problem(case: Case, status: int, body: bytes) -> str:
-    """What is wrong with an answer; empty for nothing."""
+    """Describe what is wrong with an answer; empty if nothing."""
     if status in (0, 200):
         return "no answer" if not status and case.is_whole and not case.leaves else ""
     if status < 0:
@@ -214,7 +214,7 @@ def _problem(case: Case, status: int, body: bytes) -> str:
 
 
 async def _send(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
-    """So many requests, some at a time."""
+    """Send `count` requests, some at a time."""
 
     async def client() -> None:
         nonlocal count
@@ -230,7 +230,7 @@ async def _send(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
 
 
 async def _probe(port: int, fuzz: Fuzz, findings: Findings) -> None:
-    """A good client, for ever: ten requests a second."""
+    """Run a good client without end: ten requests a second."""
     while True:
         case = fuzz.kinds["valid"]()
         status, body = await _try(port, case)
@@ -243,7 +243,7 @@ async def _probe(port: int, fuzz: Fuzz, findings: Findings) -> None:
 
 
 async def _crowd(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
-    """So many connections at once, then a request in some of them."""
+    """Open `count` connections at once, then send a request in some of them."""
     findings.is_crowded = count == max(CONNECTIONS)
     opened = await asyncio.gather(
         *(asyncio.open_connection("127.0.0.1", port) for _ in range(count)), return_exceptions=True
@@ -271,7 +271,7 @@ async def _crowd(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
 
 
 async def _dawdle(port: int, fuzz: Fuzz, findings: Findings) -> None:
-    """Bodies that never end: after half a minute it is over."""
+    """Send bodies that never end: they are refused after half a minute."""
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -300,7 +300,7 @@ async def _everything(server: Server, fuzz: Fuzz, count: int, findings: Findings
         return server.metrics()["slimsched_images_inside",]
 
     async def settle() -> None:
-        """Until nobody is inside, who may ask for it; the last crowd must leave first."""
+        """Wait until the server is empty and accepts requests; the last crowd must leave first."""
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
             await asyncio.sleep(1.0)
@@ -325,7 +325,7 @@ async def _everything(server: Server, fuzz: Fuzz, count: int, findings: Findings
 
 
 def fuzz(stand: Stand) -> list[Row]:
-    """Ten thousand requests, and crowds of connections; fewer where a load is short."""
+    """Run ten thousand requests, and crowds of connections; fewer if a load is short."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     count = round(REQUESTS * min(1.0, stand.seconds / 10))

@@ -1,4 +1,4 @@
-"""The goals of `slimsched serve`, one function each; a row is a figure beside its goal."""
+"""The goals of `slimsched serve`, one function each; a row is a figure with its goal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from scenarios.job.network import load_measured
 EMULATED: Final = "paper-live-x1"
 NARROWEST: Final = "fixed:0.25,0.25,0.25,0.25"
 FEW, MANY = 100_000, 1_000_000  # images, after which memory is compared
-USUAL_S: Final = 10.0  # of a load; where it is shorter, fewer images are sent
+USUAL_S: Final = 10.0  # of a load; if it is shorter, fewer images are sent
 TURNS: Final = 3
-SINGLE: Final = 256, 1  # connections, and images in a request of each: as many as the door has places for
-AFTER_S: Final = 10.0  # a death, in which latencies are looked at
+SINGLE: Final = 256, 1  # connections, and images in a request of each: the limit of the ingress
+AFTER_S: Final = 10.0  # after a failure, in which latencies are measured
 ANSWERED: Final = 200
 REFUSED: Final = 429
 
 
 def added(stand: Stand) -> list[Row]:
-    """What HTTP, validation and the way to the router and back add to the router's own time, request by request."""
+    """Measure what HTTP, validation and the way to the router and back add to the router's own time, by request."""
     with stand.ours() as server:
         capacity_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s, *SINGLE)
         outcome = load(server, 0.3 * capacity_img_s, stand.seconds)
@@ -51,7 +51,7 @@ def added(stand: Stand) -> list[Row]:
 
 
 def saturated(stand: Stand) -> list[Row]:
-    """Throughput over HTTP beside executors alone, in turns, with both kept up: who is not asked hardly computes."""
+    """Compare throughput over HTTP with executors alone, in turns, both at full load: an idle one hardly computes."""
     rows = []
     for what, router in (("full width", FULL), ("as shipped", stand.router)):
         with stand.ours(router) as server, executors_alone(stand) as alone_img_s:
@@ -67,7 +67,7 @@ def saturated(stand: Stand) -> list[Row]:
 
 @contextmanager
 def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], float]]:
-    """Within it, what executors carry without a door: (router, images/s that arrive, seconds) -> images/s."""
+    """Yield a measurement of executors without the ingress: (router, arriving images/s, seconds) -> images/s."""
     job = stand.job
     world = without_faults(job.world())
     assert world.accuracy.evaluation is not None, "a network runs"
@@ -88,7 +88,7 @@ def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], floa
 
 
 def overload(stand: Stand) -> list[Row]:
-    """Twice what it carries: what is answered, how late, how soon the rest is refused."""
+    """Measure overload at twice the capacity: answers, their latencies, and the time to refuse the rest."""
     with stand.ours() as server:
         capacity_img_s = saturated_img_s(server, stand.seconds, stand.most_img_s, *SINGLE)
         outcome = load(server, 2 * capacity_img_s, stand.seconds)
@@ -116,7 +116,7 @@ def overload(stand: Stand) -> list[Row]:
 
 
 def memory(stand: Stand) -> list[Row]:
-    """Of the router's process and the ingress, after many images beside after few; emulated devices, narrow passes."""
+    """Compare memory of the router's process and the ingress after many images and few, on emulated devices."""
     share = min(1.0, stand.seconds / USUAL_S)
     few, many = round(FEW * share), round(MANY * share)
     images, seconds = 8, 2.0
@@ -136,7 +136,7 @@ def _answered(server: Server) -> int:
 
 
 def faults(stand: Stand) -> list[Row]:
-    """At half of what it carries an agent is killed; then, under the same load, a fresh one hears SIGTERM."""
+    """Kill an agent at half of the capacity; then, under the same load, send SIGTERM to a fresh server."""
     before_s = max(AFTER_S / 2, stand.seconds / 2)
     with stand.ours() as server:
         rate_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s, *SINGLE) / 2
@@ -160,7 +160,7 @@ def faults(stand: Stand) -> list[Row]:
 
 
 def _ended(stand: Stand, rate_img_s: float, before_s: float) -> list[Row]:
-    """By SIGTERM, in the middle of a load."""
+    """End a server by SIGTERM, in the middle of a load."""
     with stand.ours() as server, ThreadPoolExecutor(1) as clients:
         asked = clients.submit(generate, Load(server.url, rate_img_s, 2 * before_s, 1, "", 1))
         time.sleep(before_s)

@@ -1,4 +1,4 @@
-"""All of it, one after another."""
+"""Execution of all items of the serving benchmark, one after another."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kit.errors import InputError
 
 
 def measure(only: Sequence[str], stand: Stand, environment: Path, kept: Path) -> str:
-    """Some items; what was found is kept after each, and returned as a table.
+    """Measure some items; results are stored after each, and returned as a table.
 
     Raises:
-        InputError: there is no such item, no run folder, or no environment with rivals.
+        InputError: an item is unknown, or the run folder or the rivals' environment is missing.
     """
     every: dict[str, Callable[[Stand], list[Row]]] = {
         "added": items.added, "saturated": items.saturated, "overload": items.overload, "memory": items.memory,

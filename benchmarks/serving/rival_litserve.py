@@ -1,6 +1,6 @@
 """The network behind LitServe, in the rivals' environment: `python -m benchmarks.serving.rival_litserve ...`."""
 
-# No annotations from __future__: LitServe reads that of a request to find out that it is binary.
+# No annotations from __future__: LitServe reads a request's annotation to detect that it is binary.
 from typing import Annotated, Any
 
 import litserve
@@ -13,34 +13,34 @@ Binary = Annotated[bytes, Body(media_type="application/octet-stream")]
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]
-    """Images in binary, labels in JSON."""
+    """API with images in binary, labels in JSON."""
 
     def __init__(self, given: Settings) -> None:
         super().__init__(max_batch_size=given.batch, batch_timeout=given.wait_s)
         self._given = given
 
     def setup(self, device: str) -> None:
-        """In each worker."""
+        """Load the network in each worker."""
         self._network = FullWidth(self._given.model, self._given.take_core())
 
     def decode_request(self, request: Binary) -> Any:
-        """One image."""
+        """Decode one image."""
         return np.frombuffer(request, np.float32)
 
     def batch(self, inputs: list[Any]) -> Any:
-        """Of them all."""
+        """Collate a batch of images."""
         return np.stack(inputs)
 
     def predict(self, x: Any) -> list[int]:
-        """Their labels."""
+        """Return a batch's labels."""
         return self._network.labels(x)
 
     def unbatch(self, output: list[int]) -> list[int]:
-        """One each."""
+        """Return one label each."""
         return output
 
     def encode_response(self, output: int) -> dict[str, int]:
-        """As JSON."""
+        """Encode a label as JSON."""
         return {"label": output}
 
 

@@ -1,4 +1,4 @@
-"""What rivals serve: the network at full width, run as our agents run it; and how they are asked to."""
+"""The network that rivals serve, at full width, executed as by our agents; and the rivals' settings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from policies.vocabulary import IMAGE
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a rival.
+    """Settings of a rival.
 
     Attributes:
-        workers: each with a core of its own.
-        batch: images, at most.
-        wait_s: for a batch to fill.
+        workers: number of workers, each on a separate core.
+        batch: largest batch in images.
+        wait_s: batching delay.
         is_fast: LitServe's `fast_queue`.
-        taken: a file, in which each worker leaves a byte: the next one takes the next core.
+        taken: a file to which each worker appends a byte: the next one takes the next core.
     """
 
     model: Path
@@ -38,14 +38,14 @@ class Settings:
     taken: Path
 
     def take_core(self) -> int:
-        """One that no other worker has."""
+        """Take a core that no other worker has."""
         file = os.open(self.taken, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, b"x")
         return (os.lseek(file, 0, os.SEEK_CUR) - 1) % self.workers
 
 
 def settings() -> Settings:
-    """From the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser()
     for name, kind in (("model", Path), ("port", int), ("workers", int), ("batch", int), ("wait-s", float)):
         parser.add_argument(f"--{name}", type=kind, required=True)
@@ -66,7 +66,7 @@ class FullWidth:
         self._shape, self._format = model.spec.input_shape, device.memory_format
 
     def labels(self, images: NDArray[np.float32]) -> list[int]:
-        """Of (n, values of an image)."""
+        """Return the labels of (n, values of an image)."""
         with torch.inference_mode():
             x = torch.from_numpy(images.reshape(-1, *self._shape)).to(memory_format=self._format)
             previous = IMAGE

@@ -15,7 +15,7 @@ from benchmarks.serving.rival_network import FullWidth, Settings, settings
 
 
 def application(given: Settings) -> Any:
-    """As many replicas as there are cores; each batches what has come."""
+    """Build replicas, one per core; each batches waiting requests."""
 
     @serve.deployment(
         num_replicas=given.workers, max_ongoing_requests=8 * given.batch, ray_actor_options={"num_cpus": 1},

@@ -1,13 +1,13 @@
 """LitServe and Ray Serve with the same network on the same cores, from the same load generator.
 
-They are installed in an environment of their own, which sees this one's torch:
+They are installed in a separate environment with access to this one's torch:
 
     python -m venv RIVALS
     python -c 'import torch; print(torch.__path__[0][:-5])' > RIVALS/lib/python3.11/site-packages/shared.pth
     RIVALS/bin/pip install litserve 'ray[serve]'
 
-Every worker, theirs and ours, is an executor with a core of its own (`hw.device.DeviceSpec`). Ours run at full width,
-as theirs do: equal work; then as shipped. A rival is ended before ours are measured: LitServe computes while it idles.
+Every worker, theirs and ours, is an executor on a separate core (`hw.device.DeviceSpec`). Ours run at full width, like
+theirs, for equal work; then as shipped. A rival is ended before ours are measured: LitServe uses CPU while idle.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kit.chance import stream
 from kit.errors import InputError, WorkError
 
 NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve"}
-CONNECTIONS: Final = 256  # single images at a time, as many as our door has places for
-LIGHT: Final = 0.3  # of what the rival carries
-SATURATED: Final = 0.85  # of what comes: who carries less is
+CONNECTIONS: Final = 256  # single images at a time, the limit of our ingress
+LIGHT: Final = 0.3  # of the rival's capacity
+SATURATED: Final = 0.85  # answered share of arrivals below which a server is saturated
 BATCH: Final = 16  # as ours
-WAIT_S: Final = 5e-3  # for it to fill
+WAIT_S: Final = 5e-3  # batching delay
 START_S: Final = 120.0
 ENVIRONMENTS: Final = {
     "litserve": {},
@@ -47,7 +47,7 @@ ENVIRONMENTS: Final = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one server; CPU time is of all its processes."""
+    """Figures of one server; CPU time is of all its processes."""
 
     carried_img_s: float
     busy_cpu_s: float
@@ -58,7 +58,7 @@ class Figures:
 
 
 def rivals(stand: Stand, environment: Path) -> list[Row]:
-    """Throughput with every connection waiting, CPU time a request there and at a light load, p50 at that load."""
+    """Measure throughput with all connections waiting, and CPU time a request, there and at a light load with p50."""
     if not (environment / "bin" / "python").is_file():
         raise InputError("--rivals", "", f"{environment}: they are not there; benchmarks/serving/rivals.py says how")
     theirs, ours = dict[str, Figures](), dict[tuple[str, str], Figures]()
@@ -84,10 +84,10 @@ def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
 
 
 def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_img_s: float | None) -> Figures:
-    """Saturated, then at a light rate, by default `LIGHT` of what it carried.
+    """Measure a server saturated, then at a light rate, by default `LIGHT` of its capacity.
 
     Args:
-        requests: our own where none are given.
+        requests: None for our own.
     """
     send = generate if requests is None else partial(play, requests={"": requests})
     send(Load(server.url, 20.0, 2.0, 1, "", 1))  # its first passes
@@ -108,7 +108,7 @@ def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_i
 def _cpu_of(
     server: Server, send: Callable[[Load], Outcome], rate_img_s: float, seconds: float
 ) -> tuple[Outcome, float]:
-    """What became of a load, and the CPU time an answer; all are waited for, so that no work is left uncounted."""
+    """Return a load's outcome, and the CPU time an answer; waits for all, so that no work is left uncounted."""
     before_s = server.cpu_s()
     load = Load(server.url, rate_img_s, seconds, 1, "", 1, connections=CONNECTIONS, patience_s=6 * seconds)
     outcome = send(load)
@@ -117,7 +117,10 @@ def _cpu_of(
 
 @contextmanager
 def _ours(stand: Stand, router: str) -> Iterator[Server]:
-    """On equal devices, each of a core, with the profile of the first: the quickstart's own second one is made slow."""
+    """Start our server on equal devices of a core each, with the first one's profile.
+
+    The quickstart's own second device is slowed.
+    """
     profile = str((stand.folder / "profiles" / "cpu0.yaml").resolve())
     servers = [
         {"name": f"cpu{core}", "device": {"kind": "cpu", "cores": [core]}, "profile": profile}
@@ -140,7 +143,7 @@ def _ours(stand: Stand, router: str) -> Iterator[Server]:
 
 @contextmanager
 def _rival(name: str, stand: Stand, environment: Path) -> Iterator[tuple[Server, list[bytes]]]:
-    """One that answers, and requests for it: an image in binary, labels come as JSON."""
+    """Start a rival; yields it when ready, with requests: an image in binary, labels come as JSON."""
     with listen("127.0.0.1", 0, is_safe=False) as free:
         port = int(free.address.rpartition(":")[2])
     model = stand.job.model_to_serve
@@ -161,7 +164,7 @@ def _rival(name: str, stand: Stand, environment: Path) -> Iterator[tuple[Server,
 
 
 def _wait(server: Server, requests: list[bytes], name: str) -> None:
-    """Until it answers."""
+    """Wait until the server answers."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and server.process.poll() is None:
         outcome = play(Load(server.url, 5.0, 1.0, 1, "", 1, patience_s=2.0), {"": requests})

@@ -1,4 +1,4 @@
-"""What was measured, beside its goal."""
+"""Measured figures with their goals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Row:
 
     Attributes:
         at_most, at_least: its goal; None for none.
-        detail: what it was made of, units last.
-        load_average: of the machine in the last minute; there are as many cores as `os.cpu_count()` says.
+        detail: its components, units last.
+        load_average: the machine's in the last minute; `os.cpu_count()` is its number of cores.
     """
 
     item: str
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def is_reached(self) -> bool | None:
-        """None without a goal."""
+        """Whether the goal is reached; None without a goal."""
         if self.at_most is not None:
             return self.value <= self.at_most
         return None if self.at_least is None else self.value >= self.at_least
@@ -48,12 +48,12 @@ def row(
     at_least: float | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> Row:
-    """One that has just been measured."""
+    """Build a row of a figure that has just been measured."""
     return Row(item, what, float(value), at_most, at_least, detail or {}, os.getloadavg()[0])
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All of them."""
+    """Return all rows as a table."""
     columns = [Column("item"), Column("what"), Column("value"), Column("goal"), Column("reached"), Column("load")]
     words = {True: "yes", False: "no", None: ""}
     cells = [
@@ -70,6 +70,6 @@ def _goal(of: Row) -> str:
 
 
 def keep(path: Path, rows: Sequence[Row]) -> None:
-    """As JSON lines."""
+    """Write the rows as JSON lines."""
     lines = [json.dumps({**vars(each), "is_reached": each.is_reached}) + "\n" for each in rows]
     write_text(path, "".join(lines))

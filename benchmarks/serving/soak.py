@@ -1,4 +1,4 @@
-"""A long time with faults, on emulated devices: is the floor kept wherever the bound says that it can be?"""
+"""A long run with faults, on emulated devices: is the floor kept whenever the bound shows that it can be?"""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from scenarios.world.materials import make_world
 
 EMULATED: Final = "paper-live"
 FLOOR: Final = 0.75
-SHARE: Final = 0.6  # of what all servers carry at the floor: too much for some that are left, not for others
-RESERVE: Final = 0.002  # that shipped scenarios leave: a mean over a window swings about what is kept in the long run
+SHARE: Final = 0.6  # of all servers' capacity at the floor: too much for some sets of remaining servers, not for others
+RESERVE: Final = 0.002  # margin of the shipped scenarios: a mean over a window varies about the long-run value
 WINDOW_S: Final = 60.0  # or a sixth of all the time
 FAULT_S: Final = 30.0  # from one fault to the next
 HANGS: Final = 0.3  # of the faults; the others kill
@@ -36,18 +36,18 @@ IMAGES: Final = 4  # in a request
 
 @dataclass
 class Ups:
-    """Which servers were there, and since when: a look at the metrics some times a second.
+    """Servers in service over time, from polling the metrics some times a second.
 
     Attributes:
-        seen: (time, names of those that were up), ascending.
-        fault_s: of the last fault; who is seen to be down from then on was away since.
+        seen: (time, names of servers that were up), ascending.
+        fault_s: time of the last fault; a server observed down after it was down since then.
     """
 
     seen: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     fault_s: float = 0.0
 
     def look(self, server: Server) -> None:
-        """Now."""
+        """Record the present state."""
         up = frozenset(key[1] for key, value in server.metrics().items() if key[0] == "slimsched_server_up" and value)
         now_s = time.monotonic()
         if self.seen and (gone := self.seen[-1][1] - up):
@@ -55,7 +55,7 @@ class Ups:
         self.seen.append((now_s, up))
 
     def carried(self, since_s: float, until_s: float, capacity_img_s: Mapping[frozenset[str], float]) -> float:
-        """Images that those who were there could carry meanwhile."""
+        """Return the images that the servers in service could process in an interval."""
         times_s = [*(at_s for at_s, _ in self.seen), until_s]
         spans = [
             (max(0.0, min(end_s, until_s) - max(at_s, since_s)), names)
@@ -65,7 +65,7 @@ class Ups:
 
 
 def soak(stand: Stand) -> list[Row]:
-    """Windows of a minute; in each the mean of what the accuracy table says of the widths of its answers."""
+    """Measure windows of a minute: in each the mean accuracy, by the table, of the widths of its answers."""
     window_s = min(WINDOW_S, stand.seconds / 6)
     scenario = slimsched.load(EMULATED, {"slo.floor": FLOOR})
     world = make_world(scenario.keys, Path("none"))
@@ -112,7 +112,7 @@ def soak(stand: Stand) -> list[Row]:
 
 
 def capacities_img_s(scenario: Scenario) -> dict[frozenset[str], float]:
-    """Of every set of servers, what the bound says that it carries at the floor."""
+    """Return the capacity of every set of servers at the floor, by the bound."""
     servers = scenario.cluster.named_servers
     found = {frozenset[str](): 0.0}
     for some in chain.from_iterable(combinations(servers, count) for count in range(1, len(servers) + 1)):
@@ -123,14 +123,14 @@ def capacities_img_s(scenario: Scenario) -> dict[frozenset[str], float]:
 
 
 def _widths(outcome: Outcome, segments: int) -> list[tuple[float, ...]]:
-    """Of each image that was answered: they stand at the end of each body."""
+    """Return the widths of each answered image, from the end of each body."""
     size = 4 * segments * IMAGES
     tails = b"".join(each.body[-size:] for each in outcome.answered)
     return [tuple(each) for each in np.frombuffer(tails, "<f4").reshape(-1, segments).tolist()]
 
 
 def _break(server: Server, ups: Ups, ended: threading.Event) -> None:
-    """Kill or stop an agent every so often, and look who is up."""
+    """Kill or stop an agent at intervals, and record which servers are up."""
     rng = stream(3, "soak:faults")
     next_s = time.monotonic() + FAULT_S / 2
     while not ended.wait(LOOK_S):

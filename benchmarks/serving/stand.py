@@ -1,4 +1,4 @@
-"""Servers that are measured, each a command of its own: what they are asked, and what their processes take."""
+"""Servers under measurement, a command each: their load, and the resources of their processes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Stand:
-    """What is measured.
+    """Subject of a measurement.
 
     Attributes:
-        scenario: whose network runs on this machine's devices.
-        folder: a run folder with their profiles, and tuned routers.
-        router: that decides as shipped.
-        seconds: of a load.
+        scenario: the scenario whose network runs on this machine's devices.
+        folder: a run folder with the devices' profiles, and tuned routers.
+        router: the router of the shipped configuration.
+        seconds: duration of a load.
     """
 
     scenario: str
@@ -54,7 +54,7 @@ class Stand:
 
     @cached_property
     def job(self) -> ScenarioJob:
-        """Raises `InputError` where the folder was not made yet."""
+        """The scenario's job; raises `InputError` if the run folder does not exist yet."""
         if not (self.folder / "profiles").is_dir():
             problem = f"no profiles are there; `slimsched run {self.scenario} --out {self.folder}` makes them"
             raise InputError(str(self.folder), "", problem)
@@ -62,36 +62,36 @@ class Stand:
 
     @property
     def inside(self) -> int:
-        """Images that its door has places for."""
+        """The largest number of images in its ingress."""
         config = self.job.world().cluster.router
         return SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
 
     @property
     def most_img_s(self) -> float:
-        """More than the devices carry at any widths."""
+        """A rate beyond the devices' capacity at any widths."""
         world = self.job.world()
         return 1.2 * estimated_capacity_img_s(world.cluster, world.costs, 0)
 
     @property
     def full_img_s(self) -> float:
-        """What they carry at full width, from their profiles alone."""
+        """The devices' capacity at full width, from their profiles alone."""
         world = self.job.world()
         return estimated_capacity_img_s(world.cluster, world.costs)
 
     @contextmanager
     def ours(self, router: str = "", *arguments: str) -> Iterator[Server]:
-        """The scenario, served."""
+        """Serve the scenario."""
         with serve(self.scenario, "--router", router or self.router, "--out", str(self.folder), *arguments) as server:
             yield server
 
 
 @dataclass
 class Server:
-    """One that is ready.
+    """A server that is ready.
 
     Attributes:
-        url: of its model.
-        document: what it wrote when it ended.
+        url: URL of its model.
+        document: its output on exit.
     """
 
     process: subprocess.Popen[str]
@@ -102,38 +102,38 @@ class Server:
 
     @property
     def path(self) -> str:
-        """Of its model."""
+        """The path of its model."""
         return urlsplit(self.url).path
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         port = urlsplit(self.url).port
         assert port is not None, "it was found there"
         return port
 
     def processes(self) -> list[psutil.Process]:
-        """All of it, the router's first."""
+        """Return all its processes, the router's first."""
         first = psutil.Process(self.process.pid)
         return [first, *first.children(recursive=True)]
 
     def cpu_s(self) -> float:
-        """CPU time of all its processes, and of those that they have waited for."""
+        """Return CPU time of all its processes, and of ended children."""
         times = [each.cpu_times() for each in self.processes()]
         return float(sum(each.user + each.system for each in times) + times[0].children_user + times[0].children_system)
 
     @property
     def ingress(self) -> psutil.Process:
-        """The process that has the connections."""
+        """The process that holds the connections."""
         return next(each for each in self.processes()[1:] if _listens(each, self.port))
 
     def agents(self) -> list[psutil.Process]:
-        """The servers' processes: they are the ones that have torch, or play a device."""
+        """Return the servers' processes: those with torch, or an emulated device."""
         others = [each for each in self.processes()[1:] if "resource_tracker" not in " ".join(each.cmdline())]
         return [each for each in others if not _listens(each, self.port)]
 
     def ask(self, path: str) -> bytes:
-        """The body that a GET gives."""
+        """Return the body of a GET."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", path, headers={"authorization": f"Bearer {self.token}"} if self.token else {})
@@ -142,12 +142,12 @@ class Server:
             connection.close()
 
     def metrics(self) -> dict[tuple[str, ...], float]:
-        """By name and values of labels."""
+        """Return metrics by name and label values."""
         families = text_string_to_metric_families(self.ask("/metrics").decode())
         return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
 
     def end(self) -> int:
-        """SIGTERM; the exit code, and `document` is what it said."""
+        """Send SIGTERM; returns the exit code, and `document` is the output."""
         self.process.terminate()
         try:
             out, _ = self.process.communicate(timeout=ENDING_S)
@@ -163,7 +163,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 @contextmanager
 def serve(*arguments: str) -> Iterator[Server]:
-    """`slimsched serve`, ready; ended in the end."""
+    """Run `slimsched serve`; yields it when ready and ends it afterwards."""
     command = [sys.executable, "-m", "slimsched", "serve", *arguments, "--port", "0", "--json", "-"]
     with started(command) as process:
         assert process.stderr is not None
@@ -184,7 +184,7 @@ def serve(*arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def started(command: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A command; none of its processes is left afterwards."""
+    """Run a command; none of its processes is left afterwards."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     process = subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -201,7 +201,7 @@ def started(command: Sequence[str], **environment: str) -> Iterator[subprocess.P
 
 
 def load(server: Server, rate_img_s: float, seconds: float, images: int = 1, **changes: Any) -> Outcome:
-    """Poisson arrivals, after two seconds of the same that do not count."""
+    """Send Poisson arrivals, after two seconds of the same that do not count."""
     changes = {"seed": 1, "token": "", **changes}
     generate(Load(server.url, rate_img_s, min(2.0, seconds), images, **changes))
     return generate(Load(server.url, rate_img_s, seconds, images, **changes))
@@ -210,12 +210,12 @@ def load(server: Server, rate_img_s: float, seconds: float, images: int = 1, **c
 def saturated_img_s(
     server: Server, seconds: float, rate_img_s: float, connections: int = 16, images: int = 16
 ) -> float:
-    """What is answered a second while every connection waits for an answer; the first fifth of the time is left out.
+    """Return answers a second while every connection waits for one, without the first fifth of the time.
 
-    The time is doubled until twice as many are answered as wait at a time.
+    The time is doubled until the answers are at least twice the images waiting at a time.
 
     Raises:
-        WorkError: hardly anything is.
+        WorkError: there are hardly any answers.
     """
     for _ in range(TRIES):
         load = Load(server.url, rate_img_s, seconds, images, "", 1, connections=connections, patience_s=0.5)
@@ -227,11 +227,11 @@ def saturated_img_s(
 
 
 def throughput_img_s(outcome: Outcome, seconds: float, images: int) -> float:
-    """Of images that were answered in the last four fifths of that time."""
+    """Return the rate of images answered in the last four fifths of that time."""
     since_s = seconds / 5
     return images * sum(since_s <= each.ended_s < seconds for each in outcome.answered) / (seconds - since_s)
 
 
 def percentile(values: Sequence[float], at: float) -> float:
-    """NaN where there are none."""
+    """Return a percentile; NaN without values."""
     return float(np.percentile(values, at)) if len(values) else float("nan")

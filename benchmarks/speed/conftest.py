@@ -1,4 +1,4 @@
-"""Benchmarks that print figures of their own: a table below pytest-benchmark's, with the machine and the versions."""
+"""Benchmarks that print their own figures: a table below pytest-benchmark's, with the machine and the versions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _tables: dict[tuple[str, tuple[str, ...]], Figures] = {}
 
 
 def pytest_terminal_summary() -> None:
-    """The tables, in Markdown."""
+    """Print the tables, in Markdown."""
     for (title, head), rows in _tables.items():
         show(title, head, rows)
 
 
 @pytest.fixture(scope="module")
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """The module's table: `TITLE` and `HEAD`."""
+    """Return the module's table: `TITLE` and `HEAD`."""
     return _tables.setdefault((request.module.TITLE, request.module.HEAD), [])

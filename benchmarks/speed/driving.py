@@ -1,6 +1,6 @@
-"""The same run with the same choices on either engine, as fast as each can be driven.
+"""The same run with the same choices on either engine, each driven as fast as possible.
 
-The choices are drawn beforehand, so that an engine is measured and not a router.
+The choices are drawn in advance, so that an engine is measured and not a router.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTHS, GROUPS = 4, (1, 2, 4, 8, 16, 32)
 
 @lru_cache
 def cluster(servers: int) -> ClusterSpec:
-    """Servers of four speeds in turn, each with a link of its own, and a router that is never the bottleneck.
+    """Build servers of four speeds in turn, each with its own link, and a router that is never the bottleneck.
 
     Devices of one speed share their tables: a thousand are made as soon as four.
     """
@@ -52,14 +52,14 @@ def cluster(servers: int) -> ClusterSpec:
 
 
 def scenario(servers: int, duration_s: float, seed: int = 0) -> tuple[ClusterSpec, RunSpec]:
-    """Below capacity: 300 images/s a server."""
+    """Build a run below capacity: 300 images/s a server."""
     spec = cluster(servers)
     arrivals_s = worlds.poisson_s(RATE_IMG_S * servers, duration_s, seed)
     return spec, worlds.run(spec, arrivals_s, duration_s, detail=False, end="cut")
 
 
 def draws(servers: int) -> NDArray[np.int64]:
-    """(DRAWS, 3): server, width index, group."""
+    """Draw (DRAWS, 3): server, width index, group."""
     rng = np.random.default_rng(0)
     columns = rng.integers(servers, size=DRAWS), rng.integers(WIDTHS, size=DRAWS), rng.choice(GROUPS, DRAWS)
     return np.ascontiguousarray(np.stack(columns, axis=1), np.int64)
@@ -74,7 +74,7 @@ class Drawn:
         self._turn = 0
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """The next one."""
+        """Return the next choice."""
         choice = self._choices[self._turn % DRAWS]
         self._turn += 1
         server, servers = choice.server, view.servers
@@ -86,7 +86,7 @@ class Drawn:
 
 
 def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) -> Any:
-    """A cluster to its end, or until a pool must grow: (status, decisions)."""
+    """Drive a cluster to its end, or until a pool must grow: (status, decisions)."""
     c, p, seen = Cluster(row), Parameters(parameters), singles(out)
     while True:
         if c.asked == 0:
@@ -104,13 +104,13 @@ def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) ->
         decide(c, p, server, choices[turn, 1], choices[turn, 2])
 
 
-# Not `kit.jit.entry`: what that keeps on disk is found again by the sources of this folder, not of the engine.
+# Not `kit.jit.entry`: its disk cache is keyed by the sources of this folder, not of the engine.
 _compiled: Any = numba.njit(nogil=True, error_model="numpy")(_drive)
 
 
 @dataclass(frozen=True)
 class Driven:
-    """What a run took."""
+    """Cost of a run."""
 
     decisions: int
     cpu_s: float
@@ -123,7 +123,7 @@ class Driven:
 
 
 def reference(spec: ClusterSpec, run: RunSpec) -> Driven:
-    """On the SimPy model."""
+    """Run on the SimPy model."""
     simulation, router, rng = Simulation(spec, run), Drawn(spec), np.random.default_rng(0)
     begun_s = time.process_time()
     decisions = simulation.run(router, rng).decisions
@@ -131,7 +131,7 @@ def reference(spec: ClusterSpec, run: RunSpec) -> Driven:
 
 
 class Clusters:
-    """Runs on the compiled engine, one after the other; made before they are timed."""
+    """Runs on the compiled engine, one after the other; created before they are timed."""
 
     def __init__(self, spec: ClusterSpec, runs: list[RunSpec], observes: bool = False) -> None:
         self._rows = [RunRow(program_of(spec), run, keeps=False) for run in runs]
@@ -139,7 +139,7 @@ class Clusters:
         self._out = np.zeros(2 + 3 * spec.router.servers, np.float32)
 
     def drive(self) -> int:
-        """All to their ends; returns the decisions."""
+        """Run all to their ends; returns the decisions."""
         return sum(self._to_end(row) for row in self._rows)
 
     def _to_end(self, row: RunRow) -> int:
@@ -151,12 +151,12 @@ class Clusters:
 
     @property
     def bytes(self) -> int:
-        """Of the largest row."""
+        """Size of the largest row."""
         return max(row.row.nbytes for row in self._rows)
 
 
 def compiled(spec: ClusterSpec, run: RunSpec, observes: bool = False) -> Driven:
-    """On the compiled engine, in this thread's time."""
+    """Run on the compiled engine, in this thread's time."""
     clusters = Clusters(spec, [run], observes)
     begun_s = time.thread_time()
     decisions = clusters.drive()
@@ -164,6 +164,6 @@ def compiled(spec: ClusterSpec, run: RunSpec, observes: bool = False) -> Driven:
 
 
 def compile_now() -> None:
-    """So that nothing is compiled while it is timed."""
+    """Compile in advance, so that nothing is compiled while it is timed."""
     spec, run = scenario(1, 0.05)
     assert compiled(spec, run).decisions == reference(spec, run).decisions

@@ -67,14 +67,14 @@ class SoakBench:
         self.labels = rng.integers(spec.classes, size=256)
 
     def start(self) -> HardwareCluster:
-        """The cluster, to be entered."""
+        """Build the cluster, to be entered."""
         return HardwareCluster(self.file, self.servers, warm_batches=(1, BATCH_LIMIT))
 
     def run(
         self, cluster: HardwareCluster, seconds: float, rate: float, seed: int, faults: Sequence[Fault] = (),
         keep_log: bool = False, on_progress: Callable[[RunProgress], None] | None = None,
     ) -> RunRecord:  # fmt: skip
-        """Poisson arrivals."""
+        """Run with Poisson arrivals."""
         gaps_s = stream(seed, "arrivals").exponential(1 / rate, size=round(rate * seconds))
         arrivals_ns = (np.cumsum(gaps_s) * NS_PER_S).astype(np.int64)
         arrivals_ns = arrivals_ns[arrivals_ns < seconds * NS_PER_S]
@@ -85,7 +85,7 @@ class SoakBench:
         return cluster.run(plan, *self.routing(seed), on_progress or _tell)
 
     def routing(self, seed: int) -> tuple[RouterConfig, Routing]:
-        """The router `random`."""
+        """Return the router `random`."""
         spec = self.model.spec
         return routing("random", len(self.servers), segments=spec.segments, widths=spec.widths, seed=seed)
 
@@ -135,11 +135,11 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
 
 @dataclass(slots=True)
 class MemoryTrend:
-    """Private memory of this process, which routes, and of every agent over time; fed by a run's progress.
+    """Private memory of this process, which routes, and of every agent over time; updated by a run's progress.
 
     Attributes:
-        pids: says whose memory is read, at the time of asking: a restarted agent is another process.
-        sample_s: between two readings, or a little more.
+        pids: returns the present processes to read: a restarted agent is another process.
+        sample_s: least time between two readings.
     """
 
     pids: Callable[[], dict[str, int]]
@@ -148,7 +148,7 @@ class MemoryTrend:
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def tell(self, progress: RunProgress) -> None:
-        """Read it, if it is time."""
+        """Read memory, if it is due."""
         _tell(progress)
         now_s = progress.now_ns / NS_PER_S
         if self.at_s and now_s < self.at_s[-1] + self.sample_s:
@@ -157,7 +157,7 @@ class MemoryTrend:
         self.rows.append({name: float(psutil.Process(pid).memory_full_info().uss) for name, pid in self.pids().items()})
 
     def slopes(self) -> dict[str, dict[str, float]]:
-        """For each process its first and last reading, and the slope in MiB an hour; the first sixth fills caches."""
+        """Return each process's first and last reading, and the slope in MiB an hour; the first sixth fills caches."""
         settled = len(self.rows) // 6
         hours = np.asarray(self.at_s[settled:]) / 3600
         slopes = {}
@@ -171,13 +171,13 @@ class MemoryTrend:
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
-    """Slope and the half-width of its 95 % interval."""
+    """Return slope and the half-width of its 95 % interval."""
     fit = stats.linregress(x, y)
     return float(fit.slope), float(stats.t.ppf(0.975, max(1, len(x) - 2)) * fit.stderr)
 
 
 def soak(minutes: float, rate: float, servers: int) -> dict[str, Any]:
-    """Memory of every process over one run, and the slope of a line through it.
+    """Measure memory of every process over one run, and the slope of a line through it.
 
     Raises:
         AssertionError: a request did not complete, or there was too little time for three readings.
@@ -210,7 +210,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("chaos", "soak"))
     parser.add_argument("--minutes", type=float, default=10.0)

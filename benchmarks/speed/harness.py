@@ -1,4 +1,4 @@
-"""What benchmarks share: timing in turns, what was measured on, tables (in Markdown, to be copied) and JSON."""
+"""Shared parts of benchmarks: timing in turns, the measured machine, tables (in Markdown, to be copied) and JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Turns:
-    """Of one candidate the seconds of a pass, by round."""
+    """One candidate's seconds of a pass, by round."""
 
     passes_s: tuple[float, ...]
 
@@ -44,7 +44,7 @@ class Turns:
         return median(self.passes_s)
 
     def over(self, other: Turns) -> Quartiles:
-        """Its seconds over another's, each round by itself: a machine that drifts slows both."""
+        """Return its seconds over another's, for each round separately: a machine that drifts slows both."""
         ratios = [mine / its for mine, its in zip(self.passes_s, other.passes_s, strict=True)]
         q1, middle, q3 = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         return Quartiles(middle, q1, q3)
@@ -72,7 +72,7 @@ def in_turns(
 
 
 def machine() -> str:
-    """The processor, how many of its cores, and what runs on it."""
+    """Describe the processor, the number of its cores, and the software."""
     versions = ", ".join(f"{each} {version(each)}" for each in ("numpy", "numba", "simpy", "gymnasium", "torch"))
     return f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
 
@@ -87,7 +87,7 @@ def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> N
 
 
 def write(path: Path | None, document: Any) -> None:
-    """As JSON with the machine, where a file was asked for."""
+    """Write JSON with the machine, if a file is requested."""
     if path is not None:
         path.write_text(json.dumps({"machine": machine(), "found": document}, indent=1), encoding="utf-8")
 

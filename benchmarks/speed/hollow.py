@@ -1,4 +1,4 @@
-"""Clusters whose passes take no time: what is left is the router, the agents, and the port between them."""
+"""Clusters whose passes take no time, to measure the router, the agents, and the port between them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from policies.vocabulary import NS_PER_S, RunBatch, WorkKey
 SEGMENTS: Final = 4
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
 BATCH_LIMIT: Final = 32
-SHAPES: Final = {12_288: (3, 32, 32), 262_144: (16, 64, 64)}  # of an image, and of what is between segments; float32
+SHAPES: Final = {12_288: (3, 32, 32), 262_144: (16, 64, 64)}  # of an image and of activations; float32
 _IMAGES: Final = 64
 _DRAIN_S: Final = 10
 
 
 class HollowLanes:
-    """`hw.agent.lanes.Lanes` that end everything at once."""
+    """`hw.agent.lanes.Lanes` that end all work at once."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -47,11 +47,11 @@ class HollowLanes:
 
     @property
     def next_ns(self) -> int | None:
-        """At once, where anything is due."""
+        """Now, if anything is due."""
         return 0 if self._due else None
 
     def ring(self, now_ns: int) -> None:
-        """Tell of it; what follows is due next time."""
+        """Report finished work; what follows is due next time."""
         due, self._due = self._due, []
         for event in due:
             self._tell(event)
@@ -85,7 +85,7 @@ class HollowLanes:
 
 @dataclass(frozen=True, slots=True)
 class HollowOutfit:
-    """Travels to the agent's process, which keeps to these cores."""
+    """Factory of lanes, sent to the agent's process, which uses only these cores."""
 
     cores: tuple[int, ...]
 
@@ -108,26 +108,26 @@ def _refuse(asked: Measurement) -> Refused:
 
 
 class HollowCluster(HardwareCluster):
-    """Its agents have hollow lanes, whatever their devices are said to be."""
+    """A cluster whose agents have hollow lanes, whatever their devices."""
 
     def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         return HollowOutfit(self.servers[index].device.cores)
 
 
 def devices(count: int) -> list[EmulatedDevice]:
-    """The first core is the router's; agents have one each where there are enough, else they share the last."""
+    """Return devices: the first core is the router's; agents have one each or share the last."""
     cores = usable_cores()
     chosen = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
     return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in chosen]
 
 
 def served(shape: tuple[int, ...]) -> ServedNetwork:
-    """Four segments, whose activations are all of one shape."""
+    """Return a network of four segments, whose activations all have one shape."""
     return ServedNetwork(SEGMENTS, WIDTHS, shape, lambda segment, width: shape)
 
 
 def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
-    """Everything is loaded from the start, at full width."""
+    """Return servers with everything loaded from the start, at full width."""
     sizes = {(segment, width): 1 for segment in range(1, SEGMENTS + 1) for width in WIDTHS}
     preload = tuple((segment, 1.0) for segment in range(1, SEGMENTS + 1))
     knobs = GreedyKnobs(WIDTHS, sizes, 0, BATCH_LIMIT, 1 << 30, preload=preload)
@@ -138,7 +138,7 @@ def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
 
 
 class EvenCosts:
-    """All servers are alike."""
+    """Equal costs of all servers."""
 
     alike = None
 
@@ -160,7 +160,7 @@ class EvenCosts:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """What arrives: `block` images at a time, so that a block has as many; `blocks_s` are of all hops together."""
+    """Arrivals: `block` images at a time, so that a block has this size; `blocks_s` are of all hops together."""
 
     block: int
     blocks_s: float
@@ -168,13 +168,13 @@ class BlockLoad:
 
     @property
     def arrivals_ns(self) -> NDArray[np.int64]:
-        """Poisson, of bunches; each makes a block a segment."""
+        """Return Poisson arrivals of groups; each group makes a block a segment."""
         rate = self.blocks_s / SEGMENTS
         gaps_s = stream(0, "arrivals").exponential(1 / rate, size=round(rate * self.seconds))
         return np.repeat((np.cumsum(gaps_s) * NS_PER_S).astype(np.int64), self.block)
 
     def run(self, shape: tuple[int, ...], **changes: Any) -> HardwareRun:
-        """As the executors take it, without a log."""
+        """Build the executors' run, without a log."""
         images, labels = np.zeros((_IMAGES, *shape), np.float32), np.zeros(_IMAGES, np.int64)
         arrivals_ns = self.arrivals_ns
         horizon_ns = int(max(self.seconds * NS_PER_S, arrivals_ns[-1] + 1))
@@ -191,7 +191,7 @@ def routing(
     widths: tuple[float, ...] = WIDTHS,
     seed: int = 0,
 ) -> tuple[RouterConfig, Routing]:
-    """A router by its name over servers that are all alike and hold every instance."""
+    """Build a router by its name over equal servers that hold every instance."""
     config = RouterConfig(segments, widths, (((True,) * len(widths),) * segments,) * count, groups)
     prior = AccuracyPrior({(widths[-1],) * segments: 0.5})
     policy = make_router(name, RouterContext(config, EvenCosts(), prior, (1.0,) * count))

@@ -34,19 +34,19 @@ SERVERS: Final = 3
 GOAL_US, GOAL_DECISIONS_S = 100.0, 10_000.0
 PROFILE = Path("scenarios/data/profiles/rtx-2080-ti.yaml")
 SPEED_UP = 1e4
-USUAL_SHARE = 0.5  # of the time in which a router at its goal would be busy
+USUAL_SHARE = 0.5  # share of the time in which a router at its goal would be busy
 TRY_S, PRECISION = 4.0, 0.05  # of the search for the highest rate
-_STANDS_S, _STANDS = 2e-3, 1.5  # waiting may be so much and so many times longer than before; from 0 it grows 2.3 times
-_SERVED = 0.98  # of what was asked, while it was asked
+_STANDS_S, _STANDS = 2e-3, 1.5  # allowed growth of waiting, absolute and relative; from 0 it grows 2.3 times
+_SERVED = 0.98  # of the requests, while they arrived
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Of one run.
+    """Figures of one run.
 
     Attributes:
         router_us, agents_us: CPU time a block; the agents' together.
-        wait_ms: mean time in the router's FIFO a block, of what arrived in the second and the last quarter of the run.
+        wait_ms: mean time in the router's FIFO a block, of arrivals in the second and the last quarter of the run.
         lag_ms: p99 of how late arrivals were noticed.
     """
 
@@ -64,7 +64,7 @@ class RunFigures:
 
     @property
     def is_sustained(self) -> bool:
-        """All was served as it came, and waiting did not grow."""
+        """Whether all was served on time, and waiting did not grow."""
         early_ms, late_ms = self.wait_ms
         stands = late_ms <= _STANDS * early_ms + 1e3 * _STANDS_S
         return stands and self.completed == 1.0 and self.blocks_s >= _SERVED * self.asked_s
@@ -72,7 +72,7 @@ class RunFigures:
 
 @dataclass
 class _Windows:
-    """The router's CPU time, as a run tells it."""
+    """The router's CPU time, from a run's progress."""
 
     readings: list[tuple[int, int]]
 
@@ -80,7 +80,7 @@ class _Windows:
         self.readings.append((progress.now_ns, progress.busy_ns))
 
     def us_a_block(self, sent_ns: Any) -> float:
-        """The median over windows of at least a second, but for the first one."""
+        """Return the median over windows of at least a second, without the first one."""
         (at_ns, busy_ns), *later = self.readings
         costs_us = []
         for now_ns, now_busy_ns in later:
@@ -92,19 +92,19 @@ class _Windows:
 
 
 def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
-    """To be entered."""
+    """Build the cluster, to be entered."""
     network, devices = hollow.served(SHAPES[size_bytes]), hollow.devices(SERVERS)
     if not is_emulated:
         return hollow.HollowCluster(network, hollow.servers(devices))
     fast = emulated(Profile.from_yaml(PROFILE.read_text(), str(PROFILE)), 1 / SPEED_UP)
-    as_usual = fast.device.model_copy(update={"emulated_slowdown": 1.0})  # no profile says that it is quicker
+    as_usual = fast.device.model_copy(update={"emulated_slowdown": 1.0})  # no profile claims that it is faster
     data = to_bytes(Emulation(fast.model_copy(update={"device": as_usual}).to_yaml(), BATCH_LIMIT))
     real = [EmulatedDevice(FACTORY, data, "rtx-2080-ti", cores=each.cores) for each in devices]
     return HardwareCluster(network, hollow.servers(real))
 
 
 def measure(cluster: HardwareCluster, size_bytes: int, load: BlockLoad) -> RunFigures:
-    """One run."""
+    """Measure one run."""
     windows = _Windows([])
     config, routing = hollow.routing("sticky", SERVERS, (load.block,))
     run = load.run(SHAPES[size_bytes], is_correct=lambda request, widths: True)
@@ -130,7 +130,7 @@ def measure(cluster: HardwareCluster, size_bytes: int, load: BlockLoad) -> RunFi
 
 
 def highest(cluster: HardwareCluster, size_bytes: int, block: int, from_s: float) -> float:
-    """Blocks a second that are sustained: doubled until they are not, then by bisection."""
+    """Find the highest sustained blocks a second: doubling, then bisection."""
 
     def holds(blocks_s: float) -> bool:
         figures = measure(cluster, size_bytes, BlockLoad(block, blocks_s, TRY_S))
@@ -147,7 +147,7 @@ def highest(cluster: HardwareCluster, size_bytes: int, block: int, from_s: float
 
 
 def decisions_s() -> float:
-    """Of the reference engine, a CPU-second: the best of three."""
+    """Return the reference engine's decisions a CPU-second: the best of three."""
     return max(reference(*scenario(SERVERS, 5.0)).rate for _ in range(3))
 
 
@@ -159,7 +159,7 @@ HEAD = ("activations, bytes", "images a block", "asked, blocks/s", "blocks/s", "
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--block", type=int, nargs="+", default=[1, 8, 32], help="images")

@@ -42,7 +42,7 @@ PART_S, WARMUP_S = 8.0, 1.0
 
 @dataclass(frozen=True)
 class HostRun:
-    """What one run says by itself."""
+    """Result of one run."""
 
     records: tuple[RunRecord, RunRecord]
     host: RouterHost
@@ -51,7 +51,7 @@ class HostRun:
 
     @property
     def way(self) -> HandoverTimes:
-        """That of the server in the middle."""
+        """The handover times of the median server."""
         return _middle(self.ways)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def slowed(scenario: Scenario) -> Scenario:
-    """The scenario at the slowdown of this bench, and with its blocks."""
+    """Return the scenario with this bench's slowdown and blocks."""
     cluster, router = scenario.cluster, scenario.router
     devices = [(server, server.device) for server in cluster.named_servers]
     servers = tuple(
@@ -99,7 +99,7 @@ def slowed(scenario: Scenario) -> Scenario:
 
 
 def measured_run(world: World, seed: int) -> HostRun:
-    """Both parts on executors of its own."""
+    """Run both parts on fresh executors."""
     steady = PoissonWorkload(kind="poisson", rate_img_s=STEADY_IMG_S)
     bursts = GammaWorkload(kind="gamma", rate_img_s=BURSTS_IMG_S, cv=CV)
     parts = [replace(world, scenario=world.scenario.model_copy(update={"workload": each})) for each in (steady, bursts)]
@@ -120,12 +120,12 @@ def _record(world: World, cluster: HardwareCluster, seed: int) -> RunRecord:
 
 
 def use_of_router(record: RunRecord) -> float:
-    """For which share of the time its process was busy."""
+    """Return the share of the time for which the router's process was busy."""
     return record.router_busy_ns / record.ended_ns
 
 
 def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHost:
-    """The host of all runs, and how far they lie apart."""
+    """Combine all runs into a host, with their spread."""
     owners = [server.device for server in world.cluster.servers]
     pooled = costs_of([record for run in runs for record in run.records], world.cluster.devices, owners).router_host
     assert pooled is not None, "every run has one"
@@ -140,7 +140,7 @@ def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHos
 
 
 def spread_of(runs: Sequence[HostRun]) -> str:
-    """Smallest and largest of the single runs, in microseconds."""
+    """Describe the smallest and largest values of single runs, in microseconds."""
     columns: list[tuple[str, Callable[[HostRun], float]]] = [
         ("a decision", lambda run: 1e6 * run.host.decision.block_s),
         ("an image of it", lambda run: 1e6 * run.host.decision.image_s),

@@ -28,7 +28,7 @@ PORT = 8977
 
 
 def soak(images: list[int], rate: float, per_request: int, log_gb: float) -> list[dict[str, Any]]:
-    """A reading after each number of images."""
+    """Return readings after each number of images."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "slimsched", "serve", SCENARIO, "--router", ROUTER, "--port", str(PORT),
@@ -65,14 +65,14 @@ def _send(images: int, rate: float, per_request: int) -> None:
 
 
 def _metrics() -> tuple[float, float]:
-    """CPU time of the router in seconds, and images that were answered."""
+    """Return CPU time of the router in seconds, and the number of answered images."""
     text = urlopen(f"http://127.0.0.1:{PORT}/metrics").read().decode()
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return float(values["slimsched_router_busy_seconds_total"]), float(values["slimsched_images_answered_total"])
 
 
 def _memory_mb(pid: int) -> dict[str, float]:
-    """Of the router and what it has started, by their order."""
+    """Return the memory of the router and its children, in order."""
     router = psutil.Process(pid)
     processes = [router, *sorted(router.children(recursive=True), key=lambda each: each.pid)]
     return {
@@ -87,7 +87,7 @@ def _anonymous_mb(pid: int) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=[100_000, 300_000])
     parser.add_argument("--rate", type=float, default=2000.0, help="images a second")

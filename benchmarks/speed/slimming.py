@@ -38,7 +38,7 @@ Pass = Callable[[], object]
 
 
 def plain_stack(config: SlimResNetConfig) -> nn.Sequential:
-    """The same shapes at full width as torchvision would build them; without a projection in segment 1."""
+    """Build the same shapes at full width as torchvision would; without a projection in segment 1."""
     layers: list[nn.Module] = []
     channels = config.base_channels
     layers += [nn.Conv2d(config.in_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
@@ -64,21 +64,21 @@ class OpenedNetwork:
 
     @classmethod
     def of(cls, model: SlimmableModel, device: DeviceSpec) -> OpenedNetwork:
-        """Opens the device in this process: pins it, and sets torch's threads for good."""
+        """Open the device in this process: pins it, and sets torch's threads permanently."""
         place = open_device(device)
         weights = Instances(model, Path(), device, place)
         segments = range(1, model.spec.segments + 1)
         return cls(model, device, place, {(s, w): weights.make(s, w) for s in segments for w in model.spec.widths})
 
     def rows(self, segment: int, previous: float, batch: int) -> tuple[Row, ...]:
-        """What comes before a segment: images as they arrive, activations as a segment leaves them."""
+        """Return the inputs of a segment: images as they arrive, or activations as a segment outputs them."""
         shape = self.model.activation_shape(segment - 1, previous)
         values = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
         placed = values.to(self.place, self.device.torch_dtype)
         return tuple(rows_of(placed if segment == 1 else in_format(placed, self.device.memory_format)))
 
     def served(self, segments: Sequence[int], width: float, held: float, batch: int) -> Pass:
-        """Rows in, single rows between segments, labels out after the last; the device is idle afterwards."""
+        """Return a pass: rows in, single rows between segments, labels out at the end; the device is then idle."""
         first = IMAGE if segments[0] == 1 else width
         given = self.rows(segments[0], first, batch)
 
@@ -93,24 +93,24 @@ class OpenedNetwork:
         return run
 
     def one_piece(self, batch: int, compute: Callable[[Tensor], Tensor] | None = None) -> Pass:
-        """The full width in a single call, from single images to labels."""
+        """Return a pass at full width in a single call, from single images to labels."""
         rows, call = self.rows(1, IMAGE, batch), compute or self.compute
         return lambda: call(in_format(gather(rows), self.device.memory_format)).argmax(dim=1).tolist()
 
     def compute(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) images to (B, classes) logits at full width."""
+        """Map (B, C, H, W) images to (B, classes) logits at full width."""
         for segment in range(1, self.model.spec.segments + 1):
             x = self.instances[segment, FULL].run(x, FULL, IMAGE if segment == 1 else FULL)
         return x
 
     def baselines(self, batch: int, *, is_compiled: bool) -> dict[str, Pass]:
-        """Of the full width, those that there are here."""
+        """Return the available baselines at full width."""
         baselines = {"one piece": self.one_piece(batch)}
         if isinstance(self.model, SlimResNet):
             plain = plain_stack(self.model.config).eval().to(self.place, self.device.torch_dtype)
             baselines["plain stack"] = self.one_piece(batch, plain.to(memory_format=self.device.memory_format))
         if is_compiled:
-            torch.compiler.reset()  # torch gives up compiling after some shapes, and would run uncompiled
+            torch.compiler.reset()  # torch stops compiling after some shapes, and would run uncompiled
             baselines["torch.compile"] = self.one_piece(
                 batch, torch.compile(self.compute, fullgraph=True, dynamic=False)
             )
@@ -118,7 +118,7 @@ class OpenedNetwork:
 
 
 def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int) -> list[dict[str, object]]:
-    """The whole network, then each segment, at every width; the full width's baselines beside the network."""
+    """Time the whole network, then each segment, at every width; the full width's baselines with the network."""
     segments, rows = range(1, stand.model.spec.segments + 1), list[dict[str, object]]()
     for which in (tuple(segments), *((segment,) for segment in segments)):
         widths = stand.model.spec.widths
@@ -138,12 +138,12 @@ def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int)
 
 
 def _macs(model: SlimmableModel, segments: Sequence[int], width: float) -> int:
-    """Multiply-accumulates of one image at a uniform width."""
+    """Return the multiply-accumulates of one image at a uniform width."""
     return sum(model.cost(s, width, IMAGE if s == 1 else width).macs for s in segments)
 
 
 def main() -> None:
-    """A table; the share of the ideal saving that was reached is `saved`."""
+    """Print a table; `saved` is the fraction of the ideal saving."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", help="by name, or module:Class")
     parser.add_argument("--device", help="cuda:0, cpu:1 ...; the first one here by default")

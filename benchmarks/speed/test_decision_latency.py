@@ -1,6 +1,6 @@
-"""How long one decision takes: of the paper's network, beside torch's eager mode, and of rules; run with `make bench`.
+"""Latency of one decision: of the paper's network, against torch's eager mode, and of rules; run with `make bench`.
 
-Views are those that a router of the same cluster is asked about, one after the other: most servers have not changed.
+Views are consecutive inputs of a router of the same cluster: most servers have not changed in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RULES = ("compass", "ladder@sticky-coming")
 
 
 class TimedRouters:
-    """A cluster's views, and the routers that are asked about them."""
+    """A cluster's views, and the routers that decide on them."""
 
     def __init__(self, servers: int) -> None:
         cluster, run = scenario(servers, 30.0 / servers)
@@ -56,7 +56,7 @@ class TimedRouters:
         return views
 
     def ways(self) -> dict[str, Callable[[ClusterView], object]]:
-        """What is measured, by its name."""
+        """Return the measured calls by name."""
         drawn, likeliest = (PPORouter(self.spec, self.weights, deterministic=each) for each in (False, True))
         compiled = likeliest.compiled()
         memory = compiled.weights, compiled.sizes, compiled.limits_w, _every_choice(self.spec)
@@ -73,7 +73,7 @@ class TimedRouters:
         return by_plan(make_router(name, self.context), self.config)
 
     def _asked(self, make: Callable[[], RoutingPolicy]) -> Callable[[ClusterView], object]:
-        """A fresh one for each round of views: a rule remembers what it has seen."""
+        """Return a fresh router for each round of views: a rule has state."""
         router = make()
 
         def ask(view: ClusterView) -> object:
@@ -91,14 +91,14 @@ class TimedRouters:
 
 
 def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:
-    """What `kernels.choose` reads where every server can take the block at every width."""
+    """Return the input of `kernels.choose` if every server can take the block at every width."""
     numbers = np.zeros(6 + 4 * spec.servers)
     numbers.view(np.int64)[9::4] = (1 << len(spec.widths)) - 1
     return numbers
 
 
 def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView]) -> tuple[float, float]:
-    """p50 and p99 of one call; the clock's own reading (some 50 ns) is in it."""
+    """Return p50 and p99 of one call; the clock's own reading (some 50 ns) is included."""
     clock, costs_us = time.perf_counter_ns, []
     for view in views:
         begun = clock()
@@ -110,7 +110,7 @@ def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView])
 
 @pytest.mark.parametrize("servers", SIZES)
 def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int) -> None:
-    """Each way asked about the same views, the ways in turns; the median round counts."""
+    """Call each way on the same views, the ways in turns; the median round counts."""
     routers = TimedRouters(servers)
     ways = routers.ways()
     latencies: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

@@ -1,4 +1,4 @@
-"""The compiled engine beside the SimPy model: same runs, same choices; run with `make bench`. Trust the ratios."""
+"""The compiled engine against the SimPy model: same runs, same choices; run with `make bench`. Trust the ratios."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _compile() -> None:
 
 
 def test_reference_and_compiled_in_turns(benchmark: Any, figures: Figures) -> None:
-    """At 3 servers, on one core: the SimPy model, then the compiled engine, and again."""
+    """Measure at 3 servers, on one core: the SimPy model, then the compiled engine, and again."""
     short, long = scenario(3, 10.0 * SCALE), scenario(3, DURATIONS_S[3] * SCALE)
     assert compiled(*short).decisions == reference(*short).decisions
     slow, fast = [], []
@@ -45,7 +45,7 @@ def test_reference_and_compiled_in_turns(benchmark: Any, figures: Figures) -> No
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_two_threads(benchmark: Any, figures: Figures) -> None:
-    """Two lists of clusters, one after the other and each in a thread of its own (wall time)."""
+    """Measure two lists of clusters, consecutively and each in a separate thread (wall time)."""
     spec, _ = scenario(3, 1.0)
     runs = [scenario(3, DURATIONS_S[3] / 8 * SCALE, seed)[1] for seed in range(8)]
     one: list[float] = []
@@ -70,7 +70,7 @@ def test_two_threads(benchmark: Any, figures: Figures) -> None:
 @pytest.mark.parametrize("observes", [False, True], ids=["engine", "engine and observation"])
 @pytest.mark.parametrize("servers", DURATIONS_S)
 def test_cost_a_decision(benchmark: Any, figures: Figures, servers: int, observes: bool) -> None:
-    """At each size of cluster, with the observation and without, beside the engine alone at 3 servers in turn."""
+    """Measure each size of cluster, with and without observation, in turns with the engine alone at 3 servers."""
     here, small = scenario(servers, DURATIONS_S[servers] * SCALE), scenario(3, DURATIONS_S[3] / 3 * SCALE)
     costs, beside = [], []
 

@@ -1,4 +1,4 @@
-"""How long a linear programme of Gavel's takes, for jobs that all differ, on three types. Run with `make bench`."""
+"""Time of a linear program of Gavel's, for jobs that all differ, on three types; run with `make bench`."""
 
 from __future__ import annotations
 

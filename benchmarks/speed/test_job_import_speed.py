@@ -1,4 +1,4 @@
-"""How fast a cluster's log becomes a trace: rows a second, on one core, from file to file. Run with `make bench`."""
+"""Import speed of a cluster's log as a trace: rows a second, on one core, from file to file; run with `make bench`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOBS = 300_000
 
 @pytest.fixture(scope="module", autouse=True)
 def one_core() -> Any:
-    """Arrow's own threads would be further cores."""
+    """Disable Arrow's threads, which would use further cores."""
     before = pyarrow.cpu_count()
     pyarrow.set_cpu_count(1)
     yield
@@ -53,7 +53,7 @@ def test_import(benchmark: Any, figures: Figures, tmp_path: Path, name: str) -> 
 
 
 def test_predict(benchmark: Any, tmp_path: Path) -> None:
-    """Jobs a second that are predicted from those that had ended."""
+    """Measure jobs a second that are predicted from jobs that had ended."""
     out = tmp_path / "trace.parquet"
     import_log(write_log(tmp_path, "sacct", drawn(50_000)), out)
     trace = read_trace(out)

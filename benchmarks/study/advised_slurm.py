@@ -1,4 +1,4 @@
-"""A real Slurm that is advised beside one that is not, with the same jobs, and what simulation had said of both.
+"""A real Slurm with advice against one without, on the same jobs, and the simulation's predictions of both.
 
 `python -m benchmarks advised-slurm`; some twelve minutes, as root, with Debian's packages (`tests.jobs.real_slurm`).
 """
@@ -41,31 +41,31 @@ CONF: Final = (
     "PriorityWeightAge=1000",
 )
 SITE: Final = "fifo-requested-conservative-lowest"
-BURST: Final = 40  # jobs that are submitted at once
+BURST: Final = 40  # jobs submitted at once
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """(jobs,) of what one Slurm ran, by the number of each job."""
+    """(jobs,) waits of one Slurm's jobs, by the number of each job."""
 
     job: NDArray[np.object_]
     gpus: NDArray[np.int64]
     wait_s: NDArray[np.float64]
 
     def of(self, jobs: Sequence[str] | NDArray[np.object_]) -> NDArray[np.float64]:
-        """Of some of them."""
+        """Return the waits of some jobs."""
         place = {job: number for number, job in enumerate(self.job)}
         return self.wait_s[[place[job] for job in jobs]]
 
 
 def measure(out: Path, guard_s: float, every_s: float) -> dict[str, Any]:
-    """The document of one measurement.
+    """Measure once and return the document.
 
     Args:
         out: a new folder, for logs, journals and scenarios.
-        guard_s: who has waited longer goes first.
-        every_s: a pass of advice so often.
+        guard_s: jobs that have waited longer go first.
+        every_s: interval of advice.
 
     Raises:
         InputError: no Slurm can be started here.
@@ -97,7 +97,7 @@ def measure(out: Path, guard_s: float, every_s: float) -> dict[str, Any]:
 
 
 def _scenario(out: Path, guard_s: float) -> Path:
-    """Of the same jobs' log by another Slurm on another day, with the site's policy and the advised one."""
+    """Write a scenario of the jobs' log by another Slurm on another day, with the site's and the advised policy."""
     with gzip.open(LOGS / "backfill1.log.gz") as packed, (out / "before.log").open("wb") as plain:
         shutil.copyfileobj(packed, plain)
     import_log(out / "before.log", out / "before.jobtrace.parquet", "auto", None)
@@ -124,7 +124,7 @@ def _scenario(out: Path, guard_s: float) -> Path:
 def _live(
     slurm: RealSlurm, folder: Path, rows: Sequence[Mapping[str, str]], scenario: Path | None, every_s: float
 ) -> Waits:
-    """All jobs at their times; advised pass after pass, where there is a scenario."""
+    """Run all jobs at their times; with repeated advice, if there is a scenario."""
     folder.mkdir()
     with _advising(slurm, folder, scenario, every_s) if scenario else nullcontext():
         slurm.play(rows)
@@ -144,13 +144,13 @@ def _advising(slurm: RealSlurm, folder: Path, scenario: Path, every_s: float) ->
 def _burst(
     slurm: RealSlurm, folder: Path, rows: Sequence[Mapping[str, str]], scenario: Path, flags: Sequence[str]
 ) -> tuple[Row, Waits]:
-    """All jobs at once, and one pass of advice when all are there: what it said, and what came."""
+    """Submit all jobs at once, and give advice once when all are there; returns predictions and results."""
     folder.mkdir()
     with ThreadPoolExecutor(1) as pool:
         playing = pool.submit(slurm.play, rows)
         while len(slurm.ask("squeue", "-h").splitlines()) < 3 * len(rows) // 4:
             time.sleep(0.2)
-        time.sleep(3)  # until Slurm has looked at all
+        time.sleep(3)  # until Slurm has considered all
         words = (*_advise(scenario, folder), *flags, "--json", "-", "--quiet")
         done = subprocess.run(words, env=_environment(slurm), capture_output=True, text=True, check=True)
         playing.result()
@@ -178,7 +178,7 @@ def _waits(slurm: RealSlurm, folder: Path) -> Waits:
 
 
 def _live_rows(scenario: Path, own: Waits, advised: Waits) -> Sequence[Row]:
-    """Of both orders: mean and longest wait, as simulated from the other day's log, and as measured."""
+    """Return for both orders mean and longest wait, as simulated from the other day's log, and as measured."""
     case = read_case(read_scenario(scenario), str(scenario))
     means_s = jittered_waits_s(case, 1)
     rows = []
@@ -191,7 +191,7 @@ def _live_rows(scenario: Path, own: Waits, advised: Waits) -> Sequence[Row]:
 
 
 def _burst_row(advice: Row, there: Waits, place: int) -> Row:
-    """Of the jobs that waited when Slurm was asked: what was expected of their order, and what came."""
+    """Compare for the jobs that waited during the advice the expected waits of their order with the measured ones."""
     jobs = [row["job"] for row in advice["jobs"]]
     expected_s, wait_s = np.array([row["wait_s"][place] for row in advice["jobs"]]), there.of(jobs)
     expected = advice["expected"][place]
@@ -206,7 +206,7 @@ def _burst_row(advice: Row, there: Waits, place: int) -> Row:
 
 
 def _picture(place: Path, own: Waits, advised: Waits) -> None:
-    """Each job's wait in one Slurm and in the other; a dot's area is its GPUs."""
+    """Draw each job's wait in one Slurm and in the other; a dot's area is its GPUs."""
     with canvas(5.0, 4.6) as (figure, axes):
         axes.plot([0, 500], [0, 500], color="#999", linewidth=0.8)
         axes.scatter(own.wait_s, advised.of(own.job), s=10.0 * own.gpus, color=COLORS[0], alpha=0.5, edgecolors="none")

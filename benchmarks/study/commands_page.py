@@ -1,6 +1,6 @@
-"""The page of all commands, made from their functions themselves so that it can't lie.
+"""The page of all commands, generated from their functions so that it can't be wrong.
 
-`python -m benchmarks.study.commands_page > docs/commands.md` writes it anew.
+`python -m benchmarks.study.commands_page > docs/commands.md` regenerates it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAGE: Final = re.compile(r"docs/([\w-]+)\.md")
 
 
 def commands_markdown() -> str:
-    """The whole page: a list of all commands, then a section each."""
+    """Return the whole page: a list of all commands, then a section each."""
     known = {name: text for name, (_, text) in cli.COMMANDS.items()}
     rows = [f"| [`slimsched {name}`](#slimsched-{name.replace(' ', '-')}) | {text} |" for name, text in known.items()]
     sections = [_section(name) for name in known]
@@ -61,7 +61,7 @@ def _row(names: str, text: str) -> str:
 
 
 def _linked(text: str) -> str:
-    """Pages that a text names as files are links here."""
+    """Turn pages that a text names as files into links."""
     return _PAGE.sub(r"[\1](\1.md)", text)
 
 

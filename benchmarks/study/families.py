@@ -1,7 +1,7 @@
-"""What a family of ordinary networks carries beside replicas of any one of them: the table of docs/models.md.
+"""Capacity of a family of ordinary networks against replicas of any one of them: the table of docs/models.md.
 
-Four of torchvision's networks at 224 pixels stand on a T4 and an A10, whose times come from data sheets; accuracies are
-torchvision's own figures for ImageNet. A rival serves all requests by the quickest network that keeps the floor, placed
+Four of torchvision's networks at 224 pixels are on a T4 and an A10, whose times come from data sheets; accuracies are
+torchvision's own figures for ImageNet. A rival serves all requests by the fastest network that keeps the floor, placed
 by the best of three rules. Both have the same blocks, batches and limit. All is simulated:
 
     python -m benchmarks.study.families
@@ -44,7 +44,7 @@ slo: {p99_limit_s: 0.1}
 
 
 def write_scenario(folder: Path) -> Path:
-    """The scenario, with the profiles and the table that it names. Weights are drawn: times do not depend on them."""
+    """Write the scenario, with its profiles and table; weights are random, for times do not depend on them."""
     members = [Member(label=name, network=f"torchvision:{name}") for name in TOP1]
     family, file = Family(ranked(members, (3, 224, 224), 1000)), folder / "family.safetensors"
     save_model(file, family, family.structure.label, {})
@@ -61,7 +61,7 @@ def write_scenario(folder: Path) -> Path:
 
 
 def carried(scenario: Path, router: str, floor: float | None) -> list[float]:
-    """Images a second, of each seed."""
+    """Return the capacity in images a second, of each seed."""
     changes = {} if floor is None else {"slo.floor": floor}
     return [
         slimsched.capacity(
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _with_interval(shares: NDArray[np.float64]) -> str:
-    """Mean and the half-width of its 95 % interval (Student's t)."""
+    """Return the mean and the half-width of its 95 % interval (Student's t)."""
     half = stats.t.ppf(0.975, len(shares) - 1) * stats.sem(shares)
     return f"{shares.mean():.2f} +- {half:.2f}"
 

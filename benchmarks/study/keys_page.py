@@ -1,6 +1,6 @@
-"""The pages of scenarios' keys, made from the schemas themselves so that they can't lie.
+"""The pages of scenarios' keys, generated from the schemas so that they can't be wrong.
 
-`python -m benchmarks.study.keys_page` writes them anew.
+`python -m benchmarks.study.keys_page` regenerates them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 
 
 def pages() -> dict[str, str]:
-    """Each page of `docs`: one table a section, in the file's order."""
+    """Return each page of `docs`: one table a section, in the file's order."""
     jobs = f"{_page(JobsScenario, _JOBS_HEAD)}\n{_page(PolicyFile, _POLICY_HEAD)}"
     clusters = _page(Clusters, _CLUSTERS_HEAD)
     return {"scenario-keys.md": _page(Scenario, _HEAD), "clusters-keys.md": clusters, "jobs-scenario-keys.md": jobs}
@@ -82,7 +82,7 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[Bas
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that may stand at a key, in order."""
+    """Return the possible sections of a key, in order."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]

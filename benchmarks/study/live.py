@@ -1,10 +1,10 @@
-"""The live scenarios on executors: who wins there, whether simulation had said so, and by how much.
+"""The live scenarios on executors: which router wins, whether simulation predicted it, and by how much.
 
-    slimsched run scenarios/live/bursts.yaml        # one after the other, in any order, in as many sittings as it takes
+    slimsched run scenarios/live/bursts.yaml        # one after the other, in any order, in any number of sessions
     python -m benchmarks live                       # after each: docs/data/live.json, its CSV files, and docs/live.md
 
-The runs' figures are kept in the JSON file, so that the page can be made again without them. What has no finished run
-here stays as it was measured before; what was never measured is said to be missing.
+The JSON file stores the runs' figures, so that the page can be regenerated without them. A scenario without a finished
+run here keeps its earlier measurement; one that was never measured is listed as missing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from scenarios.world.materials import default_folder
 SCHEMA: Final = "slimsched.live/1"
 FOCAL: Final = made_name(COMPASS)
 OURS: Final = (FOCAL, COMPASS, PPO)
-"""Learned here: no rivals of each other."""
+"""Routers learned here: not rivals of each other."""
 FELT: Final = measures("slo_attainment", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
-"""What a user feels first; then the mean."""
+"""Measures that a user notices first; then the mean."""
 _ACCURACY: Final = MEASURES["expected_accuracy"]
 WORLDS: Final[tuple[InWorld, InWorld]] = ("simulated", "hardware")
 SaidSo = Literal["yes", "no", "open"]
@@ -51,18 +51,18 @@ Measured = dict[str, Any]
 """One scenario's figures: as much of its validation as the page needs, in the validation's form (`rows`, `pairs`).
 
 `accuracy` is, by router, the expected one in the simulated comparison, over `seeds` seeds. `floor` and `p99_limit_s`
-are what it promises; `devices` what was emulated, empty for real ones; `searches` the fewest by which a router was
-tuned; `warnings` what is in the hardware's figures and in no simulation; `made_with` the validation's environment."""
+are the SLO; `devices` the emulated ones, empty for real ones; `searches` the fewest by which a router was tuned;
+`warnings` effects in the hardware's figures and in no simulation; `made_with` the validation's environment."""
 
 
 # --------------------------------------------------------------------------------------------------------- what is kept
 
 
 def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
-    """Collect, keep and write; returns who wins, and what is missing.
+    """Collect, store and write; returns the winners, and what is missing.
 
     Raises:
-        InputError: there is no scenario, or one, its validation or what was kept can't be read.
+        InputError: a scenario is missing, or a scenario, validation or the stored file can't be read.
     """
     if not files:
         raise InputError("--scenarios", "", "no *.yaml there; name the folder of the live scenarios, scenarios/live")
@@ -85,10 +85,10 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
 
 
 def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) -> tuple[dict[str, Measured], list[str]]:
-    """By name what was measured of these scenarios, now or before; and a sentence of each that never was.
+    """Return these scenarios' measurements by name, new or stored; and a sentence for each that has none.
 
     Raises:
-        InputError: a scenario or a validation can't be read.
+        InputError: a scenario or validation is unreadable.
     """
     by_name: dict[str, Measured] = {}
     missing = []
@@ -106,7 +106,7 @@ def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) ->
 
 
 def known_in(path: Path) -> dict[str, Measured]:
-    """What a former call has kept; raises `InputError` where it is no such file."""
+    """Read the stored measurements; raises `InputError` if the file is not valid."""
     if not path.exists():
         return {}
     document = read_json(path)
@@ -116,7 +116,7 @@ def known_in(path: Path) -> dict[str, Measured]:
 
 
 def measured_in(folder: RunFolder, file: str) -> Measured | None:
-    """What a run folder holds of it; None where its validation is not finished.
+    """Return a run folder's measurements; None if its validation is not finished.
 
     Raises:
         InputError: the validation was changed since it was made, or was run at several loads.
@@ -149,14 +149,14 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
 
 
 def _made_with(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine and the code, without versions of packages."""
+    """Return the machine and the code, without versions of packages."""
     devices = [device["name"] for device in environment.get("devices", [])]
     host = {"host": ", ".join(devices)} if devices else {}
     return {**host, **{key: environment[key] for key in ("python", "system", "cores", "code") if key in environment}}
 
 
 def _less_of(pair: PairDocument) -> dict[str, Any]:
-    """With what the page shows alone."""
+    """Return only the parts that the page shows."""
     names = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
     kept: dict[str, Any] = {key: value for key, value in pair.items() if key in names}
     for world in WORLDS:
@@ -173,7 +173,7 @@ def _less_of(pair: PairDocument) -> dict[str, Any]:
 
 
 def outcome(measured: Measured, world: InWorld) -> Ranking:
-    """Who wins in a world (`scenarios.metrics.ranking`); who keeps the floor in the long run says the comparison."""
+    """Rank routers in one world (`scenarios.metrics.ranking`); the comparison decides which keep the floor."""
     long_run = {router: interval["mean"] for router, interval in measured["accuracy"].items()}
     promise = Promise(P99, measured["floor"])
     return validated(cast(ValidationDocument, measured), world, promise=promise, long_run=long_run)
@@ -184,17 +184,17 @@ def _outcomes(measured: Measured) -> tuple[Ranking, Ranking]:
 
 
 def shown(ranking: Ranking) -> str | None:
-    """`tuned:compass`, `tie: tuned:compass, ppo`; None where fewer than two can win."""
+    """Return `tuned:compass`, `tie: tuned:compass, ppo`; None if fewer than two can win."""
     if ranking.winner is not None:
         return ranking.winner.router
     return f"tie: {', '.join(ranking.first)}" if ranking.tied else None
 
 
 def said_so(simulated: Ranking, real: Ranking) -> SaidSo:
-    """Whether simulation named who wins on executors.
+    """Return whether simulation predicted the winner on executors.
 
-    `open` where either world can't tell whom it named from the quickest of the other, or simulation could judge fewer
-    than two; `no` is left for those of whom simulation was certain, and wrong.
+    `open` if in simulation or on executors the named router is not significantly different from the other's fastest, or
+    simulation could judge fewer than two; `no` only if simulation was certain, and wrong.
     """
     if simulated.winner is not None and real.winner is not None and simulated.first == real.first:
         return "yes"
@@ -203,7 +203,7 @@ def said_so(simulated: Ranking, real: Ranking) -> SaidSo:
 
 
 def change_over(name: str, ranking: Ranking, baseline: str | None, router: str = FOCAL) -> Row:
-    """Its p99 against the baseline's, in percent of that, with the interval; unknown where either can't win there."""
+    """Return its p99 change from the baseline's, in percent, with the interval; unknown if either can't win there."""
     one, other = ranking.of(router), ranking.of(baseline)
     lead = paired_ratio([], []) if one is None or other is None else one.lead(other)
     parts = {"": lead["ratio"], "_low": lead["low"], "_high": lead["high"]}
@@ -223,7 +223,7 @@ def _pairs_of(measured: Measured, router: str) -> list[PairDocument]:
 
 
 def summary_row(name: str, measured: Measured) -> Row:
-    """Who wins in both worlds, and Compass's p99 against the quickest rule that keeps the floor on executors."""
+    """Return the winners in simulation and on executors, and Compass's p99 against the fastest feasible rule."""
     simulated, real = _outcomes(measured)
     baseline = next((one.router for one in real.able if one.router not in OURS), None)
     cpu = [cpu_share(row["cpu"]) for row in measured["rows"] if row.get("cpu") is not None]
@@ -244,7 +244,7 @@ def summary_row(name: str, measured: Measured) -> Row:
 
 
 def _points_less(real: Ranking) -> float | None:
-    """By how many points the quickest is behind the next (or behind Compass, if that is beaten); None if comparable."""
+    """Return by how many points the fastest trails the next (or Compass, if that is beaten); None if comparable."""
     if len(real.able) < 2:
         return None
     best, last = real.able[0], real.of(FOCAL)
@@ -254,7 +254,7 @@ def _points_less(real: Ranking) -> float | None:
 
 
 def router_rows(name: str, measured: Measured) -> list[Row]:
-    """A row a router, in the order of executors' p99; each measure in both worlds, as the catalogue shows it."""
+    """Return a row a router, in the order of executors' p99; each measure in simulation and on executors."""
     rows = []
     for row in measured["rows"]:
         router = row["router"]
@@ -285,14 +285,14 @@ def range_rows(name: str, measured: Measured) -> list[Row]:
 
 
 def _inside(ranges: pd.DataFrame) -> dict[str, int]:
-    """Of all judged values, by measure those inside, of how many each, and how many at least honest ranges have."""
+    """Return by measure the number of judged values inside, of all, and the least number that honest ranges have."""
     found = {measure.stem: int(ranges.get(f"{measure.stem}_inside", pd.Series()).sum()) for measure in PREDICTED}
     of = int(ranges.get(f"{P99.stem}_of", pd.Series()).sum())
     return {**found, "of": of, "least": least_inside(of)}
 
 
 def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:
-    """In percent where the measure is shown so; seconds stay seconds."""
+    """Return percent if the measure is shown so; seconds stay seconds."""
     scale = measure.scale if measure.unit == "%" else 1.0
     mean, half = (None if value is None else scale * value for value in (interval["mean"], interval["ci95"]))
     title = f"{name}_pct" if measure.unit == "%" else name
@@ -300,7 +300,7 @@ def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:
 
 
 def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
-    """In what, on executors, who else keeps the floor there is better for certain (the paired 95 % interval)."""
+    """Return in which measures another router that keeps the floor is significantly better (paired 95 %)."""
     rows = []
     for baseline in (one.router for one in outcome(measured, "hardware").able if one.router not in OURS):
         for measure in FELT:

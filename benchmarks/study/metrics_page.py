@@ -1,6 +1,6 @@
-"""The page of what every number means: the catalogue's tables, with the prose of a template around them.
+"""The page of the meaning of all metrics: the catalogue's tables, with the prose of a template around them.
 
-`python -m benchmarks.study.metrics_page > docs/metrics.md` writes it anew.
+`python -m benchmarks.study.metrics_page > docs/metrics.md` regenerates it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scenarios.show.table import Table, columns, to_markdown
 
 
 def metrics_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return render(
         "metrics.md.j2",
         of_results=_table(MEASURES.values()),
@@ -40,7 +40,7 @@ def _table(measures: Iterable[Measure], place: str = "") -> str:
 
 
 def _shown_as(measure: Measure) -> str:
-    """Its title, and the short head that tables have where room is short."""
+    """Return its title, and the short column head if it has one."""
     short = "" if measure.head == measure.title else f" ({measure.head})"
     return f"{measure.title}{short} {measure.unit}".strip()
 

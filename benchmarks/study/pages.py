@@ -1,4 +1,4 @@
-"""Pages and pictures of data frames: what is said stands in `templates/`, and figures come from frames."""
+"""Pages and figures of data frames: text is in `templates/`, and numbers come from frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE: Final = "-"
 
 
 def write_frames(folder: Path, frames: Mapping[str, pd.DataFrame]) -> None:
-    """Each as `NAME.csv`, figures to six digits, counts whole; what is empty has no file."""
+    """Write each frame as `NAME.csv`, figures to six digits, counts as integers; empty frames have no file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
         if frame.columns.empty:
@@ -26,13 +26,13 @@ def write_frames(folder: Path, frames: Mapping[str, pd.DataFrame]) -> None:
 
 
 def read_frames(folder: Path, prefix: str = "") -> dict[str, pd.DataFrame]:
-    """The CSV files of a folder by their names, without the prefix that they all have."""
+    """Read the CSV files of a folder by their names, without their common prefix."""
     files = sorted(folder.glob(f"{prefix}*.csv"))
     return {path.stem.removeprefix(prefix): pd.read_csv(path, keep_default_na=False, na_values=[""]) for path in files}
 
 
 def render(template: str, **given: Any) -> str:
-    """A page; frames are given to it as lists of rows, in which None is what is missing."""
+    """Render a page; the template receives frames as lists of rows, in which None means missing."""
     environment = Environment(
         loader=PackageLoader("benchmarks.study", "templates"),
         undefined=StrictUndefined,
@@ -46,13 +46,13 @@ def render(template: str, **given: Any) -> str:
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A frame's rows, with None for what is missing."""
+    """Return a frame's rows, with None for missing values."""
     plain = frame.astype(object).where(frame.notna(), None)
     return [{str(key): value for key, value in row.items()} for row in plain.to_dict("records")]
 
 
 def number(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:
-    """With so many digits after the point, or three that count; `-` for none."""
+    """Format a number with this many digits after the point, or three significant ones; `-` for none."""
     if value is None or pd.isna(value):
         return NONE
     after = digits if digits is not None else max(0, 2 - floor(log10(abs(value)))) if value else 0
@@ -60,8 +60,7 @@ def number(value: float | None, digits: int | None = None, *, signed: bool = Fal
 
 
 def change(row: Mapping[str, Any], name: str, unit: str = " %", digits: int = 1) -> str:
-    """`-10.3 ± 4.0 %` of the columns of a mean and its interval, `-10.3 (-14.1 to -6.3) %` of those of a ratio; `-` for
-    none."""
+    """Format a mean and its interval as `-10.3 ± 4.0 %`, a ratio as `-10.3 (-14.1 to -6.3) %`; none as `-`."""
     mean, half = row.get(name), row.get(f"{name}_ci95")
     if mean is None:
         return NONE
@@ -72,7 +71,7 @@ def change(row: Mapping[str, Any], name: str, unit: str = " %", digits: int = 1)
 
 
 def yes(holds: Any) -> str:
-    """In a table."""
+    """Format a truth value for a table."""
     return (
         "?"
         if holds is None
@@ -85,15 +84,15 @@ def yes(holds: Any) -> str:
 
 
 def table_row(cells: Iterable[Any]) -> str:
-    """A line of a Markdown table."""
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(str(NONE if cell is None else cell) for cell in cells)} |"
 
 
 def table_head(heads: Sequence[str]) -> str:
-    """The first two lines of a Markdown table."""
+    """Return the first two lines of a Markdown table."""
     return f"{table_row(heads)}\n{table_row(['---'] * len(heads))}"
 
 
 def columns(name: str, interval: MeanInterval) -> dict[str, float | None]:
-    """A mean and its half-width as two columns."""
+    """Return a mean and its half-width as two columns."""
     return {name: interval["mean"], f"{name}_ci95": interval["ci95"]}

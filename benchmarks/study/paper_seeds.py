@@ -1,9 +1,9 @@
-"""The paper's PPO by several seeds of training: is it as quick as a router that stays put?
+"""The paper's PPO by several seeds of training: is it as fast as a router that stays put?
 
     python -m benchmarks paper    # trains what runs/ lacks; docs/data/paper-seeds.csv and tables of docs/paper-map.md
 
-Random routing is overloaded in the paper's experiment, so every router that is not has Tables IV and V. Who stays put
-learns nothing: to be no slower, and no less accurate, is the check that can fail.
+Random routing is overloaded in the paper's experiment, so every router that is not reproduces Tables IV and V. A router
+that stays put learns nothing: the check that can fail is to be no slower, and no less accurate.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 
-RUNS: Final = (300, 301)  # seeds that no training has, and no tuning
+RUNS: Final = (300, 301)  # seeds that neither training nor tuning uses
 RANDOM, NARROWEST, WIDEST = "random", "`sticky` at 0.25", "`sticky`, full width"
 REFERENCES: Final = {RANDOM: "random", NARROWEST: "fixed:0.25,0.25,0.25,0.25", WIDEST: "sticky"}
-CLOSE_PCT: Final = 5.0  # that the mean latency may be above that of who stays put
-POINTS: Final = 0.05  # of accuracy that count as equal
+CLOSE_PCT: Final = 5.0  # allowed excess of the mean latency over the router that stays put
+POINTS: Final = 0.05  # differences of accuracy that count as equal
 FIGURES: Final = ("latency_ms", "latency_std_ms", "energy_j", "energy_std_j", "accuracy_pct")
 
 
@@ -38,8 +38,8 @@ class Weights:
     """Weights of the reward.
 
     Attributes:
-        staying: the router that stays put at the accuracy that they ask for.
-        asked: what the paper has with them; None: it tells no figures.
+        staying: the router that stays put at the accuracy that they require.
+        asked: the paper's results with them; None if it has no figures.
     """
 
     scenario: str
@@ -56,7 +56,7 @@ WEIGHTS: Final = {
 
 def make_frame(scenarios: Path, runs: Path, seeds: Sequence[int]) -> pd.DataFrame:
     """Train what `runs` lacks, and return a row a reference and training: `FIGURES` on `RUNS`, changes against both."""
-    world = load_world(scenarios / f"{WEIGHTS['heavy'].scenario}.yaml")  # the others differ in the reward alone
+    world = load_world(scenarios / f"{WEIGHTS['heavy'].scenario}.yaml")  # the others differ only in the reward
     rows = [{"router": label, **measure(world, router, router)} for label, router in REFERENCES.items()]
     for kind, weights in WEIGHTS.items():
         for seed in seeds:
@@ -78,7 +78,7 @@ def measure(world: World, router: str, name: str) -> dict[str, float]:
 
 
 def with_changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with their changes against random routing, and against staying put as their weights ask for."""
+    """Return the rows with their changes against random routing and their weights' router that stays put."""
     by_router = frame[frame["seed"].isna()].set_index("router")
     frame = frame.assign(
         latency_against_random_pct=100 * (frame["latency_ms"] / by_router.loc[RANDOM, "latency_ms"] - 1),
@@ -93,8 +93,10 @@ def with_changes(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def checks(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return what is asked of each weights' trainings, how many have it, and which miss it; a router without figures
-    misses."""
+    """Return the criterion of each weights' trainings, and the numbers that meet and miss it.
+
+    A router without figures misses it.
+    """
     return [
         {"asked": asked, "reached": int(is_met.sum()), "of": len(is_met), "missed": list(is_met.index[~is_met])}
         for asked, is_met in _asked(frame)

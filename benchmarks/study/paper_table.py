@@ -1,21 +1,21 @@
-"""The paper's Tables I and II, completed to all 256 width tuples: a stand-in where no network was measured.
+"""The paper's Tables I and II, completed to all 256 width tuples: a stand-in if no network was measured.
 
 Eight of the 256 accuracies are published: the four uniform tuples, and four with every width once. The others are the
 smoothest function on the 4 x 4 x 4 x 4 grid that has exactly these eight values and gains at least `STEP` whenever one
 segment gets one width wider. Smoothest means the least sum of squares of all its second differences: along a segment
-(curvature), and across each pair of segments (interaction). So where nothing is known it is as linear and as additive
-as the eight points allow. `TIE` of the squares of its first differences makes the minimum unique: w1 - w2 - w3 + w4 is
-0 at all eight tuples and has no second difference.
+(curvature), and across each pair of segments (interaction). So between known values it is as linear and as additive as
+the eight points allow. `TIE` of the squares of its first differences makes the minimum unique: w1 - w2 - w3 + w4 is 0
+at all eight tuples and has no second difference.
 
 Why nothing simpler:
 
-- A linear fit misses the published values by up to half a point, and the shortest least-squares solution gives
-  segment 1 a negative slope: a wider first segment would lose accuracy. Table II only says that late segments count
-  most, not that early ones do harm.
+- A linear fit misses the published values by up to half a point, and the shortest least-squares solution gives segment
+1 a negative slope: a wider first segment would lose accuracy. Table II only shows that late segments matter most, not
+that early ones do harm.
 - No additive model (a base, and a gain for every segment and width) can be exact. Each table has every segment at every
   width once, so the two would have the same mean; they have 73.66 % and 73.39 %.
 
-`python -m benchmarks paper-table` prints the file that stands in `scenarios/data/models/`.
+`python -m benchmarks paper-table` prints the file in `scenarios/data/models/`.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ Matrix = NDArray[np.float64]
 
 
 def grid() -> tuple[Widths, ...]:
-    """All 256 tuples, ascending."""
+    """Return all 256 tuples, ascending."""
     return tuple(product(WIDTHS, repeat=SEGMENTS))
 
 
 def paper_table() -> PaperTable:
-    """The completed table, rounded as it stands in the file."""
+    """Return the completed table, rounded as in the file."""
     return PaperTable(grid(), tuple(np.round(completed(), DIGITS).tolist()), "cifar100")
 
 
 def completed() -> Matrix:
-    """Top-1 shares (256,) of `grid()`: a quadratic program, solved as a least-distance problem."""
+    """Return top-1 shares (256,) of `grid()`: a quadratic program, solved as a least-distance problem."""
     tuples, steps = grid(), first_differences()
     rough = np.vstack([second_differences(), np.sqrt(TIE) * steps])
     known = np.array([widths in PUBLISHED_PCT for widths in tuples])
     shares = np.array([PUBLISHED_PCT.get(widths, 0.0) / 100 for widths in tuples])
     # Minimise |rough x| over the unknown x, then substitute u = R x + Q' rough_known x_known (rough_unknown = Q R), so
-    # that |u| is what is least and the rows `steps x >= STEP` become rows in u.
+    # that |u| is minimized and the rows `steps x >= STEP` become rows in u.
     q, r = np.linalg.qr(rough[:, ~known])
     offset = q.T @ (rough[:, known] @ shares[known])
     rows = np.linalg.solve(r.T, steps[:, ~known].T).T
@@ -77,7 +77,7 @@ def completed() -> Matrix:
 
 
 def _least_distance(rows: Matrix, wanted: Matrix) -> Matrix:
-    """The shortest u with rows u >= wanted (Lawson and Hanson, Solving Least Squares Problems, ch. 23.4)."""
+    """Return the shortest u with rows u >= wanted (Lawson and Hanson, Solving Least Squares Problems, ch. 23.4)."""
     stacked = np.vstack([rows.T, wanted])  # (unknowns + 1, constraints)
     target = np.zeros(len(stacked))
     target[-1] = 1.0
@@ -88,12 +88,12 @@ def _least_distance(rows: Matrix, wanted: Matrix) -> Matrix:
 
 
 def first_differences() -> Matrix:
-    """Rows (768, 256): what a tuple gains when one segment gets one width wider; 192 rows a segment."""
+    """Return rows (768, 256): a tuple's gain when one segment gets one width wider; 192 rows a segment."""
     return np.vstack([_product({segment: _differences(1)}) for segment in range(SEGMENTS)])
 
 
 def second_differences() -> Matrix:
-    """Rows (1376, 256): along every segment, and across every pair of segments (twice: both orders count)."""
+    """Return rows (1376, 256): along every segment, and across every pair of segments (twice: both orders count)."""
     along = [_product({segment: _differences(2)}) for segment in range(SEGMENTS)]
     pairs = combinations(range(SEGMENTS), 2)
     across = [_product({one: _differences(1), other: _differences(1)}) for one, other in pairs]
@@ -105,7 +105,7 @@ def _differences(order: int) -> Matrix:
 
 
 def _product(at: dict[int, Matrix]) -> Matrix:
-    """The operators of some segments applied to the whole grid, the other segments left alone."""
+    """Return the operators of some segments applied to the whole grid, with the other segments unchanged."""
     product: Matrix = np.ones((1, 1))
     for segment in range(SEGMENTS):
         product = np.asarray(np.kron(product, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
@@ -113,5 +113,5 @@ def _product(at: dict[int, Matrix]) -> Matrix:
 
 
 def text() -> str:
-    """The file as it is printed."""
+    """Return the printed file."""
     return accuracy_text(paper_table())

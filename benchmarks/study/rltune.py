@@ -1,4 +1,4 @@
-"""RLTune by several seeds of training, beside the order that it is given, on later windows that no training saw.
+"""RLTune by several seeds of training, against the order that it is given, on later windows unseen in training.
 
     python -m benchmarks rltune philly.yaml    # trains what is missing; docs/data/rltune.csv, docs/jobs-learning.md
 
@@ -34,7 +34,7 @@ Numbers = NDArray[np.float64]
 def make_frame(scenario: Path, runs: Path, seeds: int, epochs: int, episodes: int, jobs: int) -> pd.DataFrame:
     """Train what is missing, and return a row a policy: mean wait on later windows, its change against `GIVEN`."""
     files = [runs / f"rltune-{seed}.safetensors" for seed in range(seeds)]
-    for seed, file in enumerate(files):  # judged below, on all windows
+    for seed, file in enumerate(files):  # evaluated below, on all windows
         training = {"seed": seed, "epochs": epochs, "episodes": episodes, "judged": 1, "jobs": jobs}
         slimsched.jobs.train(scenario, base=GIVEN, out=file, **training)
     case = read_case(read_scenario(scenario), str(scenario))

@@ -1,12 +1,12 @@
-"""From ten servers to a thousand: the shipped router untuned beside tuned rules and the fluid bound (docs/scale.md).
+"""From ten servers to a thousand: the built-in router untuned, tuned rules and the fluid bound (docs/scale.md).
 
     python -m benchmarks scale                            # every size, a crowd and a night; docs/data/scale.csv
     python -m benchmarks scale --size 100 --only crowd    # one
 
 Rules are tuned as `slimsched train` does it, for the load and the size, up to a size at which that takes minutes. Every
 size has the same mix of servers in racks, a load that is the same share of the capacity, and faults at the same rate a
-server. `decision_us` is what a decision of Compass costs in compiled code, on what is seen in the middle of a
-run. Other rules remember nothing of it, and a compiler skips what changes nothing.
+server. `decision_us` is the cost of a decision of Compass in compiled code, on observations in the middle of a run.
+Other rules have no state, so a compiler would skip repeated calls without effect.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from sim.compiled.run_plan import NO_ANSWER, RouterAnswer, go_on
 SIZES: Final = (10, 30, 100, 300, 1000)
 LOADS: Final = ("crowd", "night")
 SAMPLES: Final = 64
-ALL: Final = ", all seen"  # behind the name of a router that looks at every server
+ALL: Final = ", all seen"  # suffix of the name of a router that considers every server
 ROUTERS: Final = ("compass", f"compass{ALL}", "tuned:compass", "tuned:ladder", "tuned:fixed", "sticky")
-TUNED_UP_TO: Final = 100  # servers; of a larger cluster the rules of so many are taken
+TUNED_UP_TO: Final = 100  # servers; larger clusters use the rules of this size
 SERVER_GAP_S: Final = 1000.0  # mean time between a server's faults
 RACK: Final = 10  # servers
 TIMED: Final = 40  # decisions
@@ -67,7 +67,7 @@ FIGURES: Final = {
 def points(
     folder: Path, loads: Sequence[str], sizes: Sequence[int], routers: Sequence[str], seeds: int
 ) -> list[GridRow]:
-    """A row a load, a size and a router."""
+    """Return a row a load, a size and router."""
     code = code_state()
     return [
         GridRow(
@@ -83,14 +83,14 @@ def points(
 
 @lru_cache(maxsize=4)
 def world_of(path: Path, servers: int, samples: int | None) -> World:
-    """The scenario at a size."""
+    """Return the scenario at a size."""
     changes: dict[str, Any] = {"cluster.racks.0.count": servers // RACK, "router.samples": samples}
     changes["faults.0.mean_gap_s"] = SERVER_GAP_S / servers
     return make_world(load_scenario(path, changes=changes), Path("runs/scale"))
 
 
 def measure(seeds: int, point: GridRow) -> Row:
-    """Means over so many of the scenario's seeds, the fluid bound, and what tuning and a decision cost."""
+    """Return means over `seeds` of the scenario's seeds, the fluid bound, and the cost of tuning and of a decision."""
     name, servers = point.key["router"].removesuffix(ALL), point.key["servers"]
     world = world_of(point.given, servers, None if point.key["router"].endswith(ALL) else SAMPLES)
     row: Row = {"tuned_at": None, "tuning_cpu_s": None}
@@ -115,13 +115,13 @@ def measure(seeds: int, point: GridRow) -> Row:
 
 @lru_cache
 def tuned(path: Path, servers: int, kind: str) -> tuple[RuleSpec, float]:
-    """A rule that is tuned for a load and a size, as `slimsched train` does it, and the CPU time that it took."""
+    """Return a rule tuned for a load and a size, as by `slimsched train`, and the CPU time of tuning."""
     world, begun_s = world_of(path, servers, SAMPLES), time.process_time()
     return tune_world(world, kind, knobs_of(world)).spec, time.process_time() - begun_s
 
 
 def router_of(world: World, name: str, path: Path, servers: int) -> RoutingPolicy:
-    """A fresh one."""
+    """Return a fresh router."""
     kind = made_kind(name)
     if kind is None:
         return world.router(name)
@@ -149,7 +149,7 @@ _asked_again: Any = numba.njit(nogil=True, error_model="numpy")(_ask_again)  # a
 
 
 def decision_us(world: World, name: str) -> float:
-    """CPU time of one decision, seeing included: the median over decisions in the middle of a run."""
+    """Return the CPU time of one decision, including observation: the median over decisions in the middle of a run."""
     run = RunRow(program_of(world.cluster), world.run_spec(0, duration_s=world.scenario.duration_s / 2), keeps=False)
     router = world.router(name)
     planned, costs_us = plan_of(router, world.cluster.router), list[float]()
@@ -179,7 +179,7 @@ def decision_us(world: World, name: str) -> float:
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """A row a load, size and router; of the bound how much of its mean latency and joules a router has."""
+    """Return a row a load, size and router, with the bound as a share of its mean latency and of its joules."""
     frame = pd.DataFrame(rows).drop(columns="inputs", errors="ignore")
     frame["bound_share_of_mean"] = frame.bound_mean_s / frame.mean_s
     frame["bound_share_of_energy"] = frame.bound_energy_j / frame.energy_j

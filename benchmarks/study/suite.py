@@ -3,8 +3,8 @@
     python -m benchmarks suite                        # tunes what has no file, runs, and writes docs/results.md
     python -m benchmarks suite memory-tight           # one case; the others' rows stay as they are
 
-A rule is tuned as `slimsched train` does it, with the same budget for all, on seeds that the suite has not. It lies in
-`scenarios/data/routers/CASE/`; a kind that can't keep the floor there has a note in its place.
+A rule is tuned as by `slimsched train`, with the same budget for all, on seeds that the suite does not use. It is in
+`scenarios/data/routers/CASE/`; a kind that can't keep the floor has a note there instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from scenarios.show.table import to_markdown
 
 ROUTERS: Final = SHIPPED / "routers"
 FAILED: Final = ".failed.txt"
-DECISIONS, SEARCHES = 2_000_000, 2  # for all kinds and cases alike
+DECISIONS, SEARCHES = 2_000_000, 2  # the same for all kinds and cases
 OF_DRAWN: Final = ("ladder",)  # kinds that are tuned for drawn clusters: the best rule in most scenarios
 PAGE: Final = ROOT / "docs" / "results.md"
 ABLATION: Final = ROOT / "docs" / "data" / "ablation.csv"
@@ -51,15 +51,15 @@ FIGURES: Final[tuple[Figure, Figure]] = ("p99_s", "mean_s")
 
 
 def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = True) -> str:
-    """Tune what has no file, run every case's routers, write the published rows and the page of them.
+    """Tune rules without a file, run every case's routers, write the published rows and their page.
 
     Args:
         only: cases; all by default.
-        force: tune also what has a file.
-        tunes: without it only what has a file is run.
+        force: tune also rules with a file.
+        tunes: whether to tune; otherwise only rules with a file are run.
 
     Raises:
-        InputError: there is no such case.
+        InputError: a case is unknown.
     """
     given = suite.read_suite()
     names = suite.case_names(given)
@@ -77,7 +77,7 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
 
 
 def make_page(given: SuiteFile | None = None) -> str:
-    """Write docs/results.md of the published rows; returns what it begins with."""
+    """Write docs/results.md from the published rows; returns its beginning."""
     given = given or suite.read_suite()
     cases = suite.published()
     names = list(dict.fromkeys(name for case in cases for name in case.routers))
@@ -104,14 +104,14 @@ def make_page(given: SuiteFile | None = None) -> str:
 
 
 def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") -> str:
-    """Run Compass on the suite with each of its numbers at 0, and write what that changes; returns the rows.
+    """Run Compass on the suite with each of its numbers at 0, and write the changes; returns the rows.
 
     Args:
         only: cases; all by default.
-        folder: of the runs; the next call resumes there.
+        folder: folder of the runs; the next call resumes there.
     """
     defaults = Numbers().model_dump()
-    names = [f"no-{name}" for name in defaults if name != "level"]  # which is the dial
+    names = [f"no-{name}" for name in defaults if name != "level"]  # the dial
     run = RunFolder(folder)
     with run.opened():
         files = []
@@ -139,12 +139,12 @@ def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") 
 
 
 def kinds_of(case: str) -> tuple[str, ...]:
-    """The rules that are tuned for a case."""
+    """Return the rules that are tuned for a case."""
     return OF_DRAWN if case.startswith("drawn-") else BASELINES
 
 
 def file_of(case: str, kind: str) -> Path:
-    """Where the kind that was tuned for a case lies."""
+    """Return the path of the kind tuned for a case."""
     return ROUTERS / case / f"{kind}{RULE_SUFFIX}"
 
 

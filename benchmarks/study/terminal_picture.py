@@ -1,9 +1,9 @@
-"""The picture of a terminal in README: the first block of `docs/quickstart.md` as an SVG file that plays once.
+"""README's image of a terminal: the first block of `docs/quickstart.md` as an SVG file that plays once.
 
     COLUMNS=100 slimsched run paper-live-quick           # in a terminal; its output goes into docs/quickstart.md
-    python -m benchmarks.study.terminal_picture           # docs/images/quickstart.svg is made of what stands there
+    python -m benchmarks.study.terminal_picture           # docs/images/quickstart.svg is made from that page
 
-Lines appear one after another. Whoever asks for less motion, or has a viewer that plays nothing, sees all at once.
+Lines appear one after another. Readers who prefer less motion, or whose viewer plays nothing, see all at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scenarios.show.table import LABEL
 PAGE: Final = Path("docs/quickstart.md")
 PICTURE: Final = Path("docs/images/quickstart.svg")
 _INDENT: Final = "    "
-_ADVANCE: Final = 8.4  # of a character at 14 pixels, in most monospaced faces; each line is stretched to it
+_ADVANCE: Final = 8.4  # width of a character at 14 pixels, in most monospaced faces; each line is stretched to it
 _LEADING: Final = 19.0
 _MARGIN: Final = 16.0
 _TITLE: Final = 30.0
@@ -47,7 +47,7 @@ _STYLE: Final = """
 
 
 def first_block(page: str) -> list[str]:
-    """The lines of a page's first block of code, without its indentation."""
+    """Return the lines of a page's first block of code, without its indentation."""
     lines: list[str] = []
     for line in page.splitlines():
         if line.startswith(_INDENT):
@@ -60,7 +60,7 @@ def first_block(page: str) -> list[str]:
 
 
 def picture(lines: list[str]) -> str:
-    """An SVG file that shows them as a terminal does, each at its time."""
+    """Return an SVG file that shows the lines as a terminal does, each at its time."""
     wide = 2 * _MARGIN + _ADVANCE * max(map(len, lines))
     high = _TITLE + 2 * _MARGIN + _LEADING * len(lines)
     parts = [
@@ -78,7 +78,7 @@ def picture(lines: list[str]) -> str:
 
 
 def _is_awaited(line: str, before: str) -> bool:
-    """Whether something new begins that a reader needs time for."""
+    """Return whether a new part begins that readers need time for."""
     return before.startswith("$ ") or bool(_label(line)) or not before
 
 
@@ -88,7 +88,7 @@ def _label(line: str) -> str:
 
 
 def _text(line: str, y: float, at_s: float) -> str:
-    """One line, a label apart; stretched, so that columns meet in any face."""
+    """Return one line, with its label separate; stretched, so that columns align in any face."""
     if label := _label(line):
         rest = LABEL + 3
         return "\n".join([_run(label, "asked", 2, y, at_s), _run(line[rest:], "", rest, y, at_s)])

@@ -1,7 +1,7 @@
 """Slurm's accounting: `sacct -X -D --parsable2 --format=...`, `|` between fields, a header; and `jobcomp/filetxt`.
 
 Fields and their words: slurm.schedmd.com/sacct.html. GPUs are in TRES as `gres/gpu=4` or by type (`gres/gpu:a100=4`),
-in GRES of older versions as `gpu:4` or `gpu:a100:4`; both are the whole job's (slurm, `_fill_in_gres_fields`).
+in GRES of older versions as `gpu:4` or `gpu:a100:4`; both are totals of the job (slurm, `_fill_in_gres_fields`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_ENDED: Final = pyarrow.array(
     ["RUNNING", "PENDING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STAGE_OUT"]
 )
 LOOKS_LIKE: Final = re.compile(r"(?=(.*\|)?JobID(Raw)?(\||$))(?=(.*\|)?State(\||$))(.*\|){3}", re.MULTILINE)
-ANOTHER_FORM: Final = re.compile(  # what `sacct` writes without `--parsable2`, or without a header
+ANOTHER_FORM: Final = re.compile(  # output of `sacct` without `--parsable2`, or without a header
     r'\A.*\bJobID(Raw)?\b|\|(COMPLETED|FAILED|TIMEOUT|CANCELLED|PENDING|RUNNING)\b|"(?i:slurm)"'
 )
 _NO_LIMIT_S: Final = 365 * 86400  # Slurm's value for a job without a limit
@@ -185,7 +185,7 @@ def types_of(tres: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- jobcomp
-# A line a job, `Key=value` separated by blanks, where some values contain blanks.
+# A line a job, `Key=value` separated by blanks; some values contain blanks.
 #
 # The keys and their order: slurm, src/plugins/jobcomp/filetxt. A value ends at the next key of the file.
 

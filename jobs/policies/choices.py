@@ -79,7 +79,7 @@ def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 WAIT: Final = -1  # start no job until the next event
-VERSION: Final = "rltune/2"  # of what is seen
+VERSION: Final = "rltune/2"  # version of the observation
 NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits", "predicted")
 _LONGEST_S: Final = 43_200.0
 _EPS: Final = 1e-5

@@ -121,7 +121,7 @@ JobCommand = StartJob | PreemptJob | RefuseJob
 # needs no search, and the lowest node number is the lowest bit.
 
 
-Search = Callable[["Pool", int, int], Allocation | None]  # (pool, GPUs, least number of nodes) -> where they fit
+Search = Callable[["Pool", int, int], Allocation | None]  # (pool, GPUs, least nodes) -> an allocation that fits
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Features:
 # Usage is GPU time held, restarts included; it halves every `half_life`. Priorities and usage are calculated every
 # `period` for all waiting jobs, and a new job's priority on arrival with the usage of the last calculation. Usage
 # within a period decays over the whole period, as in Slurm for a job that runs all the time. A job's size counts GPUs
-# instead of Slurm's CPUs; its nodes are those that its GPUs fill, at the cluster's mean size.
+# instead of Slurm's CPUs; its nodes are the number that its GPUs fill, at the cluster's mean size.
 
 
 MULTIFACTOR: Final = "multifactor"
@@ -273,7 +273,8 @@ class Accounts:
 #     gavel-blind        the same with all speeds taken to be 1
 #     gavel-finish-time  least max_m  (age + left / throughput(m)) / (age + left / throughput of m on 1/M of all GPUs)
 #     gavel-fifo         largest sum_m (M - m)  z throughput(m) / speed on the fastest type, m in order of submission
-#     gavel-least-jct    largest sum_m throughput(m) / left: the sum of what is done of each job's rest a second
+#     gavel-least-jct    largest sum_m throughput(m) / left: the sum of each job's relative progress on its rest a
+#     second
 #
 # The last is our own. In the others, z is placed as in Gavel's code; its paper omits it. An optimal minimum or maximum
 # leaves most shares undetermined: of the optimal solutions, that with the largest sum of normalised throughputs is
@@ -322,7 +323,7 @@ _SLACKS: Final = (1e-7, 1e-5)  # of a level; the solver's own tolerance is 1e-7,
 
 
 class _Programme:
-    """The constraints that all objectives share; the variables are X where a job may run, and `level`."""
+    """The constraints of all objectives; the variables are X for each job and pool that it may use, and `level`."""
 
     def __init__(self, demands: Demands) -> None:
         from scipy import sparse
@@ -512,7 +513,7 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "smallest": Order(lambda jobs: jobs.gpus),
     "sjf": Order(lambda jobs: jobs.estimate_s, needs_estimate=True),
     "saf": Order(lambda jobs: jobs.estimate_s * jobs.gpus, needs_estimate=True),  # smallest area first
-    # Shortest remaining time first, and remaining GPU time (Tiresias, NSDI'19); a restart is part of what remains.
+    # Shortest remaining time first, and remaining GPU time (Tiresias, NSDI'19); a restart is part of the remainder.
     "srtf": Order(lambda jobs: jobs.remaining_s + jobs.restart_s, needs_estimate=True),
     "srsf": Order(lambda jobs: (jobs.remaining_s + jobs.restart_s) * jobs.gpus, needs_estimate=True),
     "las": Order(lambda jobs: jobs.attained_s, run_worsens=True),  # least attained run time, not GPU time, first

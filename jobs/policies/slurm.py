@@ -35,7 +35,7 @@ SLURM: Final[Mapping[str, tuple[str, ...]]] = {
         "PriorityWeightFairshare={0.weight_fairshare:.0f}",
     ),
 }
-"""Settings of the policies that Slurm runs, by name; so also those that a site may run whose log is available."""
+"""Settings of the policies that Slurm runs, by name; also the policies that a site with a log may run."""
 _NEAREST: Final[Mapping[str, str]] = {  # by order; of others, first come first served
     **dict.fromkeys(("smallest", "sjf", "saf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
     **dict.fromkeys(("multifactor", "wfp3", "unicep"), "multifactor-requested-conservative"),

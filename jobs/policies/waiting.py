@@ -96,7 +96,7 @@ class WaitingClass:
         return self._first
 
     def first_of(self, may: NDArray[np.bool_]) -> int | None:
-        """Return the place of the first job in order among those that may start; None if none may."""
+        """Return the place of the first job in order that may start; None if none may."""
         place = int(np.where(may, self.index, np.inf).argmin())
         return place if may[place] else None
 

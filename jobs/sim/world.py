@@ -225,7 +225,7 @@ class JobSimulation:
             self._at(wake_ns, LAST, self._pass)
 
     def _pass(self) -> None:
-        """Do nothing: an instant without an event of its own."""
+        """Do nothing, at an instant without an event."""
 
     def _count(self, more: int) -> None:
         """Add to the number of jobs in the system from now on."""
