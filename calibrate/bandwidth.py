@@ -24,7 +24,7 @@ IN_A_ROW = 16  # on a GPU, on which a copy takes 0.1 ms
 def bandwidth_bytes_s(spec: DeviceSpec) -> float:
     """Measure a device's memory bandwidth; a GPU's in a separate process, which has ended on return.
 
-    This process must never hold a context on the GPU: it would draw power until the end.
+    This process must never hold a context on the GPU: it would draw power until this process exits.
 
     Raises:
         WorkError: the GPU failed.

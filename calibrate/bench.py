@@ -103,7 +103,7 @@ class Bench(Protocol):
         ...
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
-        """Move activations to another server `number` times: seconds of each."""
+        """Move this size to another server `number` times: seconds of each."""
         ...
 
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:

@@ -281,8 +281,7 @@ def wait_until_flat(sensor: Sensor, pause: Callable[[float], object] = time.slee
 
 
 def fall_s(looks: Sequence[Watched], settled_s: float) -> float:
-    """Return the time that clocks stayed up after a load: until power crossed the midpoint of its initial and final
-    value.
+    """Return how long clocks stayed up after a load: until power passed the midpoint of its fall.
 
     Args:
         looks: from the load's end on.

@@ -32,7 +32,7 @@ WARM_S = 0.005  # the first passes of an instance have cold caches and take up t
 HOLD_S, GPU_LOAD_S = 0.01, 0.3
 LEAD_S = 0.05
 QUIET_S = 0.3  # before an instance is loaded next to passes
-HELD_OUT_SETS = 4  # one concurrency set of this number is held out
+HELD_OUT_SETS = 4  # one concurrency set in this number is held out
 RISE_SHARE = 2 / 3  # largest part of a short steady load to drop as its rise
 DRAWS = 20  # attempts to draw a new set; a small model has few
 AT_ONCE = (2, 4, 8)  # numbers of simultaneous batches; eight only if there are enough sets
@@ -222,7 +222,7 @@ class Extras:
     """Optional measurements that are possible here.
 
     Attributes:
-        power: steady points under the power sensor, if it is trustworthy.
+        power: whether to measure steady points under the power sensor.
         peer: moving activations to a second server.
         sibling: concurrency sets across two processes of the device.
         rise_s: time after a step of the load in which the power sensor still reflects the state before.
@@ -303,8 +303,7 @@ def scouted_batches(batch_limit: int) -> tuple[int, ...]:
 
 
 def rank_batches(curves: Sequence[ScoutedCurve], batch_limit: int) -> tuple[int, ...]:
-    """Order the full grid, the most informative size first: the ends, a pair, then wherever the rest is worst
-    predicted.
+    """Order the full grid by information: the ends, a pair, then wherever the rest is worst predicted.
 
     A library that changes its kernel at some batch size leaves a step there, which no smooth curve through powers of
     two can follow; so the grid also holds the sizes on both sides of it.
@@ -463,7 +462,7 @@ def _more_rounds(plan: CalibrationPlan, budget_s: float, rng: np.random.Generato
 
 
 def _whole_rounds(steps: Sequence[PlannedStep]) -> int:
-    """Return the rounds in which every solo and concurrency point of the first one is visited."""
+    """Return the number of rounds that visit every solo and concurrency point of the first one."""
     rounds: dict[int, set[Step]] = {}
     for planned in steps:
         if isinstance(planned.step, Solo | Together):

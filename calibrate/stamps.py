@@ -1,5 +1,5 @@
-"""Check of whether a profile is used on the stack that it was measured on: comparison of two stacks' stamps, with
-descriptions.
+"""Comparison of stamps: whether a profile is used on the stack that it was measured on, and descriptions of
+differences.
 
 A stamp is something that measurements depend on and that may have changed since: the device, the driver, a library, the
 execution path. A stamp that a profile lacks is unknown, never assumed to be the same. It measures nothing.

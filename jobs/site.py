@@ -74,8 +74,7 @@ def site_of(
     conf: SlurmConf | None = None,
     on_policy: Callable[[int, int], object] = lambda done, count: None,
 ) -> Site:
-    """Simulate the log's last jobs under each policy that Slurm runs, from the jobs running and waiting in the log
-    then.
+    """Simulate the log's last jobs under each policy that Slurm runs, from the log's running and waiting jobs then.
 
     Args:
         path: the trace's file.
@@ -117,7 +116,7 @@ def site_of(
 def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, float]:
     """Return the most GPUs busy at once in the log, and the share of its last starts at which more were than `gpus`.
 
-    If that share is more than small, the log's cluster had more nodes.
+    If that share is not small, the log's cluster had more nodes.
     """
     has_start = np.isfinite(trace.recorded_start_s)
     begun_s = np.where(has_start, trace.recorded_start_s, trace.submit_s + trace.recorded_wait_s)

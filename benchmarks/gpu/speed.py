@@ -22,7 +22,7 @@ from hw.networks.rows import gather_into
 from hw.transport.arena import Arena
 from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
 
-FIRST: Final = 3.0  # host caches cost up to 1.9 times; selecting another kernel costs tens
+FIRST: Final = 3.0  # host caches cost up to 1.9 times; a newly selected kernel costs tens
 TOLERANCE: Final = 0.05
 TIMES: Final = 3  # the median counts
 MEGABYTES: Final = (0.4, 2.1, 4.2, 8.4)

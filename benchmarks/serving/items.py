@@ -116,7 +116,10 @@ def overload(stand: Stand) -> list[Row]:
 
 
 def memory(stand: Stand) -> list[Row]:
-    """Compare memory of the router's process and the ingress after many images and few, on emulated devices."""
+    """Compare memory of the router's process and the ingress after many images with that after few.
+
+    Devices are emulated, and passes narrow.
+    """
     share = min(1.0, stand.seconds / USUAL_S)
     few, many = round(FEW * share), round(MANY * share)
     images, seconds = 8, 2.0

@@ -223,7 +223,7 @@ def _pairs_of(measured: Measured, router: str) -> list[PairDocument]:
 
 
 def summary_row(name: str, measured: Measured) -> Row:
-    """Return the winners in simulation and on executors, and Compass's p99 against the fastest feasible rule."""
+    """Return both winners, and Compass's p99 against the fastest rule that keeps the floor on executors."""
     simulated, real = _outcomes(measured)
     baseline = next((one.router for one in real.able if one.router not in OURS), None)
     cpu = [cpu_share(row["cpu"]) for row in measured["rows"] if row.get("cpu") is not None]
@@ -300,7 +300,10 @@ def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:
 
 
 def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
-    """Return in which measures another router that keeps the floor is significantly better (paired 95 %)."""
+    """Return measures in which, on executors, another router with the floor kept is significantly better.
+
+    The paired 95 % interval decides.
+    """
     rows = []
     for baseline in (one.router for one in outcome(measured, "hardware").able if one.router not in OURS):
         for measure in FELT:

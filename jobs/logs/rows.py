@@ -191,7 +191,7 @@ def _cells(rows: Rows, name: str, options: Options) -> Cells:
 
 
 def _kind(rows: Rows, cells: Mapping[str, Cells]) -> NDArray[np.int8]:
-    """Return each row's kind of attempt; a row that the format refuses is of no kind."""
+    """Return each row's kind of attempt; a row that the format refuses counts as an ordinary one."""
     kind = np.full(len(rows.lines), ATTEMPT, np.int8)
     kind[rows.columns.get("is_requeued", [])] = REQUEUED
     for name, missing in ((END, OPEN), (START, UNSTARTED)):

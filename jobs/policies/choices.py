@@ -151,7 +151,7 @@ Mapper = Callable[[View, int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """A chooser, and the mapper that places its choice.
+    """A chooser, with its scores of jobs.
 
     Attributes:
         scores: of each job of a view; a larger score comes first. None: the policy's order.
