@@ -204,7 +204,7 @@ def two_servers(stand: Stand) -> str:
 
 
 def broken_workers(stand: Stand) -> str:
-    """Check failures on two servers: one killed, one stopped, one broken by an image; all must be reported."""
+    """Check failures on two servers (killed, stopped, broken by an image): all are reported, and servers restart."""
     labels, images = _images(stand)
     network = Network("benchmarks.gpu.asserting:AssertingNet", {"name": NETWORKS[stand.kind]})
     model = AssertingNet(NETWORKS[stand.kind])

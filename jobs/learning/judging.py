@@ -30,7 +30,7 @@ BASELINES: Final = (
     NamedPolicy("sjf-oracle", policy_of("sjf-oracle-lowest")),
     NamedPolicy("saf-oracle", policy_of("saf-oracle-lowest")),
 )
-"""Baselines with learned policies' placement. `random-fitting` is an untrained learner; `qssf-24h` has a guard."""
+"""Baselines with learned policies' placement: `random-fitting` is an untrained learner, `qssf-24h` has an age guard."""
 
 
 def judge(

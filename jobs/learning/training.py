@@ -83,7 +83,7 @@ class Windows:
     def split(
         jobs: JobTrace, world: JobWorld, share: float = 0.6, length: int = LENGTH, warm: int = LENGTH
     ) -> tuple[Windows, Windows]:
-        """Split a trace into earlier windows for training and later ones for evaluation, without common jobs."""
+        """Split a trace into earlier windows to train on and later ones to evaluate on: disjoint, and warmed up."""
         cut = int(np.searchsorted(jobs.submit_s, jobs.submit_s[0] + share * (jobs.submit_s[-1] - jobs.submit_s[0])))
         earlier = Windows(jobs, world, warm, cut - length, length, warm, predicted_s(jobs))
         return earlier, replace(earlier, first=cut + warm, last=len(jobs) - length)

@@ -167,7 +167,7 @@ def keep_asked_nodes(numbers: dict[str, NDArray[Any]], tally: Tally) -> None:
 
 
 def count_of(tres: str) -> float:
-    """Return the GPUs in a text of TRES or GRES: the total if there is one, otherwise the sum over types."""
+    """Return the GPUs in a text of TRES or GRES: the total if there is one, otherwise the sum over types (or 0)."""
     matches = _GPUS.findall(tres)
     totals = [int(count) for kind, count in matches if not kind]
     return float(totals[0] if totals else sum(int(count) for _, count in matches))

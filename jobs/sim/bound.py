@@ -6,9 +6,9 @@ lambda_k(t) >= 0. For any prices, and so for the best,
     sum_j (C_j - r_j)  >=  sum_j min over k and starts s >= r_j of [s - r_j + p_jk + g_j int_s^(s + p_jk) lambda_k dt]
                            - sum_k M_k int lambda_k dt,
 
-with r release, p run time, g GPUs, M a pool's GPUs. It holds for omniscient schedulers without preemption. If jobs may
-be stopped and resumed (at no cost), C_j is at least the mean time of its service plus p / 2, so the bracket becomes the
-least over sets A of length p after r_j of
+with r release, p run time, g GPUs, M a pool's GPUs. It holds even for clairvoyant schedulers, without preemption. If
+jobs may be stopped and resumed (at no cost), C_j is at least the mean time of its service plus p / 2, so the bracket
+becomes the least over sets A of length p after r_j of
 
     (1 / p) int_A t dt + p / 2 - r_j + g_j int_A lambda dt.
 
