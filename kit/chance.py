@@ -1,4 +1,5 @@
-"""Chance by name: one seed and a stream for every consumer, so that a new consumer shifts nobody's draws."""
+"""Named random streams: one seed and a separate stream for each consumer, so that a new consumer shifts no other's
+draws."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ _MASK = (1 << 64) - 1
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """The generator of one consumer (`arrivals`, `router:jsq` ...); the same for the same seed and name anywhere."""
+    """Return the generator of one consumer (`arrivals`, `router:jsq` ...), determined by seed and name alone."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, crc32(name.encode())])))
 
 
 def derived_seed(seed: int, name: str) -> int:
-    """A seed for something that takes an integer."""
+    """Return a seed for a consumer that takes an integer."""
     return int(np.random.SeedSequence([seed, crc32(name.encode())]).generate_state(1)[0])
 
 
 def hashed(salt: int, first: int, second: int) -> int:
-    """64 well-mixed bits of three numbers: chance without state, for draws that two engines must share.
+    """Return 64 well-mixed bits of three numbers: stateless random draws that both engines share.
 
-    SplitMix64's finalizer (Steele, Lea and Flood 2014), applied once a number.
+    SplitMix64's finalizer (Steele, Lea and Flood 2014), applied once for each number.
     """
     mixed = salt & _MASK
     for number in (first, second):
@@ -34,5 +35,5 @@ def hashed(salt: int, first: int, second: int) -> int:
 
 
 def hashed_share(salt: int, first: int, second: int) -> float:
-    """`hashed` as a number in [0, 1)."""
+    """Return `hashed` as a number in [0, 1)."""
     return (hashed(salt, first, second) >> 11) * 2.0**-53

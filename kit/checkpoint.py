@@ -1,6 +1,6 @@
-"""Routers as files: safetensors with what it is in the header, and a checksum over both.
+"""Routers as files: safetensors with a description in the header, and a checksum over both.
 
-Reading one executes nothing; it knows no cluster.
+Reading a file executes nothing and requires no cluster.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SCHEMA = "slimsched.router/1"
 ROUTERS: Final = "a router's file is what `slimsched train` wrote"
 CHECKSUM: Final = "checksum"  # the header's key
 MAX_BYTES: Final = 1_000_000_000
-MOST: Final = 1e9  # of a number; larger ones, which no training leaves, overflow in what is computed with them
-POLICY = "policy."  # what the network's tensors begin with; a training checkpoint has the optimizer's beside them
+MOST: Final = 1e9  # of a number: training produces none above it, and computing with one overflows
+POLICY = "policy."  # prefix of the network's tensors; a training checkpoint also has the optimizer's
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -32,7 +32,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 def write(
     path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], schema: str = SCHEMA
 ) -> None:
-    """Atomically: a reader finds the old file or the new one, whole."""
+    """Write a file atomically: a reader finds the complete old file or the complete new one."""
     plain = {name: np.array(value, order="C") for name, value in tensors.items()}
     header = {**metadata, "schema": schema}
     content = save(plain, {**header, CHECKSUM: _checksum(plain, header)})
@@ -41,21 +41,21 @@ def write(
 
 
 def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tensors, dict[str, str]]:
-    """Tensors and header (but for its checksum).
+    """Return tensors and header (without its checksum).
 
     Args:
-        made_by: where such files come from.
+        made_by: the commands that write such files.
 
     Raises:
-        InputError: the file is missing or not of the schema, was changed since it was written, or holds numbers that
-            are none, or absurd.
+        InputError: the file is missing, is not of the schema, was changed after it was written, or contains values that
+            are not numbers or are out of range.
     """
     require_file(path, MAX_BYTES, hint=f"; {made_by}")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy has not
+    except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy lacks
         raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
     if metadata.get("schema") != schema:
         written = metadata.get("schema", "none")
@@ -74,10 +74,10 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
 
 
 def header(path: Path) -> dict[str, str]:
-    """What a file of weights says of itself, be it a router's or a network's; the weights are not looked at.
+    """Return the header of a file of weights, a router's or a network's, without checking the weights.
 
     Raises:
-        InputError: it can't be read.
+        InputError: the file can't be read.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -87,7 +87,7 @@ def header(path: Path) -> dict[str, str]:
 
 
 def _checksum(tensors: Tensors, metadata: Mapping[str, str]) -> str:
-    """16 hex digits of the header, and of the tensors' names, types, shapes and values."""
+    """Return 16 hex digits of the header, and of the tensors' names, types, shapes and values."""
     digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())

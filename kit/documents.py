@@ -1,4 +1,4 @@
-"""Text and JSON on disk: read with errors that name the file, written whole or not at all; hashes of what work used."""
+"""Text and JSON on disk: atomic writes, read errors that name the file, and hashes of the inputs of a stage."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from kit.files import atomic_path, folder_hash, lies_there, read_bytes
 
 
 def write_text(path: Path, text: str) -> None:
-    """A UTF-8 file, whole or not at all."""
+    """Write a UTF-8 file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, document: Any) -> None:
-    """A JSON document, whole or not at all."""
+    """Write a JSON document atomically."""
     write_text(path, json_text(document))
 
 
 def json_text(document: Any) -> str:
-    """A document as JSON; not-a-number is refused, for JSON has none."""
+    """Return a document as JSON; raises `ValueError` for not-a-number, which JSON lacks."""
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_checked(path: Path, content: Any) -> None:
-    """A JSON document with a hash of its content, for what is read by this program alone."""
+    """Write a JSON document with a hash of its content, for files that only this program reads."""
     write_json(path, {"sha256": _content_hash(content), "content": content})
 
 
 def read_checked(path: Path) -> Any:
-    """What `write_checked` wrote; raises `InputError` where it is missing, or is anything else."""
+    """Return the content that `write_checked` wrote; raises `InputError` if the file is missing or different."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("sha256") != _content_hash(document.get("content")):
         raise InputError(str(path), "", "its content is not what its hash says")
@@ -47,11 +47,11 @@ def _content_hash(content: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON document; raises `InputError` where it is missing or broken, or holds what JSON can't (not-a-number)."""
+    """Return a JSON document; raises `InputError` if it is missing or broken, or contains not-a-number."""
     try:
         text = read_bytes(path)
         document = json.loads(text, parse_constant=no_number)
-        if rb"\u" in text:  # half a character can be written as an escape alone, and no text can hold it
+        if rb"\u" in text:  # an escape can write half a surrogate pair, which no text can hold
             json.dumps(document, ensure_ascii=False).encode()
     except InputError:
         raise
@@ -61,13 +61,13 @@ def read_json(path: Path) -> Any:
 
 
 def no_number(word: str) -> Any:
-    """For `json.loads`, which would take `NaN` and `Infinity`: raises `ValueError`."""
+    """Raise `ValueError`: a hook for `json.loads`, which would accept `NaN` and `Infinity`."""
     raise ValueError(f"{word} is no number that JSON knows")
 
 
 @contextmanager
 def with_remedy(remedy: str) -> Iterator[None]:
-    """What is wrong with a file is told with what to do about it."""
+    """Add a remedy to the message of any `InputError` raised within."""
     try:
         yield
     except InputError as error:
@@ -76,7 +76,7 @@ def with_remedy(remedy: str) -> Iterator[None]:
 
 @contextmanager
 def told_of(path: Path, remedy: str) -> Iterator[None]:
-    """Within it, files that are whole but not of the form that this version writes are told, and of which place."""
+    """Report errors of files that are complete but not in this version's format, with the place in the file."""
     try:
         yield
     except InputError:
@@ -87,7 +87,7 @@ def told_of(path: Path, remedy: str) -> Iterator[None]:
 
 
 def inputs_hash(*parts: Any) -> str:
-    """A fingerprint of what a stage depends on: plain data, texts, and the contents of files and folders (`Path`)."""
+    """Return a fingerprint of a stage's inputs: plain data, texts, and the contents of files and folders (`Path`)."""
     digest = hashlib.sha256()
     for part in parts:
         if not isinstance(part, Path):
@@ -101,7 +101,7 @@ def inputs_hash(*parts: Any) -> str:
 
 
 def read_text(path: Path, source: str | None = None, key: str = "") -> str:
-    """A text file; raises `InputError` (naming `source` and `key`, the place that named it) where it can't be read."""
+    """Return a text file; raises `InputError` (naming `source` and `key`, which name the file) if it can't be read."""
     try:
         hint = "" if lies_there(path) else _neighbor(path)
         return read_bytes(path, source=source or "", key=key, hint=hint).decode("utf-8-sig")
@@ -113,7 +113,7 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
 
 
 def _neighbor(path: Path) -> str:
-    """A hint: the nearest file of that kind in the same folder."""
+    """Return a hint: the most similar file of that kind in the same folder."""
     folder = path.absolute().parent
     if not lies_there(folder):
         remedy = ": paths in a scenario count from its folder" if path.is_absolute() else ""

@@ -1,4 +1,5 @@
-"""Errors that say whose fault it is: `InputError` the user's (exit code 2), `WorkError` the work's (exit code 1)."""
+"""Errors by cause: `InputError` for the user's input (exit code 2), `WorkError` for a failure of the run (exit code
+1)."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; nothing was run.
+    """An error in the user's input; nothing was run.
 
     Attributes:
-        source: the file (or flag) that holds it.
-        key: the key inside it, dotted, with the name of a list's item after it (`cluster.servers.0.profile (fast)`), or
+        source: the file (or flag) that contains the error.
+        key: the key inside it, dotted, followed by the name of a list's item (`cluster.servers.0.profile (fast)`);
             empty for the file as a whole.
-        problem: what was found and what is allowed, with the remedy.
+        problem: what was found and what is expected, with the remedy.
     """
 
     def __init__(self, source: str, key: str, problem: str) -> None:
@@ -23,29 +24,30 @@ class InputError(ValueError):
         super().__init__(f"{source}: {key}: {problem}" if key else f"{source}: {problem}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, ...]]:
-        """Made again from its parts where it comes out of another process."""
+        """Rebuild the error from its parts when it crosses a process boundary."""
         return type(self), (self.source, self.key, self.problem)
 
 
 class WorkError(RuntimeError):
-    """The work itself failed, through no fault of the input."""
+    """A failure of the run that the input did not cause."""
 
 
 def in_a_line(text: str, most: int = 300) -> str:
-    """Somebody else's words (a library's, or a user's code), with what is between them as one space each, and cut."""
+    """Return text from a library or a user's code on one line: each run of whitespace becomes one space, and it is
+    cut."""
     short = " ".join(text.split())
     return short if len(short) <= most else f"{short[:most]} ..."
 
 
 def nearest(name: str, known: Iterable[str], lead: str = "known:", *, same_numbers: bool = False) -> str:
-    """A phrase that names the known word nearest to an unknown one, and all the known ones.
+    """Return a phrase that names the known word most similar to an unknown one, and all known words.
 
     Args:
-        lead: before the known ones.
-        same_numbers: only a word with the same digits is near: an RTX 5090 is no mistyped RTX 4090.
+        lead: the text before the known words.
+        same_numbers: only a word with the same digits is similar: an RTX 5090 isn't a mistyped RTX 4090.
     """
     words = sorted(known)
-    bare = name[:100].lstrip("-")  # the dashes of a flag make no two of them alike
+    bare = name[:100].lstrip("-")  # the dashes of a flag don't make two of them similar
     near = {word.lstrip("-"): word for word in words if not same_numbers or _digits(word) == _digits(name)}
     close = difflib.get_close_matches(bare, near, n=1) or _begin_alike(bare, near)
     hint = f"did you mean {near[close[0]]!r}? " if close else ""
@@ -53,7 +55,7 @@ def nearest(name: str, known: Iterable[str], lead: str = "known:", *, same_numbe
 
 
 def _begin_alike(name: str, words: Iterable[str]) -> list[str]:
-    """The one word that begins with another and `_`: `rate_img_s` for `rate`; none where there are several."""
+    """Return the one word that begins with another and `_`: `rate_img_s` for `rate`; none if there are several."""
     longer = [word for word in words if word.startswith(f"{name}_")]
     return longer if len(longer) == 1 else []
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and nothing else in their place; read where they are of a sane size."""
+"""Files that are written atomically to their own path, and read only if their size is reasonable."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kit.errors import InputError
 
 LONGEST_NAME: Final = 255
 LONGEST_PATH: Final = 4000
-MAX_BYTES: Final = 256_000_000  # of a text file: reading it takes some ten times as much memory
+MAX_BYTES: Final = 256_000_000  # of a text file: reading it takes about ten times as much memory
 TEMPORARY = re.compile(r"\.slimsched-[0-9a-f]{32}\.tmp")
-_MAX_LINKS = 40  # as the kernel has it
+_MAX_LINKS = 40  # as in the kernel
 _REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a block device"}
 _CHUNK_BYTES = 1 << 20
 
@@ -31,13 +31,13 @@ _CHUNK_BYTES = 1 << 20
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path: what is written there takes the place of `path` when the block ends without an error.
+    """Yield a temporary path that replaces `path` when the block ends without an error.
 
-    Only a regular file is replaced, synced, and with the mode that any new file has. A link stays: what it leads to is
+    Only a regular file is replaced: it is synced, and gets the mode of any new file. A link stays, and its target is
     replaced. A device, a pipe or a descriptor (`/dev/stdout`) is written to.
 
     Raises:
-        InputError: a folder, a socket or a block device is there.
+        InputError: the path is a folder, a socket or a block device.
     """
     place = destination(path)
     writing = _poured(path, place) if isinstance(place, int) or _is_stream(place) else _replacing(place)
@@ -46,9 +46,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def same_header(content: bytes) -> bytes:
-    """What the safetensors library has written, with its metadata in order: it has them in another one every time.
+    """Return what the safetensors library has written with its metadata sorted, as the library's order varies.
 
-    So that the same weights are the same bytes, and stages that read them are not done anew for nothing.
+    The same weights then are the same bytes, and stages that read them don't run again unnecessarily.
     """
     size = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:size])
@@ -60,7 +60,7 @@ def same_header(content: bytes) -> bytes:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of the system tells the file that the user knows."""
+    """Name the user's file in an error of the system."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _poured(path: Path, stream: Path | int) -> Iterator[Path]:
-    """The bytes go into a device, a pipe or an open descriptor, which stays open."""
+    """Copy the bytes into a device, a pipe or an open descriptor, which stays open."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name
         yield temporary
@@ -89,7 +89,7 @@ def _replacing(place: Path) -> Iterator[Path]:
     os.close(descriptor)
     try:
         yield temporary
-        temporary.chmod(mode)  # some libraries make the file anew
+        temporary.chmod(mode)  # some libraries recreate the file
         sync(temporary)
         temporary.replace(place)
         sync(place.parent)
@@ -98,11 +98,11 @@ def _replacing(place: Path) -> Iterator[Path]:
 
 
 def destination(path: Path) -> Path | int:
-    """What writing to a path writes to, through links: a path that is no link, or a descriptor of this process.
+    """Return what writing to a path writes to, after links: a path that isn't a link, or a descriptor of this process.
 
     Raises:
-        InputError: no file can be written there.
-        OSError: links lead in a circle, or nothing can be looked up there.
+        InputError: no file can be written to the path.
+        OSError: links form a circle, or the path can't be looked up.
     """
     place = path
     for _ in range(_MAX_LINKS):
@@ -119,12 +119,12 @@ def destination(path: Path) -> Path | int:
 
 
 def _is_stream(place: Path) -> bool:
-    """A character device or a pipe is there."""
+    """Return whether a place is a character device or a pipe."""
     return place.exists() and not place.is_file()
 
 
 def sync(path: Path) -> None:
-    """A file, or a folder's names, to the disk; where a file system can't sync folders, that is its affair."""
+    """Sync a file, or a folder's names, to disk; folders are skipped on file systems that can't sync them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -136,7 +136,7 @@ def sync(path: Path) -> None:
 
 
 def set_aside(path: Path, ending: str) -> Path:
-    """Move a file out of its place: beside it, with an ending, numbered where that is taken; returns where it is."""
+    """Rename a file with an ending in the same folder, numbered if that name is taken; returns the new path."""
     number, aside = 1, path.with_name(path.name + ending)
     while os.path.lexists(aside):
         number += 1
@@ -149,7 +149,7 @@ def set_aside(path: Path, ending: str) -> Path:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -158,7 +158,7 @@ def file_hash(path: Path) -> str:
 
 
 def folder_hash(folder: Path) -> str:
-    """Of the names and the contents of all files in a folder, and in the folders in it."""
+    """Return the hash of the names and contents of all files in a folder and its subfolders."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name, content = str(path.relative_to(folder)).encode(), hashlib.sha256(path.read_bytes()).digest()
@@ -167,15 +167,15 @@ def folder_hash(folder: Path) -> str:
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
-    """A file's content.
+    """Return a file's content.
 
     Args:
-        most: bytes that it may have.
-        source, key: the place that named it, where it was named; for messages.
-        hint: what to do where there is no such file.
+        most: the largest size in bytes.
+        source, key: what names the path, if anything does; for messages.
+        hint: what to do if the file does not exist.
 
     Raises:
-        InputError: as `require_file`, or it can't be read.
+        InputError: as for `require_file`, or the file can't be read.
     """
     require_file(path, most, source=source, key=key, hint=hint)
     try:
@@ -185,13 +185,13 @@ def read_bytes(path: Path, most: int = MAX_BYTES, *, source: str = "", key: str 
 
 
 def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint: str = "") -> None:
-    """Raises `InputError` for a path at which no plain file lies (a pipe would be waited for, a device never ends), or
-    one of more than `most` bytes; the arguments are those of `read_bytes`."""
+    """Raise `InputError` unless a path is a plain file (a pipe would block, a device never ends) of at most `most`
+    bytes; the arguments are those of `read_bytes`."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise _unreadable(path, f"no such file{hint}", source, key) from None
-    except (OSError, ValueError) as error:  # a loop of links; a name that is too long, or holds a NUL
+    except (OSError, ValueError) as error:  # a loop of links; a name that is too long or contains a NUL
         raise _unreadable(path, f"can't be read: {getattr(error, 'strerror', error)}", source, key) from None
     if stat.S_ISDIR(status.st_mode):
         raise _unreadable(path, "this is a folder; name a file in it", source, key)
@@ -203,7 +203,7 @@ def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint
 
 
 def lies_there(path: Path) -> bool:
-    """Whether anything lies at a path; of any name (`Path.exists` raises for what no system can name)."""
+    """Return whether a path exists, whatever its name (`Path.exists` raises for invalid names)."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -212,7 +212,7 @@ def lies_there(path: Path) -> bool:
 
 
 def possible_path(text: str) -> str:
-    """A text that can be a path on any system; raises `ValueError` where none could be named so."""
+    """Return a text that is a valid path on any system; raises `ValueError` if it isn't."""
     if not text:
         raise ValueError("is empty; name a file")
     parts = [os.fsencode(part) for part in (text, *Path(text).parts)] if text.isprintable() else [b""]

@@ -1,4 +1,4 @@
-"""What modules import, by the text of their sources: nothing of them is run."""
+"""The imports of modules, found in the text of their sources without running them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ANYWHERE = re.compile(rf"""^[ \t]*(?:{_FORMS})|(?:import_module|__import__)\([ 
 def with_imports(
     entries: Iterable[str], read: Callable[[str], tuple[str, str] | None], *, anywhere: bool = True
 ) -> dict[str, str]:
-    """By name the sources of some modules and of all that they import.
+    """Return by name the sources of some modules and of all that they import.
 
     Args:
-        read: of a module its source, and the package that its relative imports begin from; None for what is no module,
-            or one that does not count.
-        anywhere: also what is imported within a function, or by `import_module` of a literal.
+        read: returns a module's source, and the package that its relative imports start from; None for a name that
+            isn't a module, or is to be left out.
+        anywhere: include imports within functions, and `import_module` of a literal.
     """
     modules: dict[str, str] = {}
     waiting, seen = list(entries), {""}
@@ -38,7 +38,7 @@ def with_imports(
 
 @lru_cache
 def _imported(source: str, package: str, anywhere: bool) -> tuple[str, ...]:
-    """Every name that a source imports, whether it is a module's or that of something in one."""
+    """Return every name that a source imports, whether of a module or of something in one."""
     imported: list[str] = []
     for origin, names, modules, called in (_ANYWHERE if anywhere else _AT_THE_TOP).findall(_FOR_TYPES.sub("", source)):
         if modules:
@@ -50,7 +50,7 @@ def _imported(source: str, package: str, anywhere: bool) -> tuple[str, ...]:
 
 
 def _absolute(module: str, package: str) -> str:
-    """A module's whole name; each dot before it but the first is one package further up."""
+    """Return a module's absolute name; each dot before it but the first is one package further up."""
     name = module.lstrip(".")
     level = len(module) - len(name)
     above = package.split(".")[: len(package.split(".")) - level + 1] if level else []

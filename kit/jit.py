@@ -1,12 +1,12 @@
-"""Compiled kernels: Numba's decorators with a cache that knows every source, and rows of raw memory to work on.
+"""Compiled kernels: Numba's decorators with a cache keyed by all sources, and rows of raw memory.
 
 A kernel is written as plain Python over records (`policies.compiled.record`) and *rows*: `request.retries += 1`,
-`ints(p)[at + n]`. Compiled, both are pointers without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is
-compiled, they are views of the same memory, and the same source runs (slowly, with bounds) in the interpreter, to be
-debugged and to be broken on purpose.
+`ints(p)[at + n]`. Compiled, both are pointers without bounds. With `SLIMSCHED_JIT=0` in the environment nothing is
+compiled: they are views of the same memory, and the same source runs (slowly, with bounds) in the interpreter, to debug
+it and to break it on purpose.
 
-Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So what
-a module compiles is kept in a folder whose name is a hash of the module and of all that it imports (`kit.jit_cache`).
+Numba's cache depends on the age of one file, and misses a change of a callee in another file. So a module's compiled
+code is kept in a folder whose name is a hash of the module and of all that it imports (`kit.jit_cache`).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def kernel(function: Function) -> Function:
 
 
 def kernel_of(function: Callable[..., Any], **callees: Any) -> Any:
-    """A kernel of a plain function, which calls these kernels in place of its functions of those names."""
+    """Compile a plain function, with these kernels instead of its functions of the same names."""
     return kernel(FunctionType(function.__code__, {**function.__globals__, **callees}))
 
 
 def entry(function: Function) -> Function:
-    """Compile a function that Python calls; its code, callees included, is kept on disk where that is possible."""
+    """Compile a function that Python calls; its code, callees included, is cached on disk if possible."""
     if not IS_ON:
         return function
     folder = folder_of(function.__module__)
     if folder is None:
         return cast(Function, _njit(**_OPTIONS)(function))
-    settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
+    settings: Any = numba.config  # read when a function is decorated, and restored for other users of Numba
     former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
     try:
         return cast(Function, _njit(cache=True, **_OPTIONS)(function))
@@ -61,7 +61,8 @@ def entry(function: Function) -> Function:
 
 
 class _Unset:
-    """A code generator that leaves a function's environment alone: it is for what raises, and no kernel does."""
+    """A code generator that leaves a function's environment unset: only code that raises uses it, and no kernel
+    raises."""
 
     def __init__(self, codegen: Any) -> None:
         self._codegen = codegen
@@ -70,26 +71,26 @@ class _Unset:
         return getattr(self._codegen, name)
 
     def set_env(self, name: str, environment: Any) -> None:
-        """Nothing to set."""
+        """Do nothing."""
 
 
 class _LinkedLibrary(JITCodeLibrary):
     """Code of a function that only compiled functions call: linked into theirs, and optimized there.
 
-    Numba optimizes every function with all its callees and makes machine code of it, each time it meets one. For a
-    hundred and fifty small functions that call each other, that is most of the time to compile them.
+    Numba optimizes every function with all its callees and generates machine code for it each time it meets one. For a
+    hundred and fifty small functions that call each other, this dominates the compile time.
     """
 
     @property
     def codegen(self) -> Any:
-        """With nothing to set in machine code."""
+        """Return a code generator that sets nothing in machine code."""
         return _Unset(super().codegen)
 
     def add_llvm_module(self, module: Any) -> None:
         self._final_module.link_in(module)
 
     def get_pointer_to_function(self, name: str) -> int:
-        """No machine code: Python can't call it."""
+        """Return 0: there is no machine code, as Python can't call the function."""
         self._ensure_finalized()
         return 0
 
@@ -109,7 +110,7 @@ class _LinkedCompiler(Compiler):
 
 
 def _linked(function: Function) -> Function:
-    """Compiled once for all values of its arguments: Numba would do it anew for each constant given to it."""
+    """Compile once for all values of the arguments: Numba would compile again for each constant argument."""
     dispatcher = _njit(**_OPTIONS, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(
         function
     )
@@ -131,8 +132,8 @@ Singles = npt.NDArray[np.float32]
 
 
 def python_view(row: npt.NDArray[Any] | int, kind: Literal["q", "d", "B"]) -> Any:
-    """An array's numbers, or those that begin at an address, as numbers of Python; `kind` as in `struct`."""
-    if not isinstance(row, np.ndarray):  # how long it is can't be known there
+    """Return an array's numbers, or those at an address, as Python's numbers; `kind` as in `struct`."""
+    if not isinstance(row, np.ndarray):  # the length at an address is unknown
         return memoryview((ctypes.c_uint8 * (1 << 35)).from_address(int(row))).cast("B").cast(kind)
     return row.reshape(-1).view(np.uint8).data.cast(kind)
 
@@ -140,7 +141,8 @@ def python_view(row: npt.NDArray[Any] | int, kind: Literal["q", "d", "B"]) -> An
 if IS_ON:
 
     def _pointer_to(number: types.Type) -> Any:
-        """An intrinsic: array of numbers of this size, or a record -> pointer to its first one, read as `number`."""
+        """Return an intrinsic: array of numbers of this size, or a record -> pointer to its first one, read as
+        `number`."""
 
         def row(typing_context: Any, array: Any) -> Any:
             pointer = types.CPointer(number)
@@ -156,7 +158,7 @@ if IS_ON:
         return intrinsic(row)
 
     def _pointer_at(number: types.Type) -> Any:
-        """An intrinsic: the address of the first of such numbers -> pointer to it."""
+        """Return an intrinsic: the address of the first of such numbers -> pointer to it."""
 
         def row(typing_context: Any, address: Any) -> Any:
             pointer = types.CPointer(number)
@@ -177,25 +179,25 @@ if IS_ON:
 else:
 
     def ints(row: Any) -> Ints:
-        """The numbers of an array, or those of a record and all that follows it, as int64."""
+        """Return the numbers of an array, or of a record and all that follows it, as int64."""
         return cast(Ints, row.view_as("q") if hasattr(row, "view_as") else python_view(row, "q"))
 
     def reals(row: Any) -> Reals:
-        """The same memory, read as float64."""
+        """Return the same memory, read as float64."""
         return cast(Reals, row.view_as("d") if hasattr(row, "view_as") else python_view(row, "d"))
 
     def singles(array: npt.NDArray[Any]) -> Singles:
-        """A row of float32, whatever the array's shape."""
+        """Return a row of float32, whatever the array's shape."""
         return array.reshape(-1)
 
     def ints_at(address: int) -> Ints:
-        """A row of int64 that begins at this address."""
+        """Return the row of int64 that begins at this address."""
         return cast(Ints, python_view(address, "q"))
 
     def reals_at(address: int) -> Reals:
-        """A row of float64 that begins at this address."""
+        """Return the row of float64 that begins at this address."""
         return cast(Reals, python_view(address, "d"))
 
     def bytes_at(address: int) -> npt.NDArray[np.uint8]:
-        """A row of bytes that begins at this address."""
+        """Return the row of bytes that begins at this address."""
         return cast(npt.NDArray[np.uint8], python_view(address, "B"))

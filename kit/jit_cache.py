@@ -1,4 +1,5 @@
-"""Where compiled code is kept, and whether it is there: known without Numba, which takes half a second to open."""
+"""The cache of compiled code: its folder, and what is in it, found without Numba, which takes half a second to
+import."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from typing import Final
 
 from kit.imports import OURS, with_imports
 
-_BESIDE: Final = Path(__file__).parents[1] / "__init__.py"  # as if this project's packages lay in one
+_BESIDE: Final = Path(__file__).parents[1] / "__init__.py"  # as if this project's packages were in one package
 IS_ON: Final = os.environ.get("SLIMSCHED_JIT", "1") != "0"
 
 
 def cache_folder() -> Path | None:
-    """Where compiled code is kept: `SLIMSCHED_CACHE`, or the user's cache folder; None for a user without a home."""
+    """Return the folder of compiled code: `SLIMSCHED_CACHE`, or the user's cache folder; None for a user without a
+    home."""
     given = os.environ.get("SLIMSCHED_CACHE")
     if given:
         return Path(given)
@@ -29,7 +31,7 @@ def cache_folder() -> Path | None:
 
 
 def cache_problem() -> str | None:
-    """Why compiled code can't be kept, and what to do; None where it is."""
+    """Return why compiled code can't be kept, and what to do; None if it can."""
     folder = cache_folder()
     if folder is not None and _writable(folder) is not None:
         return None
@@ -38,15 +40,15 @@ def cache_problem() -> str | None:
 
 
 def folder_of(module: str) -> Path | None:
-    """The folder for what a module compiles, which is made; None where nothing can be kept."""
+    """Create and return the folder for a module's compiled code; None if nothing can be kept."""
     base = cache_folder()
     return None if base is None else _writable(base / sources_hash(module))
 
 
 def is_kept(module: str, function: str) -> bool:
-    """Whether the compiled code of a module's function is kept, of today's sources and for this machine.
+    """Return whether the compiled code of a module's function is cached for the present sources and this machine.
 
-    Numba has the last word: code of a source that was put there anew, with another date, is compiled once more.
+    Numba decides last: it compiles code again whose source was rewritten with another date.
     """
     base, source = cache_folder(), _file_of(module)
     if not IS_ON or base is None or source is None:
@@ -69,9 +71,9 @@ def _writable(folder: Path) -> Path | None:
 
 
 def sources_hash(module: str) -> str:
-    """Of a module, of all that it imports from its own package or this project, of versions, and of the processor.
+    """Hash a module, all that it imports from its own package or this project, the versions, and the processor.
 
-    Compiled code holds no more than what stands there: callees, and constants. Nothing is imported by asking.
+    Compiled code depends on nothing else: callees and constants are in these sources. Nothing is imported.
     """
     digest = sha256(f"{_versions()} {sys.version} {_processor()}".encode())
     for name, source in sorted(sources_of(module).items()):
@@ -80,7 +82,7 @@ def sources_hash(module: str) -> str:
 
 
 def sources_of(module: str) -> dict[str, str]:
-    """By name what compiled code of a module may hold something of."""
+    """Return by name the sources that a module's compiled code may depend on."""
     packages = {module.partition(".")[0], *OURS}
 
     def read(name: str) -> tuple[str, str] | None:
@@ -102,7 +104,7 @@ def _versions() -> str:
 
 @cache
 def _processor() -> str:
-    """What Numba compiles for: the processor's name and what it can do; empty on systems that do not tell."""
+    """Return Numba's compile target: the processor's name and features; empty on systems that do not report them."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
@@ -111,14 +113,14 @@ def _processor() -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    """The source of a module that is imported, is ours, or lies in such a package; None where there is none."""
+    """Return the source of a module that is imported, is ours, or is in such a package; None if there is none."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded is not None:
         return Path(loaded)
     package, _, name = module.rpartition(".")
     folder = _file_of(package) if package else _BESIDE if name in OURS else None
     if folder is None or folder.name != "__init__.py":
-        return None  # what a plain module holds is no module
+        return None  # a name in a plain module isn't a module
     return next(
         (file for file in (folder.with_name(f"{name}.py"), folder.with_name(name) / "__init__.py") if file.is_file()),
         None,

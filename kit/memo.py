@@ -1,4 +1,4 @@
-"""What was computed so far, on disk: work that is interrupted and called again goes on from it."""
+"""Results stored on disk, so that interrupted work resumes when it is called again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class Memo:
-    """A growing list of plain data, of one fingerprint: a JSON line for each piece of work that is done.
+    """A growing list of plain data with one fingerprint: a JSON line for each finished piece of work.
 
-    What no interruption leaves whole, a torn line and all that follows it, is dropped. So is everything of another
-    fingerprint. The file is there with the first row.
+    What an interruption has damaged, a torn line and all that follows it, is dropped. So is everything with another
+    fingerprint. The first row creates the file.
 
     Args:
         path: the file, which belongs to this work alone.
-        inputs: fingerprint of all that decides what the rows are (`kit.documents.inputs_hash`).
+        inputs: fingerprint of all that determines the rows (`kit.documents.inputs_hash`).
 
     Attributes:
-        rows: what is known, in the order in which it was added.
+        rows: the stored rows, in the order of addition.
     """
 
     def __init__(self, path: Path, inputs: str) -> None:
@@ -29,7 +29,7 @@ class Memo:
         self.rows: list[Any] = whole[1:] if self._bytes else []
 
     def add(self, row: Any) -> None:
-        """One more, on disk before this returns."""
+        """Append a row, on disk before this returns."""
         lines = [row] if self._bytes else [self._head, row]
         text = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,12 +41,12 @@ class Memo:
 
 
 def rows_in(path: Path) -> list[Any]:
-    """The rows of a memo's file, whatever its inputs were."""
+    """Return the rows of a memo's file, whatever its inputs were."""
     return _read(path)[0][1:]
 
 
 def _read(path: Path) -> tuple[list[Any], int]:
-    """The lines that are whole, up to the first that is not, and their bytes."""
+    """Return the complete lines up to the first incomplete one, and their size in bytes."""
     whole, length = list[Any](), 0
     for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
         try:

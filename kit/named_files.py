@@ -1,6 +1,7 @@
-"""Which files does a scenario name? Its keys say so themselves: what names a file is marked with a `FileName`.
+"""The files that a scenario names: a key that names a file is marked with a `FileName`.
 
-So a new key is found here without being listed: by what makes paths absolute, and by what asks whether a file changed.
+So a new key needs no list: the code that makes paths absolute, and the code that checks files for changes, find it
+here.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class FileName:
-    """Marks a key of a document (with `Annotated`) whose text names a file.
+    """A mark (with `Annotated`) of a document's key whose text names a file.
 
     Attributes:
-        is_path: whether a text is a path; a router's name, say, is none.
-        find: the file that a text stands for; None where it stands for none.
-        split: what stands before the path in a text, and the path.
+        is_path: whether a text is a path; a router's name, for example, isn't.
+        find: returns the file that a text stands for; None if it stands for none.
+        split: returns the text before the path, and the path.
     """
 
     is_path: Callable[[str], bool] = lambda text: True
@@ -42,7 +43,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 def plain_name(text: str) -> str:
-    """The name that names folders and files, too; raises ValueError, with one that is near, for all else."""
+    """Return a name that is valid for files and folders, too; raises ValueError, with a similar one, for any other."""
     if re.fullmatch(NAME, text):
         return text
     plain = as_name(text)
@@ -51,7 +52,7 @@ def plain_name(text: str) -> str:
 
 
 def as_name(text: str, otherwise: str = "") -> str:
-    """A plain name that is near."""
+    """Return a similar plain name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100] or otherwise
 
 
@@ -60,31 +61,31 @@ Name = Annotated[str, AfterValidator(plain_name)]
 
 @dataclass(frozen=True)
 class NamedFile:
-    """A file that a document names: under which key, and where it lies."""
+    """A file that a document names: its key and its path."""
 
     key: str
     path: Path
 
 
 def marker_of(field: FieldInfo) -> FileName | None:
-    """What marks a key as one of files; None where nothing does."""
+    """Return the mark of a key that names a file; None if it has none."""
     return next((each for each in _metadata(field.annotation, *field.metadata) if isinstance(each, FileName)), None)
 
 
 @cache
 def _fields(kind: type[BaseModel]) -> tuple[tuple[str, str, FileName | None], ...]:
-    """Of each field its name, its key, and what marks it: looked up once, for a scenario may have many servers."""
+    """Return each field's name, key and mark, cached because a scenario may have many servers."""
     return tuple((name, field.alias or name, marker_of(field)) for name, field in kind.model_fields.items())
 
 
 def named_files(document: StrictModel, key: str = "") -> Iterator[NamedFile]:
-    """Every file that a document names, in the order of its keys."""
+    """Yield every file that a document names, in the order of its keys."""
     for name, alias, marker in _fields(type(document)):
         yield from _found(getattr(document, name), marker, f"{key}.{alias}" if key else alias)
 
 
 def with_paths(document: Model, rename: Callable[[str], str]) -> Model:
-    """A document with every path in it renamed; what was not given stays so."""
+    """Return a document with every path in it renamed; unset keys stay unset."""
     update = {}
     for name, _, marker in _fields(type(document)):
         old = getattr(document, name)
@@ -104,7 +105,7 @@ def _found(value: Any, marker: FileName | None, key: str) -> Iterator[NamedFile]
 
 
 def _renamed(value: Any, marker: FileName | None, rename: Callable[[str], str]) -> Any:
-    """The very same object where nothing in it changes."""
+    """Return a value with its paths renamed: the very same object if nothing in it changes."""
     if isinstance(value, BaseModel):
         return with_paths(value, rename)
     if isinstance(value, tuple):
@@ -117,7 +118,7 @@ def _renamed(value: Any, marker: FileName | None, rename: Callable[[str], str]) 
 
 
 def _metadata(annotation: Any, *known: Any) -> Iterator[Any]:
-    """All that is noted beside a type and the types in it."""
+    """Yield all metadata attached to a type and the types in it."""
     yield from known
     for part in get_args(annotation):
         yield from _metadata(part, *getattr(part, "__metadata__", ()))

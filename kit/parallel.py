@@ -1,7 +1,7 @@
-"""The same work on many things, in processes beside each other. It knows nothing of what the work is.
+"""Parallel work: the same function on many tasks, in several processes.
 
-Processes begin afresh, have one thread for arithmetic, and end with this one, however that ends. Within a
-`joblib.parallel_config` with a backend of its own, such as Ray's, that backend does the work.
+Processes start fresh, have one thread for arithmetic, and end with this one, however it ends. Within a
+`joblib.parallel_config` with another backend, such as Ray's, that backend runs the work.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def each(
     jobs: int,
     prepare: Callable[[Common], object] | None = None,
 ) -> Generator[tuple[int, Made], None, None]:
-    """(place of the task, what the work made of it), as they end; with one process, or another backend, in order.
+    """Yield (index of the task, its result) as tasks finish; in order with one process or another backend.
 
     Args:
-        work: is given what all tasks have in common, which is sent to each process once.
-        jobs: so many processes at most; what a `parallel_config` says of its backend goes before it.
-        prepare: what is to be done once on a machine before processes do it beside each other: compiling, say.
+        work: its first argument is common to all tasks, and is sent to each process once.
+        jobs: the largest number of processes; a `parallel_config`'s number for its backend has precedence.
+        prepare: what to run once on a machine before processes run it in parallel, such as compiling.
 
     Raises:
-        WorkError: a process was killed. What the work raises comes through as it is.
+        WorkError: a process was killed. Exceptions of the work are raised unchanged.
     """
     processes = min(jobs, len(tasks))
     if processes <= 1:
@@ -48,11 +48,11 @@ def each(
         return
     if prepare is not None:
         prepare(common)
-    from joblib.externals.loky.process_executor import ProcessPoolExecutor  # it is slow to open, and seldom needed
+    from joblib.externals.loky.process_executor import ProcessPoolExecutor  # slow to import, and seldom needed
     from joblib.parallel import LokyBackend, Parallel, delayed, get_active_backend
 
     backend, wanted = get_active_backend()
-    if not isinstance(backend, LokyBackend):  # Ray's gives all results at once, so no backend is asked for more
+    if not isinstance(backend, LokyBackend):  # Ray's returns all results at once, so no backend is asked for more
         yield from enumerate(Parallel(wanted or processes)(delayed(work)(common, task) for task in tasks))
         return
     given = os.getpid(), work, common
@@ -70,11 +70,11 @@ def each(
         problem = f"one of {processes} processes was killed, most often because memory ran out"
         raise WorkError(f"{problem}; fewer --jobs need less of it") from None
     finally:
-        pool.shutdown(kill_workers=True)  # an interruption ends them now, and not when they are done
+        pool.shutdown(kill_workers=True)  # an interruption ends the processes now, not when their tasks finish
 
 
 def results(work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], jobs: int) -> list[Made]:
-    """What the work made of each task, in their order; raises as `each` does."""
+    """Return the result of each task, in the tasks' order; raises as `each` does."""
     by_task = dict(each(work, common, tasks, jobs))
     return [by_task[place] for place in range(len(tasks))]
 

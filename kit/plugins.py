@@ -1,9 +1,9 @@
-"""A user's own class, named `module:Class`: found without running it, told of, refused where that is asked for,
-imported, and known again by its source and all that it imports.
+"""User classes, named `module:Class`: found without running them, reported, refused if requested, imported, and
+identified by their source and all that it imports.
 
-What a scenario names may be anybody's, and what is imported runs with the user's rights. So all ways to own code lead
-through here: the command line has each class told before anything of it is imported (`telling`), and `--no-own-code`
-refuses it, in the processes that are started as well (SLIMSCHED_NO_OWN_CODE in the environment).
+A scenario may name any code, and imported code runs with the user's rights. So all loading of user code passes through
+here: the command line has each class reported before any part of it is imported (`telling`), and `--no-own-code`
+refuses it, also in child processes (SLIMSCHED_NO_OWN_CODE in the environment).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ OWN_CLASS = "module:Class"
 REFUSING: Final = "SLIMSCHED_NO_OWN_CODE"
 
 
-FAILURES: Final = (Exception, SystemExit)  # of a user's code: an attempt to end the process is told as an error is
+FAILURES: Final = (Exception, SystemExit)  # of a user's code: an attempt to end the process is reported as an error is
 
-# Is told a class's name and the line about it; nobody listens in a worker, whose parent has told it.
+# Receives a class's name and the line about it; unset in a worker, whose parent has reported it.
 _Listener = Callable[[str, str], None]
 _listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
@@ -41,14 +41,14 @@ _listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a user's class."""
+    """Return whether a name is that of a user's class."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 @contextmanager
 def telling(say: Callable[[str], None], *, is_refused: bool = False) -> Iterator[None]:
-    """Within it each own class is told of once, before it is imported, or refused (so in processes begun within)."""
+    """Report each user class once before it is imported, or refuse it, within the block and processes started in it."""
     announced: set[str] = set()
 
     def tell(name: str, line: str) -> None:
@@ -71,15 +71,15 @@ def telling(say: Callable[[str], None], *, is_refused: bool = False) -> Iterator
 
 
 def own_class(name: str, source: str, key: str) -> Any:
-    """What `module:Class` names: from where Python looks, else from the folder the user is in.
+    """Return the class that `module:Class` names, from Python's path or otherwise from the current folder.
 
-    (An installed command does not look there by itself.)
+    (An installed command does not search that folder automatically.)
 
     Args:
-        source, key: where the name stands, for messages.
+        source, key: what holds the name, for messages.
 
     Raises:
-        InputError: own code is refused, there is no such class, or whatever goes wrong in its module.
+        InputError: user code is refused, the class does not exist, or its module fails.
     """
     with blaming(name, source, key):
         _admit(name, source, key)
@@ -89,10 +89,10 @@ def own_class(name: str, source: str, key: str) -> Any:
 
 @contextmanager
 def blaming(name: str, source: str, key: str, call: str = "") -> Iterator[None]:
-    """What a user's class raises while it is made is the user's to know, as an `InputError` of one line.
+    """Turn an exception of a user's class, while it is created, into an `InputError` of one line.
 
     Args:
-        call: how it is called, for who gives it other arguments.
+        call: the expected call, for a class that takes other arguments.
     """
     try:
         yield
@@ -103,7 +103,7 @@ def blaming(name: str, source: str, key: str, call: str = "") -> Iterator[None]:
 
 
 def failure(error: BaseException, call: str = "") -> str:
-    """What a user's code raised, in a line, and where in it; where it was not even entered, how it is called."""
+    """Return an exception of a user's code as one line with its place, or the call if the code was not even entered."""
     text = in_a_line(f"{type(error).__name__}: {error}")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
@@ -113,7 +113,7 @@ def failure(error: BaseException, call: str = "") -> str:
 
 
 def _admit(name: str, source: str, key: str) -> None:
-    """Nothing of it has been run yet: it is refused now, or told of."""
+    """Refuse or report a class before any of it runs."""
     module, _, attribute = name.partition(":")
     what = f"{_shown(_file(_found(module))) or module}: {attribute}"
     if os.environ.get(REFUSING, "0") not in ("", "0"):
@@ -125,7 +125,7 @@ def _admit(name: str, source: str, key: str) -> None:
 
 
 def _found(module: str) -> ModuleSpec | None:
-    """From where Python looks, else from the folder the user is in; None for one that was made by hand."""
+    """Find a module on Python's path or otherwise in the current folder; None for a module made by hand."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -137,7 +137,7 @@ def _found(module: str) -> ModuleSpec | None:
 
 
 def _shown(file: Path | None) -> str:
-    """From where the user is, if it lies below."""
+    """Return a path relative to the current folder if it is below it."""
     if file is None:
         return ""
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
@@ -147,13 +147,13 @@ def _shown(file: Path | None) -> str:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """What Python would import; nothing of it, nor of the packages around it, is run (`find_spec` imports those)."""
+    """Return the spec of what Python would import, without running it or its packages (`find_spec` imports those)."""
     if module in sys.modules:
         return sys.modules[module].__spec__
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # it was made by hand
+    except ValueError:  # the module was made by hand
         return None
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
@@ -163,16 +163,16 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(spec: ModuleSpec | None) -> Path | None:
-    """A module's; None where it stands in none."""
+    """Return a module's file; None if it has none."""
     file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
     return file if file is not None and file.is_file() else None
 
 
 def code_hash(name: str, source: str, key: str) -> str:
-    """`source_hash` of code that is about to run: it is told of, or refused, before the work begins.
+    """Return `source_hash` of code that is about to run, after it is reported or refused.
 
     Raises:
-        InputError: as `own_class` does, but for what only an import shows.
+        InputError: as for `own_class`, except for errors that only an import shows.
     """
     with blaming(name, source, key):
         _admit(name, source, key)
@@ -180,12 +180,12 @@ def code_hash(name: str, source: str, key: str) -> str:
 
 
 def source_hash(name: str, source: str, key: str) -> str:
-    """Of the module that a class stands in, and of all that it imports, without comments; nothing of it is run.
+    """Hash the module of a class and all that it imports, without comments and without running any of it.
 
-    What is installed, and what is this project's, has a version instead. Empty where the module stands in no file.
+    Installed packages and this project's are hashed by version. Empty if the module has no file.
 
     Raises:
-        InputError: there is no such module.
+        InputError: the module does not exist.
     """
     module = name.partition(":")[0]
     top = module.partition(".")[0]
@@ -207,7 +207,7 @@ def source_hash(name: str, source: str, key: str) -> str:
 
 
 def _without_comments(source: str) -> str:
-    """A text that is no Python counts as it is: whoever imports it is told."""
+    """Remove comments; text that isn't Python stays unchanged: importing it reports the error."""
     try:
         return ast.dump(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError):
@@ -219,7 +219,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether it is Python's own, or came with a package."""
+    """Return whether a file is Python's own, or belongs to an installed package."""
     standard = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
     is_pythons = any(file.resolve().is_relative_to(folder) for folder in standard)
     return is_pythons or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)

@@ -1,4 +1,4 @@
-"""What a function returns: its document, which is what `--json` writes on the command line, with names and types."""
+"""Results of functions: a document, which `--json` writes on the command line, with names and types."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What every result has.
+    """The common base of all results.
 
     Attributes:
-        document: all of it as plain data: what `--json` writes on the command line (docs/metrics.md).
-        remarks: warnings and other remarks, which a command would have written to standard error.
+        document: the result as plain data, which `--json` writes on the command line (docs/metrics.md).
+        remarks: warnings and other remarks, which a command would write to standard error.
     """
 
     remarks: tuple[str, ...] = field(default=(), repr=False)
@@ -30,17 +30,17 @@ class Document:
             ...
 
     def rows(self) -> list[dict[str, Any]]:
-        """A table of it as plain data: a dictionary a row, all with the same keys."""
+        """Return the result's table as plain data: a dictionary for each row, all with the same keys."""
         return [{name: value for name, value in self.document.items() if name != "schema" and is_plain(value)}]
 
     def to_json(self) -> str:
-        """The document as JSON text."""
+        """Return the document as JSON text."""
         from kit.documents import json_text
 
         return json_text(dict(self.document))
 
     def to_frame(self) -> pandas.DataFrame:
-        """The same table as `rows`, as a pandas data frame.
+        """Return the table of `rows` as a pandas data frame.
 
         Raises:
             InputError: pandas is not installed.
@@ -54,19 +54,19 @@ class Document:
 
     @property
     def afterword(self) -> str:
-        """What is said when the result has been shown; empty where nothing is."""
+        """Return the text to print after the result; empty if there is none."""
         return ""
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
+        """Return the exit code of the command."""
         return 0
 
     def require_whole(self) -> None:
-        """Raises `WorkError` where the work came to nothing, though there is a result to look at."""
+        """Raise `WorkError` if the work produced nothing, though there is a result to inspect."""
 
     def with_remarks(self, remarks: Sequence[str]) -> Self:
-        """The same with what there was to remark."""
+        """Return the same result with these remarks."""
         return replace(self, remarks=tuple(remarks))
 
 
@@ -78,17 +78,17 @@ class OwnDocument(Document):
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """Its fields as plain data; paths as text."""
+        """Return the fields as plain data; paths as text."""
         return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name not in self._left_out}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: paths are text, and numbers of numpy are numbers."""
+    """Return a value in JSON's types: paths as text, and numpy's numbers as numbers."""
     import msgspec
 
     return msgspec.to_builtins(value, enc_hook=lambda each: each.item() if hasattr(each, "item") else str(each))
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it can stand in a cell of a table."""
+    """Return whether a value fits in a cell of a table."""
     return value is None or isinstance(value, str | int | float)

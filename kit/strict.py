@@ -1,8 +1,8 @@
 """Strict documents: YAML text in, a frozen pydantic model out, or one `InputError` that names the key and the remedy.
 
-It refuses what YAML would let pass in silence: unknown keys, duplicate keys, tags that build objects, text where a
-number belongs; and what would take more time or memory than any document of ours: of any text it gives an answer within
-seconds. It opens no file: the caller reads the text and says where it came from.
+It refuses what YAML accepts silently: unknown keys, duplicate keys, tags that build objects, text instead of a number.
+It also refuses what would take more time or memory than any document of ours: any text gets an answer within seconds.
+It opens no file: the caller reads the text and names its source.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RENAMED: Final = {
     "hold_limit_s": "max_batching_delay_s",
     "levels": "matching_runs",
     "least_run_s": "min_run_s",
-}  # keys of files that were written before they had the field's names
+}  # keys of files from before they had the fields' names
 
 
 class StrictModel(BaseModel):
@@ -53,13 +53,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
-Plain = Annotated[dict[str, Any], AfterValidator(_finite)]  # keys that nobody here knows, with plain values
+Plain = Annotated[dict[str, Any], AfterValidator(_finite)]  # keys without a model here, with plain values
 Document = TypeVar("Document", bound=StrictModel)
 _FORMS = {"<word>": "a word", "<number>": "a number", "<parts>": "a list or a section"}
 
 
 def form(value: Any) -> str:
-    """The tag of the form in which a key was given, for a `Discriminator` between them."""
+    """Return the tag of the form in which a key was given, for a `Discriminator` between forms."""
     return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
 
 
@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
     from yaml import SafeLoader
 else:
-    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it: some six times as fast
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML has it: about six times as fast
 
 
 _TAG = "tag:yaml.org,2002:"
-_NUMBERS = {  # each pattern takes time in proportion to the text, whatever the text
+_NUMBERS = {  # each pattern takes time linear in the length of the text
     f"{_TAG}int": re.compile(r"^[-+]?(0|[1-9][\d_]*|0x[\da-fA-F_]+)$", re.ASCII),
     f"{_TAG}float": re.compile(
         r"^([-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))"
@@ -79,15 +79,15 @@ _NUMBERS = {  # each pattern takes time in proportion to the text, whatever the 
         re.ASCII,
     ),
 }
-_FIRST = list("-+0123456789.")  # what a number begins with
-_TEXTS = (f"{_TAG}timestamp", f"{_TAG}merge", f"{_TAG}value", *_NUMBERS)  # what YAML 1.1 takes for something else
+_FIRST = list("-+0123456789.")  # the characters that a number begins with
+_TEXTS = (f"{_TAG}timestamp", f"{_TAG}merge", f"{_TAG}value", *_NUMBERS)  # what YAML 1.1 takes for another type
 
 
 class _Loader(SafeLoader):
-    """Safe YAML without its surprises.
+    """Safe YAML without its pitfalls.
 
-    `1e-3` is a number (YAML 1.1 calls it text); `010` is text and not 8, `1:30` is text and not 90, and so is a date.
-    A key is a text, and given once.
+    `1e-3` is a number (YAML 1.1 reads text); `010` is text and not 8, `1:30` is text and not 90, and a date is text. A
+    key is a text, and occurs once.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML copies it for a class that adds to it
@@ -115,7 +115,7 @@ def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     try:
         number = loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
-    except ValueError:  # Python's own limit of digits
+    except ValueError:  # Python's limit on digits
         number = None
     if number is None or (isinstance(number, int) and abs(number) >= 2**63):
         raise _refused(f"{node.value:.20}... has {len(node.value)} digits; allowed are 18", node.start_mark)
@@ -135,12 +135,12 @@ MAX_LEVELS: Final = 40
 
 
 def _require_bounded(text: str) -> None:
-    """Before anything is built; raises `_RefusedError` where it has too many values or levels, a tag or an alias."""
+    """Raise `_RefusedError` for too many values or levels, a tag or an alias, before anything is built."""
     if re.search("^%TAG", text, re.MULTILINE):  # libyaml's time grows with the square of their number
         raise _refused("%TAG is not allowed", None)
     values = levels = 0
     for event in yaml.parse(text, Loader=SafeLoader):
-        if isinstance(event, yaml.AliasEvent):  # a few of them can repeat each other into any size
+        if isinstance(event, yaml.AliasEvent):  # a few of them can expand to any size
             raise _refused(f"*{event.anchor:.80} is not allowed; write out what it stands for", event.start_mark)
         if isinstance(event, yaml.CollectionEndEvent):
             levels -= 1
@@ -156,11 +156,11 @@ def _require_bounded(text: str) -> None:
                 levels += 1
 
 
-_TOO_DEEP: Final = "maximum nesting depth"  # as PyYAML says it from 6.0.4 on
+_TOO_DEEP: Final = "maximum nesting depth"  # PyYAML's text from 6.0.4 on
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """Valid YAML, and yet no document of ours."""
+    """Valid YAML that isn't a document of ours."""
 
 
 def _refused(problem: str, mark: Any) -> _RefusedError:
@@ -174,26 +174,26 @@ def parse(model: type[Document], text: str, source: str) -> Document:
     """Read YAML `text` as a `model`.
 
     Raises:
-        InputError: it is no YAML, or a key or value is not of the model's form; `source` is named in it.
+        InputError: the text isn't YAML, or a key or value does not fit the model; `source` is named in it.
     """
     return validate(model, mapping(text, source), source)
 
 
 def mapping(text: str, source: str) -> dict[str, Any]:
-    """Read YAML `text` as keys and plain values; raises `InputError` where it is none, or more than a document has."""
+    """Read YAML `text` as keys and plain values; raises `InputError` if it isn't, or exceeds a document's limits."""
     if len(text) > MAX_CHARACTERS:
         problem = f"has {len(text):,} characters; allowed are {MAX_CHARACTERS:,}: is it the file that you mean?"
         raise InputError(source, "", problem)
     try:
         _require_bounded(text)
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
-    except UnicodeError as error:  # libyaml's
+    except UnicodeError as error:  # from libyaml
         raise InputError(source, "", f"not valid YAML: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
-        if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before we have counted
+        if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before the count here
             raise InputError(source, line, f"nested more than {MAX_LEVELS} levels deep") from None
         if mark and Path(source).suffix not in (".yaml", ".yml", ""):
             raise InputError(source, "", f"is it the file that you mean? {line} is not valid YAML: {problem}") from None
@@ -208,7 +208,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def _of_yaml(text: str, mark: Any) -> str:
-    """What helps against the commonest mistakes in YAML itself."""
+    """Return a remedy for the commonest mistakes in YAML itself."""
     lines = text.splitlines()
     if mark is None:
         return "; is it the file that you mean?"
@@ -231,7 +231,7 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
 
 
 def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str) -> None:
-    """Before all keys: a document of another kind has another `schema`, and hardly a key in common."""
+    """Check `schema` before all keys: a document of another kind has another one, and few keys in common."""
     allowed, schema = get_args(_fields(model).get("schema")), raw.get("schema")
     if allowed and schema is not None and schema not in allowed:
         kind = _KINDS.get(str(schema).partition("/")[0])
@@ -240,7 +240,7 @@ def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str)
 
 
 def with_name(raw: Any, key: str) -> str:
-    """A dotted key with the name of the list's item that it leads through: `servers.2.link (gpu-a)`."""
+    """Return a dotted key with the name of the list's item on its path: `servers.2.link (gpu-a)`."""
     name, place = None, raw
     for part in key.split("."):
         if isinstance(place, list) and part.isdigit() and int(part) < len(place):
@@ -255,18 +255,18 @@ MAX_LISTED: Final = 10  # numbers of a range that are written out
 
 
 def _numbers(value: Any) -> list[str]:
-    """Those of a range such as 0-9; none of anything else."""
+    """Return the numbers of a range such as 0-9; none for any other value."""
     ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*", value) if isinstance(value, str) else None
     numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
     listed = [str(number) for number in numbers[:MAX_LISTED]]
     return [*listed, "..."] if len(numbers) > MAX_LISTED else listed
 
 
-_RATES: Final = ("img_s", "gb_s", "flop_s")  # with which a key that is no duration ends
+_RATES: Final = ("img_s", "gb_s", "flop_s")  # endings of keys that aren't durations
 
 
 def _number_remedy(key: str, text: str) -> str:
-    """What to write for a text with one number in it, or, where only its author knows, in which unit."""
+    """Return what to write for a text with one number in it, or, if only its author knows, that a unit is needed."""
     number = re.match(r"([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", text[:80])
     if number is None:
         return ""
@@ -281,7 +281,7 @@ def _number_remedy(key: str, text: str) -> str:
 
 
 def _remedy(key: str, kind: str, value: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
-    """What helps against some mistakes that many make; empty for others. An item is one of a list."""
+    """Return a remedy for some common mistakes; empty for others. An item is one of a list."""
     if kind == "less_than_equal" and context.get("le") == 1 and isinstance(value, int | float) and 1 < value <= 100:
         return f"; {value:g} % is {value / 100:g}"
     if (kind == "tuple_type" or (kind == "int_type" and is_item)) and (numbers := _numbers(value)):
@@ -300,7 +300,7 @@ def _remedy(key: str, kind: str, value: Any, context: Mapping[str, Any], *, is_i
 
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str) -> InputError:
-    """The first thing that is wrong, unknown keys before all else (they often cause the rest)."""
+    """Return the first error, unknown keys before all others (which they often cause)."""
     details = sorted(_causes(error), key=lambda detail: detail["type"] != "extra_forbidden")
     first = details[0]
     is_unknown = first["type"] == "extra_forbidden"
@@ -341,7 +341,8 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
 
 
 def _causes(error: ValidationError) -> list[ErrorDetails]:
-    """What is wrong, without what follows from it: pydantic also calls a list too short whose only items are wrong."""
+    """Return the errors without their consequences: pydantic also calls a list too short if its only items are
+    wrong."""
     errors = error.errors()
     return [
         detail
@@ -352,7 +353,7 @@ def _causes(error: ValidationError) -> list[ErrorDetails]:
 
 
 def _follow(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
-    """A location as the user wrote it (pydantic adds a union's tag to it), and the models that may stand there."""
+    """Return a location as the user wrote it (pydantic adds a union's tag), and the models expected there."""
     parts: list[str] = []
     models = {model}
     for part in location:
@@ -365,7 +366,7 @@ def _follow(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[li
 
 
 def _fields(model: type[BaseModel]) -> dict[str, object]:
-    """The keys of a model as a user writes them, with their types."""
+    """Return the keys of a model as a user writes them, with their types."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
 
 
@@ -376,7 +377,7 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 
 def _words_in(annotations: Sequence[object]) -> set[str]:
-    """Texts that types allow literally."""
+    """Return the texts that types allow literally."""
     words: set[str] = set()
     for each in annotations:
         parts = get_args(each)
@@ -385,22 +386,22 @@ def _words_in(annotations: Sequence[object]) -> set[str]:
 
 
 def to_yaml(document: StrictModel) -> str:
-    """The text that `parse` reads back as the same document."""
+    """Return the text that `parse` reads back as the same document."""
     return dump(plain(document))
 
 
 def plain(document: StrictModel) -> dict[str, Any]:
-    """What `to_yaml` writes: all but what is null."""
+    """Return the data that `to_yaml` writes: all values except nulls."""
     return document.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def dump(raw: Mapping[str, Any]) -> str:
-    """Plain data as the text that `mapping` reads back."""
+    """Return plain data as the text that `mapping` reads back."""
     return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, width=160, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Numbers of a list on one line, everything else in blocks."""
+    """A dumper with the numbers of a list on one line, and all else in blocks."""
 
 
 def _compact_sequence(dumper: _Dumper, data: list[Any]) -> yaml.SequenceNode:
@@ -409,12 +410,12 @@ def _compact_sequence(dumper: _Dumper, data: list[Any]) -> yaml.SequenceNode:
 
 
 _Dumper.add_representer(list, _compact_sequence)
-for _tag, _pattern in _NUMBERS.items():  # a text that the loader would take for a number gets its quotes
+for _tag, _pattern in _NUMBERS.items():  # texts that the loader would read as numbers are quoted
     _Dumper.add_implicit_resolver(_tag, _pattern, _FIRST)
 
 
 def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
-    """Put a value at a key of what was read; missing sections are made, and an item next to a list's last is added."""
+    """Set a key of what was read; creates missing sections, and appends an item directly after a list's last."""
     place: Any = raw
     for depth, part in enumerate(key):
         is_last, path = depth == len(key) - 1, ".".join(key[: depth + 1])

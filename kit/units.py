@@ -1,4 +1,4 @@
-"""Time as people write it, and as the project counts it."""
+"""Time as people write it, and as the project stores it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _LONG_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*(millisec\w*|sec\w*|min\w*|hour\w*|h
 
 
 def nanoseconds(duration_s: float) -> int:
-    """A duration in integer nanoseconds, rounded up."""
+    """Return a duration in integer nanoseconds, rounded up."""
     return ceil(duration_s * NS_PER_S)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `45s`, `5m`, `1.5h`, `2d`, `200ms` or a plain number of seconds; raises ValueError for all else."""
+    """Return seconds of `45s`, `5m`, `1.5h`, `2d`, `200ms` or a plain number of seconds; raises ValueError
+    otherwise."""
     match = _DURATION.fullmatch(text.strip())
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
@@ -30,5 +31,6 @@ def parse_duration(text: str) -> float:
 
 
 def seconds(value: object) -> object:
-    """What a key of seconds is given: of a text its duration, all else as it is; raises as `parse_duration` does."""
+    """Return the value of a key in seconds: a text's duration, any other value unchanged; raises as `parse_duration`
+    does."""
     return parse_duration(value) if isinstance(value, str) else value

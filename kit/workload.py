@@ -1,7 +1,7 @@
-"""Arrival processes: when images enter the system. Pure functions of a random stream; the hardware replays the same.
+"""Arrival processes: when images enter the system. Pure functions of a random stream; hardware replays the same times.
 
-Each returns ascending int64 nanoseconds within [0, horizon). Those whose rate follows a fixed curve can begin at a
-later point of it (`start_s`): then arrivals count from there.
+Each returns ascending int64 nanoseconds within [0, horizon). Processes whose rate follows a fixed curve can begin at a
+later point of it (`start_s`): arrivals then count from there.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ Arrivals = NDArray[np.int64]
 
 
 def poisson(rate_img_s: float, horizon_s: float, rng: np.random.Generator) -> Arrivals:
-    """Independent arrivals at a constant rate."""
+    """Return independent arrivals at a constant rate."""
     return gamma(rate_img_s, 1.0, horizon_s, rng)
 
 
 def gamma(rate_img_s: float, cv: float, horizon_s: float, rng: np.random.Generator) -> Arrivals:
-    """A renewal process with gamma gaps; `cv` is their coefficient of variation (1 is Poisson, more is burstier)."""
+    """Return a renewal process with gamma gaps; `cv` is their coefficient of variation (1: Poisson, above 1:
+    burstier)."""
     return _to_ns(_renewal_s(rate_img_s, cv, horizon_s, rng), horizon_s)
 
 
@@ -32,10 +33,10 @@ def mmpp(
     horizon_s: float,
     rng: np.random.Generator,
 ) -> Arrivals:
-    """A two-state Markov-modulated Poisson process with mean rate `rate_img_s`.
+    """Return a two-state Markov-modulated Poisson process with mean rate `rate_img_s`.
 
-    It is in the burst state a share `burst_share` of the time, where the rate is `burst_factor` times the mean;
-    a burst lasts `dwell_s` on average. The calm rate keeps the mean, so burst_factor * burst_share < 1 must hold.
+    It is in the burst state for a share `burst_share` of the time, at a rate of `burst_factor` times the mean; a burst
+    lasts `dwell_s` on average. The calm rate keeps the mean, so burst_factor * burst_share < 1 must hold.
     """
     calm_rate = rate_img_s * (1 - burst_factor * burst_share) / (1 - burst_share)
     calm_dwell_s = dwell_s * (1 - burst_share) / burst_share
@@ -59,7 +60,7 @@ def diurnal(
     *,
     start_s: float = 0.0,
 ) -> Arrivals:
-    """Poisson with the rate rate_img_s * (1 + amplitude * sin(2 pi t / period)), by thinning."""
+    """Return a Poisson process with the rate rate_img_s * (1 + amplitude * sin(2 pi t / period)), by thinning."""
     candidates_s = poisson(rate_img_s * (1 + amplitude), horizon_s, rng) / NS_PER_S
     rate = 1 + amplitude * np.sin(2 * np.pi * (candidates_s + start_s) / period_s)
     kept = rng.random(len(candidates_s)) * (1 + amplitude) < rate
@@ -75,14 +76,14 @@ def rates(
     *,
     start_s: float = 0.0,
 ) -> Arrivals:
-    """Poisson with a rate that is constant in pieces: `levels`, played once in `period_s` and then again.
+    """Return a Poisson process with a piecewise constant rate: `levels`, played once in `period_s` and then repeated.
 
-    By time change: arrivals of rate 1 are mapped through the inverse of the cumulative rate, so the same draws give the
-    same arrivals, only denser, at a higher rate.
+    By time change: arrivals of rate 1 are mapped through the inverse of the cumulative rate, so at a higher rate the
+        same draws give the same arrivals, only denser.
 
     Args:
-        levels: (K,) of any unit, none negative, some positive; scaled so that their mean is `rate_img_s`. Each lasts
-            period_s / K.
+        levels: (K,) of any unit, non-negative, at least one positive; scaled so that their mean is `rate_img_s`. Each
+            lasts period_s / K.
     """
     edges_s = np.linspace(0.0, period_s, len(levels) + 1)
     expected = np.concatenate([[0.0], np.cumsum(levels)]) * (rate_img_s * period_s / np.sum(levels))
@@ -107,10 +108,11 @@ def flash(
     horizon_s: float,
     rng: np.random.Generator,
 ) -> Arrivals:
-    """Poisson with a flash crowd, by thinning: `rate_img_s` before and after it, `factor` times as many at its height.
+    """Return a Poisson process with a flash crowd, by thinning: `rate_img_s` outside it, `factor` times that at its
+    peak.
 
-    The rate rises linearly from `at_s` on (which may be negative: the crowd is there already), for `rise_s`, stays for
-    `hold_s` and falls linearly for `fall_s`.
+    The rate rises linearly from `at_s` on (which may be negative: the crowd has then already begun) for `rise_s`, stays
+    for `hold_s` and falls linearly for `fall_s`.
     """
     candidates_s = poisson(rate_img_s * factor, horizon_s, rng) / NS_PER_S
     bends_s = at_s + np.cumsum([0.0, rise_s, hold_s, fall_s])
@@ -122,13 +124,14 @@ def flash(
 def trace(
     times_s: NDArray[np.float64], factor: float, horizon_s: float, rng: np.random.Generator, resolution_s: float = 0.0
 ) -> Arrivals:
-    """A recorded trace (n,) from its first arrival on, `factor` times faster; each somewhere in a step so long."""
+    """Return a recorded trace (n,) from its first arrival on, `factor` times faster, each at a random point of a
+    `resolution_s` step."""
     times = np.sort(times_s - times_s.min() + resolution_s * rng.random(len(times_s)))
     return _to_ns((times - times[0]) / factor, horizon_s)
 
 
 def _renewal_s(rate_img_s: float, cv: float, horizon_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Times with gamma gaps, ascending; the last ones lie beyond the horizon."""
+    """Return ascending times with gamma gaps; the last ones are beyond the horizon."""
     shape = 1.0 / cv**2
     scale_s = 1.0 / (rate_img_s * shape)
     times_s = np.empty(0)

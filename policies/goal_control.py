@@ -217,7 +217,7 @@ def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:
 class Steered:
     """A router whose goals may be set in mid-run, for all classes; each of them overrides what the operator asks for.
 
-    It has a `control`, or `control` is None where it was made without.
+    It has a `control`, or `control` is None if it was made without.
     """
 
     __slots__ = ()

@@ -62,7 +62,7 @@ class GreedyKnobs:
         head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
         skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's own.
-        nests: how many widths each nest has (`policies.nests`); empty where all are one.
+        nests: how many widths each nest has (`policies.nests`); empty if all are one.
         padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
         preload: (segment, width) instances to load when the server comes up, at the start of a run and after a death;
             they count for no key.

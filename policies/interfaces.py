@@ -97,7 +97,7 @@ class CostModel(Protocol):
 
     @property
     def alike(self) -> Alike | None:
-        """Which servers cost the same; None where that is not known."""
+        """Which servers cost the same; None if that is not known."""
         ...
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
@@ -113,7 +113,7 @@ class CostModel(Protocol):
         ...
 
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
-        """Time to bring the inputs of `images` requests that stand before `segment` to a server; 0 where they are."""
+        """Time to bring the inputs of `images` requests that stand before `segment` to a server; 0 if they are."""
         ...
 
 
@@ -132,10 +132,10 @@ class RouterConfig:
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
         max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
-        classes: names of the classes of requests; empty where all are of one, which has no name.
-        models: the widths of each of several models; empty where there is one. A request's class decides its model.
-        model_of: for each class its model's number; empty where there is one.
-        model_shares: how many of the requests are each model's, as the operator says; empty where there is one.
+        classes: names of the classes of requests; empty if all are of one, which has no name.
+        models: the widths of each of several models; empty if there is one. A request's class decides its model.
+        model_of: for each class its model's number; empty if there is one.
+        model_shares: how many of the requests are each model's, as the operator says; empty if there is one.
         samples: how many servers a decision looks at where there are more (`policies.sampling`); 0: at all.
         carried_img_s: images a second that its servers carry at the accuracy promised: requests beyond what that allows
             within the p99 latency promised are refused (`policies.admission`); 0: none is.
@@ -210,7 +210,7 @@ class RouterConfig:
 
 
 def top1_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
-    """The accuracy table for `RouterConfig.top1`; empty where it would have more than `MAX_TUPLES`."""
+    """The accuracy table for `RouterConfig.top1`; empty if it would have more than `MAX_TUPLES`."""
     if sum(len(widths) ** config.segments for widths in config.model_widths) > MAX_TUPLES:
         return ()
     return tuple(prior(widths) for widths in config.width_tuples())

@@ -97,7 +97,7 @@ class _Journey(msgspec.Struct):
     Attributes:
         since_ns: until when its time is accounted for.
         passages: of the segments that it has passed.
-        block, batch: of the try that is under way, None in the FIFO or in a server's queue.
+        block, batch: of the try that is in progress, None in the FIFO or in a server's queue.
         lost_ns: in tries that failed, and in segments that had to be run again.
     """
 
@@ -109,7 +109,7 @@ class _Journey(msgspec.Struct):
     lost_ns: int = 0
 
     def lose(self, now_ns: int) -> None:
-        """The try that is under way failed."""
+        """The try that is in progress failed."""
         self.lost_ns += now_ns - self.since_ns
         self.since_ns = now_ns
         self.block = self.batch = None
@@ -138,7 +138,7 @@ class _Passage(msgspec.Struct):
 
     @property
     def stages_ns(self) -> tuple[int, ...]:
-        """The time by stages, without the last one; none where nobody watched the block or the batch."""
+        """The time by stages, without the last one; none if nobody watched the block or the batch."""
         if not self.stages and self.block is not None and self.batch is not None:
             self.stages = _stages_ns(self.entered_ns, self.block, self.batch, self.ended_ns)
         return self.stages or _NO_STAGES
@@ -348,7 +348,7 @@ class Ledger:
         self._holds.setdefault(command.request, []).append((command.decision, command.entered_ns))
 
     def _note_block(self, command: SendBlock, now_ns: int) -> None:
-        """What was asked last has been answered: one decision is under way at a time."""
+        """What was asked last has been answered: one decision is in progress at a time."""
         block, decision = command.block, self._asked
         if self._holds:
             holds = [hold for request in block.requests for hold, _ in self._holds.pop(request, ())]

@@ -32,7 +32,7 @@ MAX_HELD: Final = 1 << 62  # of a hold rule's numbers: an engine counts in 64 bi
 
 
 def parse_router_name(name: str, source: str = "router", key: str = "") -> RouterSpec:
-    """What a name stands for; raises `InputError` (naming `source` and `key`) where it is none.
+    """What a name stands for; raises `InputError` (naming `source` and `key`) if it is none.
 
     A user's class is not imported here, and a width tuple is not held against a cluster: `make` does that.
     """
@@ -135,7 +135,7 @@ class OwnRouter:
         return OwnRouter(self.name, by) if hasattr(own_class(self.name, "router", ""), "dial") else None
 
     def code_hash(self, source: str = "router", key: str = "") -> str:
-        """Of the class's module and what it imports; raises `InputError` where it is not there, or is refused."""
+        """Of the class's module and what it imports; raises `InputError` if it is not there, or is refused."""
         return code_hash(self.name, source, key)
 
 
@@ -149,7 +149,7 @@ class CheckedRouter:
 
     @property
     def hold(self) -> HoldRule | None:
-        """What the router wants held; raises `WorkError` where that is no rule for this network."""
+        """What the router wants held; raises `WorkError` if that is no rule for this network."""
         try:
             rule = hold_rule_of(self.router)
         except FAILURES as error:
@@ -167,7 +167,7 @@ class CheckedRouter:
 
     @property
     def p99_limit_ns(self) -> int:
-        """A limit of the router's own; raises `WorkError` where that is none."""
+        """A limit of the router's own; raises `WorkError` if that is none."""
         try:
             limit_ns = limit_ns_of(self.router)
         except FAILURES as error:
@@ -178,7 +178,7 @@ class CheckedRouter:
         return limit_ns
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
-        """The router's choice; raises `WorkError` where that is none, or where the router fails."""
+        """The router's choice; raises `WorkError` if that is none, or where the router fails."""
         try:
             choice = self.router.choose(view, rng)
             shown = in_a_line(repr(choice))
@@ -206,7 +206,7 @@ def _plain(choice: Choice) -> Choice:
 
 
 def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
-    """What is wrong with a hold for a view, and what is allowed; None where it can begin."""
+    """What is wrong with a hold for a view, and what is allowed; None if it can begin."""
     if view.hold_left_ns <= 0:
         return "these candidates may not be held now (view.hold_left_ns is 0; see router.max_batching_delay_s)"
     if type(hold.requests) is not int or type(hold.wait_ns) is not int:
@@ -217,7 +217,7 @@ def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
-    """What is wrong with a choice for a view, and what is allowed; None where it can be carried out."""
+    """What is wrong with a choice for a view, and what is allowed; None if it can be carried out."""
     if not isinstance(choice, Choice):
         return "allowed is a policies.vocabulary.Choice(server, width, group)"
     if type(choice.server) is not int or type(choice.width) is not float or type(choice.group) is not int:

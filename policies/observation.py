@@ -51,7 +51,7 @@ class ObservationSpec:
         return 2 + 3 * len(self.power_limits_w)
 
     def observe(self, view: ClusterView) -> Floats:
-        """(2 + 3 N,) float32; raises `ValueError` where the view has another number of servers."""
+        """(2 + 3 N,) float32; raises `ValueError` if the view has another number of servers."""
         values = [log1p(view.fifo_length), log1p(view.completed)]
         for server, limit_w in zip(view.servers, self.power_limits_w, strict=True):
             values += (log1p(server.outstanding_requests), server.power_w / limit_w, server.utilization)

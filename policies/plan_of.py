@@ -68,7 +68,7 @@ class CompiledRouter:
 
     Attributes:
         row: its plan; what it remembers changes there.
-        replan: what to call with (plan, sheet) when the plan asks for it; None where it never does.
+        replan: what to call with (plan, sheet) when the plan asks for it; None if it never does.
         hold: what the router's core holds back for it.
         keep: puts what the plan remembers into the router that it was made from.
     """
@@ -84,7 +84,7 @@ class _NotCompiled(Exception):  # noqa: N818 - no error: Python decides
 
 
 def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | None:
-    """A router's plan for a cluster; None where Python must decide.
+    """A router's plan for a cluster; None if Python must decide.
 
     That is so for a class that is not known here, for a router that was made for other widths or servers, for expected
     costs that can't be told for some key, and for a table of transfers that would be too large (`MAX_TRANSFERS`).

@@ -50,7 +50,7 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What can't be: `log` is `router` or an epoch's, `step` counts from 0; None where it is of no single step."""
+    """What can't be: `log` is `router` or an epoch's, `step` counts from 0; None if it is of no single step."""
 
     log: str
     step: int | None
@@ -239,7 +239,7 @@ class _EpochBook(_Book):
     """The log of one epoch.
 
     Attributes:
-        heard, ended: see `policies.records.AgentLog`; `ended` is None where no note was made of it.
+        heard, ended: see `policies.records.AgentLog`; `ended` is None if no note was made of it.
         arrived: every block, and in which step.
         answers: what was handed back.
     """

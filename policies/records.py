@@ -41,7 +41,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
         energy_j: the paper's E: server-mean reported power integrated over its stay.
         correct: whether the label was right; False unless completed.
         moved: how many segments (after the first) ran elsewhere than where its activations were.
-        stages_ns: the time in each of `STAGES`, as far as it is accounted for; empty where no detail was kept.
+        stages_ns: the time in each of `STAGES`, as far as it is accounted for; empty if no detail was kept.
     """
 
     request: int
@@ -153,7 +153,7 @@ class Downtime(msgspec.Struct, frozen=True):
     """One time that a server was down, or was to be drained.
 
     Attributes:
-        up_ns: when it served again; None where it never did.
+        up_ns: when it served again; None if it never did.
         reason: what its `ServerDown` says; or `DRAINED`, from the operator's wish until its end.
         is_planned: whether a fault of the scenario or the operator brought it about; in simulation only the former.
     """
@@ -184,7 +184,7 @@ class RouterCost(msgspec.Struct, frozen=True):
         images: in all of them.
         done_ns: of `cpu_ns`, what had passed when the block was sent, or when the first requests were back; the rest
             kept the books.
-        pause_ns: for how long the process had waited before; 0 where it came from other work.
+        pause_ns: for how long the process had waited before; 0 if it came from other work.
     """
 
     kind: Literal["decision", "returned"]
@@ -277,7 +277,7 @@ class CpuUse:
 
     Attributes:
         router: of one core.
-        agent: of one core, of that emulated device's agent that took most; 0 where there is none.
+        agent: of one core, of that emulated device's agent that took most; 0 if there is none.
         cores: of those that the router and agents share, where they are fullest.
     """
 
@@ -357,7 +357,7 @@ class RequestColumns:
         energy_j: (n,) floats.
         width: (n, segments) places in `widths`; `NOT_PASSED` for a segment that was not passed.
         moves: (n,) how many segments ran on another server than the one before.
-        stages_ns: (n, len(STAGES)) integers; None where no detail was kept.
+        stages_ns: (n, len(STAGES)) integers; None if no detail was kept.
     """
 
     request: NDArray[np.int64]
@@ -375,7 +375,7 @@ class RequestColumns:
 
     @classmethod
     def of(cls, requests: Sequence[RequestRecord]) -> RequestColumns:
-        """From records, in their order; raises `ValueError` where only some of them have stages."""
+        """From records, in their order; raises `ValueError` if only some of them have stages."""
         reasons = tuple(sorted({each.reason for each in requests}))
         widths = tuple(sorted({width for each in requests for width in each.widths}))
         width = np.full((len(requests), max((len(each.widths) for each in requests), default=0)), NOT_PASSED, np.int8)

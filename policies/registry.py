@@ -24,7 +24,7 @@ class RouterKind:
         help: what it does, in a few words.
         spec: `module:Class` of its parameters (`policies.rules.specs.RouterSpec`); called without arguments it has
             defaults.
-        numbers: the parameter that numbers after a colon stand for (`ladder:8,32`); empty where none may follow.
+        numbers: the parameter that numbers after a colon stand for (`ladder:8,32`); empty if none may follow.
         needs_numbers: whether there is no router of that name without them.
         is_placed: whether `@placement` may follow.
         is_rule: whether it has files of its own name: a rule's text.

@@ -137,7 +137,7 @@ class _Members(msgspec.Struct, frozen=True):
 
 
 class _OpenBlock(msgspec.Struct):
-    """A block under way: how many of its members have not ended, and how the others did."""
+    """A block in progress: how many of its members have not ended, and how the others did."""
 
     block: Block
     left: int
@@ -434,7 +434,7 @@ class RouterCore:
         return line
 
     def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
+        """Ask for a decision if none is in progress, somebody waits, and a server can take a block."""
         if self._asked is not None or not self._fifo.waiting:
             return
         if self._holds.is_on:
@@ -723,7 +723,7 @@ class RouterCore:
             self._retry(event.requests, event.reason, now_ns, commands)
 
     def _retry(self, requests: Iterable[int], reason: str, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Back to the FIFO's tail; from segment 1 where the activations died with their server (the image is here)."""
+        """Back to the FIFO's tail; from segment 1 if the activations died with their server (the image is here)."""
         for request in requests:
             entry = self._requests[request]
             member = _Members((request,), (entry.entered_ns,), now_ns, ((),), (False,), failed=True)

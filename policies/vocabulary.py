@@ -58,7 +58,7 @@ class WorkKey(msgspec.Struct, frozen=True, order=True, cache_hash=True, array_li
 
 
 class Residency(msgspec.Struct, frozen=True, array_like=True):
-    """Which instances a server has: bit (segment - 1) x widths + width index is 1 where there is one of that kind.
+    """Which instances a server has: bit (segment - 1) x widths + width index is 1 if there is one of that kind.
 
     Attributes:
         loaded: those that run batches, or could.
@@ -83,7 +83,7 @@ class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """What must agree for two requests to share a block: where they stand, and where their activations are.
 
     `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations. `service_class` is the place of
-    their class in `RouterConfig.classes`; 0 where there are none.
+    their class in `RouterConfig.classes`; 0 if there are none.
     """
 
     segment: int
@@ -161,7 +161,7 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
         candidates: how many requests the largest group could hold now.
         head_entered_ns: when the oldest candidate entered the FIFO.
         fifo_length, completed: q_fifo and c_done of Eq. 1.
-        hold_left_ns: for how long the candidates may be held now; 0 where `Hold` is no answer.
+        hold_left_ns: for how long the candidates may be held now; 0 if `Hold` is no answer.
         accuracy_sum: of the completed, what the accuracy table says of their width tuples, added up; 0 without a table.
         goal_floor: the mean accuracy that the operator asks for now; 0 for none.
         late: how many were completed later than the limit of p99 latency that was in force, or failed under one.
@@ -398,7 +398,7 @@ class BlockArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`LoadInstance` is done; `vram_bytes`: what the device really gave for it, 0 where it is as the knobs say."""
+    """`LoadInstance` is done; `vram_bytes`: what the device really gave for it, 0 if it is as the knobs say."""
 
     epoch: int
     instance: int

@@ -53,7 +53,7 @@ class Waits:
 
     @property
     def choices(self) -> int:
-        """1 + the number of waits; 0 where there are none."""
+        """1 + the number of waits; 0 if there are none."""
         return 1 + len(self.waits_ns) if self.waits_ns else 0
 
     def may(self, view: ClusterView) -> bool:

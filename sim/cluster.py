@@ -59,7 +59,7 @@ class ClusterSpec:
 
     Attributes:
         decision_ns: how long a policy takes for a routing decision.
-        host: what decisions and messages cost the router's host beyond that; None where they cost it nothing.
+        host: what decisions and messages cost the router's host beyond that; None if they cost it nothing.
         supervision: how a hung server is noticed, and when a dead one is started again.
     """
 
@@ -87,7 +87,7 @@ class RunSpec:
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
         deadlines_ns: after its arrival, for every request of each class; None for no deadline.
-        classes: (n,) the class of each request; None where all are of one.
+        classes: (n,) the class of each request; None if all are of one.
         seed: of the jitter, the devices' slowdown and lost packets.
         slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
             from then on), ascending; the others' is drawn, where their profiles have one.

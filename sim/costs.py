@@ -55,14 +55,14 @@ class ProfileCosts:
         return table.power_mw[padded] / 1000 * (table.latency_ns[padded] / NS_PER_S) / limit
 
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
-        """On a free medium; 0 where the inputs are already."""
+        """On a free medium; 0 if the inputs are already."""
         if source == server:
             return 0.0
         moved_bytes = images * input_bytes(self._devices[server], segment, previous_width)
         return self._network.duration_s(source, server, moved_bytes)
 
     def uplink_s(self, source: int, server: int, segment: int, previous_width: float) -> float:
-        """How much of one image's transfer it is on the uplink of the server's rack; 0 where it comes over none."""
+        """How much of one image's transfer it is on the uplink of the server's rack; 0 if it comes over none."""
         return self._network.uplink_s(source, server, input_bytes(self._devices[server], segment, previous_width))
 
     def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:

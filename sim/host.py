@@ -27,7 +27,7 @@ class HostTable:
         sent_permille: of a decision's cost, how much has passed when its block is sent; the rest keeps the books.
         received_permille: of a message's cost, how much has passed when its requests are back; likewise.
         after_pause: see `sim.profile.RouterHost`; led by 1, for no pause.
-        devices: on whose cores the router's process runs; empty where it has one of its own.
+        devices: on whose cores the router's process runs; empty if it has one of its own.
     """
 
     decision: tuple[int, int]
@@ -74,7 +74,7 @@ class SimulatedHost:
     """One run's host; it is free again at `free_ns`. Without a table decisions and messages cost it nothing.
 
     Args:
-        cores: of the devices that it shares cores with; none where it has one of its own.
+        cores: of the devices that it shares cores with; none if it has one of its own.
     """
 
     def __init__(self, table: HostTable | None, seed: int, cores: Sequence[Core] = ()) -> None:

@@ -67,7 +67,7 @@ class SharedDevice:
 
     @property
     def is_busy(self) -> bool:
-        """Whether some pass is under way."""
+        """Whether some pass is in progress."""
         return bool(self.physics.running)
 
     def do_chore(self, cost: tuple[int, int], images: int, slice_ns: int = 0) -> None:

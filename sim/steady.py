@@ -114,7 +114,7 @@ def _steady_point(device: SteadyDevice, load: float) -> SteadyPoint:
 def knee(points: Sequence[SteadyPoint]) -> SteadyPoint | None:
     """Where latency bends upwards most along utilization: farthest below the chord from the first point to the last.
 
-    None where it does not rise. (Satopaa et al. 2011, `Finding a "Kneedle" in a Haystack`; where the last point lies
+    None if it does not rise. (Satopaa et al. 2011, `Finding a "Kneedle" in a Haystack`; where the last point lies
     has a say in it: compare knees of the same loads only.)
     """
     shares = np.asarray([point.utilization for point in points])

@@ -89,10 +89,10 @@ class DeviceTables:
     Attributes:
         crowding: [x] is `sim.device.crowding` at a total of x permille; `crowding_across` the same across processes.
         hosted: see `sim.device.Sharing`.
-        mean_slowdown: what the latencies hold of the device's slow spells; 1 where these are drawn.
+        mean_slowdown: what the latencies hold of the device's slow spells; 1 if these are drawn.
         most_at_once, most_processes: batches, and processes, at once that the profile was measured with; slow-downs
             beyond are extrapolated.
-        dispatch_ns: the mean; `dispatches_ns` its quantiles, empty where every dispatch takes the mean.
+        dispatch_ns: the mean; `dispatches_ns` its quantiles, empty if every dispatch takes the mean.
         there_ns, back_ns: quantiles of the handover to the server and back, in equal parts; empty for none.
         busy_dispatches_ns, busy_there_ns, busy_back_ns: the same where some pass runs on the device; as long or empty.
         extra_ns: what is added to a pass by the number of the pause before it.

@@ -104,7 +104,7 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
 
     Of servers that are alike there is one row. (devices, keys) of an image, (devices, keys, most + 1) of a batch;
     (links + 1, links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and
-    previous width. 0 where there is no such key, batch or way.
+    previous width. 0 if there is no such key, batch or way.
     """
     key = (id(costs), config.servers, config.segments, config.model_widths, config.groups[-1], name)
     with _lock:

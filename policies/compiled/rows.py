@@ -75,7 +75,7 @@ def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
 
 @kernel
 def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
-    """`costs.transfer_ns`: the candidates' inputs; 0 where a block may mix locations."""
+    """`costs.transfer_ns`: the candidates' inputs; 0 if a block may mix locations."""
     source = sheet.location
     if source == ANYWHERE:
         return 0

@@ -91,7 +91,7 @@ def _centre(logits: Singles, at: int, size: int) -> None:
 
 @kernel
 def _weigh(logits: Singles, at: int, size: int) -> float:
-    """A head's logits -> numbers in proportion to their probabilities, exactly 0 where masked; returns the sum."""
+    """A head's logits -> numbers in proportion to their probabilities, exactly 0 if masked; returns the sum."""
     _centre(logits, at, size)
     total = np.float64(0)
     for k in range(at, at + size):

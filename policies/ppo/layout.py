@@ -23,7 +23,7 @@ GROUPS: Final = 2
 OBSERVED: Final = 3  # 2 + 3N
 LAYERS: Final = 4
 OUTPUT: Final = 5  # where the last layer's outputs begin in the scratch memory
-HOLDS: Final = 6  # 1 + H, or 0 where the policy may not hold
+HOLDS: Final = 6  # 1 + H, or 0 if the policy may not hold
 RECTIFIED: Final = 7  # whether hidden layers are rectified (ReLU), else tanh
 FIRST: Final = 8
 

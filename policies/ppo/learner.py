@@ -32,7 +32,7 @@ _ENTROPIES: Final = ("entropy_server", "entropy_width", "entropy_group", "entrop
 class UpdateStats:
     """Means over an update's gradient steps, but for `explained_variance`: that of R by V_old, before the update.
 
-    `approx_kl` is `Surrogate.kl`; `entropy_hold` is None where the policy may not hold.
+    `approx_kl` is `Surrogate.kl`; `entropy_hold` is None if the policy may not hold.
     """
 
     policy_loss: float
@@ -62,7 +62,7 @@ def advantages(reward: Floats, value: Floats, images: Floats) -> Floats:
 
 
 def explained_variance(reward: Floats, value: Floats) -> float:
-    """1 - Var(R - V) / Var(R); 0 where R does not vary."""
+    """1 - Var(R - V) / Var(R); 0 if R does not vary."""
     spread = float(reward.var())
     return 1 - float((reward - value).var()) / spread if spread > 0 else 0.0
 

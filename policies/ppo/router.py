@@ -38,7 +38,7 @@ class PPORouter:
         deterministic: take the most probable of each head; else draw from it, as it was trained. (Taking the most
             probable of a policy that was trained to draw can send everything to one server.)
 
-    Raises `ValueError` where the weights are not of the spec's shape.
+    Raises `ValueError` if the weights are not of the spec's shape.
     """
 
     def __init__(

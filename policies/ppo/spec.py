@@ -30,7 +30,7 @@ class PolicySpec:
         holds_s: (H,) the waits to choose from, ascending; empty: there is no fourth head, and nobody is held.
         activation: what stands after each layer but the last: `TANH` or `RELU`.
 
-    Raises `ValueError` where waits do not ascend, or are none, or the activation is unknown.
+    Raises `ValueError` if waits do not ascend, or are none, or the activation is unknown.
     """
 
     segments: int

@@ -23,7 +23,7 @@ class Surrogate:
     Attributes:
         gain: what is made large.
         kl: Schulman's estimator, ratio - 1 - log ratio: never negative, of low variance.
-        clipped: 1 where the ratio was, else 0.
+        clipped: 1 if the ratio was, else 0.
     """
 
     gain: Tensor

@@ -73,7 +73,7 @@ class Rollouts(Protocol):
         ...
 
     def take_terms(self) -> RewardTerms | None:
-        """Means of the rewards' terms since the last call; None where there were none."""
+        """Means of the rewards' terms since the last call; None if there were none."""
         ...
 
 
@@ -120,7 +120,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def iterate(self) -> dict[str, float] | None:
-        """Decide until an update is due and make it; the log's scalars, or None where the decisions ran out before."""
+        """Decide until an update is due and make it; the log's scalars, or None if the decisions ran out before."""
 
     @abstractmethod
     def header(self) -> dict[str, str]:
@@ -213,7 +213,7 @@ class Trainer(TrainingLoop):
         self._forgotten = 0
 
     def iterate(self) -> dict[str, float] | None:
-        """Decide until an update is due and make it; the log's scalars, or None where the decisions ran out before."""
+        """Decide until an update is due and make it; the log's scalars, or None if the decisions ran out before."""
         if self._rollouts is None:
             self._rollouts = self._begin(self.progress.episodes)
         rollouts = self._rollouts

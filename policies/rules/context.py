@@ -31,7 +31,7 @@ class RouterContext:
         deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
         block_ns: what a block costs the router's host, decided and returned, beyond its images.
         working_sets: (N, S, W) which widths each server may serve, so that it holds all that it needs together
-            (`policies.rules.working_sets`); empty where no server is limited.
+            (`policies.rules.working_sets`); empty if no server is limited.
     """
 
     config: RouterConfig

@@ -59,7 +59,7 @@ class HoldingRouter(Steered):
     """A router, what its core holds, and the widths that it may choose from.
 
     Attributes:
-        sets: (servers, segments, widths) each server's working set; empty where none is limited.
+        sets: (servers, segments, widths) each server's working set; empty if none is limited.
     """
 
     router: RoutingPolicy

@@ -88,7 +88,7 @@ class RouterSpec(Protocol):
         ...
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
+        """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
         ...
 
     def dialled(self, by: float, context: RouterContext) -> RouterSpec | None:

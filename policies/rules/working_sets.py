@@ -33,7 +33,7 @@ def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: 
         floor: of mean accuracy; 0 for none.
 
     Returns:
-        (N, S, W) what each server holds; empty where none is limited.
+        (N, S, W) what each server holds; empty if none is limited.
     """
     config, alike = context.config, context.costs.alike
     everything: WorkingSet = ((True,) * len(config.widths),) * config.segments
@@ -59,7 +59,7 @@ def _masks(widths: Widths, nests: tuple[int, ...], limits: Limits) -> WorkingSet
 
 
 def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: float) -> Limits | None:
-    """None where no width tuple of the accuracy table fits."""
+    """None if no width tuple of the accuracy table fits."""
     top1, nests = context.prior.top1, nests_of(context.config.widths, knobs.nests)
     cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in top1}
 

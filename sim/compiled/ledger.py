@@ -178,7 +178,7 @@ def record_request(
 
 @kernel
 def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """The try that is under way has failed (`_Journey.lose`)."""
+    """The try that is in progress has failed (`_Journey.lose`)."""
     if c.keeps:
         journey = Journey(request, _REQUEST)
         journey.lost_ns += now - journey.since_ns

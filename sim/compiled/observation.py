@@ -37,7 +37,7 @@ def count_requests(c: Cluster, p: Parameters, server: Server, change: int) -> No
 
 @kernel
 def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
-    """For each server, bit w says whether it may be chosen with width w: 0 where it can't take the block."""
+    """For each server, bit w says whether it may be chosen with width w: 0 if it can't take the block."""
     place = place_of(p, request_at(c, p, c.slot))
     for index in range(p.servers):
         out[at + index] = code_of(c, p, index, place)

@@ -327,7 +327,7 @@ class Rollouts(Episodes):
         return sum(map(_count_waiting, self._runs))
 
     def take_terms(self) -> RewardTerms | None:
-        """Means of the terms of all rewards since the last call; None where there were none."""
+        """Means of the terms of all rewards since the last call; None if there were none."""
         if self._credited == 0:
             return None
         means = self._terms.sum(axis=0) / self._credited

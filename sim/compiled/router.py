@@ -233,7 +233,7 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
 
 @kernel
 def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
-    """`policies.sampling.sampled_servers`; `looked` is 0 where all are looked at."""
+    """`policies.sampling.sampled_servers`; `looked` is 0 if all are looked at."""
     location, count, any_can = NONE if p.anywhere else request.location, 0, False
     if location != NONE:
         ints(c)[p.looked_at], count = location, 1
@@ -438,7 +438,7 @@ def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
 def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
     """One more, or one fewer, server is up to a head's eye (`context.is_up`): it holds the segment, or it has blocks.
 
-    `holds` is 1 where the server came or went, and 0 where its blocks did, which tells of the places that it does not
+    `holds` is 1 if the server came or went, and 0 if its blocks did, which tells of the places that it does not
     hold.
     """
     held = knobs_of(p, server).holds_any_at
@@ -680,7 +680,7 @@ def is_correct(c: Cluster, request: int, code: int) -> int:
 
 @kernel
 def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
-    """Back to the FIFO's tail; from segment 1 where the activations died with their server (`RouterCore._retry`)."""
+    """Back to the FIFO's tail; from segment 1 if the activations died with their server (`RouterCore._retry`)."""
     request = request_at(c, p, slot)
     number, position = request.block, request.position
     if number != NONE:
