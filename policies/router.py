@@ -1,12 +1,12 @@
-"""The router's core: the global FIFO, blocks by key, and the ledger of what is in flight. It chooses nothing itself.
+"""The router's core: the global FIFO, blocks by key, and the ledger of requests in flight. It makes no choice itself.
 
-Events and the time go in, commands come out. When somebody waits and a server can take a block, it wants its timer at
-once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`, with a
-snapshot of the cluster and the candidate block frozen). The answer (`Decided`) sends up to the chosen number of the
-candidates, or (`Held`) it holds their line back for a while: they stay in the FIFO, and the line is passed over. A
-`HoldRule` holds lines without being asked. One decision is under way at a time. A request is, at any moment, in exactly
-one place: the FIFO, a block, or done; its segment is one more than the widths it has. States, events and invariants:
-`docs/theory-of-operation.md`.
+Events and the time go in, commands come out. If a request is waiting and a server can take a block, the core wants its
+timer at once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`,
+with a frozen snapshot of the cluster and the candidate block). The answer `Decided` sends up to the chosen number of
+the candidates; the answer `Held` holds their line back for a while: they stay in the FIFO, and decisions skip the line.
+A `HoldRule` holds lines without a decision. One decision is in progress at a time. A request is, at any moment, in
+exactly one place: the FIFO, a block, or done; its segment is one more than its number of widths. States, events and
+invariants: `docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ from policies.vocabulary import (
 
 _TOGETHER: Final = -1
 CANCELLED: Final = "cancelled"
-ALONE_AFTER: Final = 2  # retries after which a request shares no block: what it breaks, it breaks alone
+ALONE_AFTER: Final = 2  # retries after which a request shares no block, so that its failures affect it alone
 
 
 class _Line(msgspec.Struct, frozen=True, cache_hash=True):
-    """Who may share a block: those with one head, but for a request that goes `alone`."""
+    """Requests that may share a block: those with one head, except for a request that goes `alone`."""
 
     head: HeadKey
     alone: int = _TOGETHER
 
 
 class _Tally(msgspec.Struct):
-    """What has become of a class's requests, and what the operator asks for it."""
+    """Counts of a class's requests, and the operator's goals for it."""
 
     goal: GoalSet = GoalSet()
     completed: int = 0
@@ -97,9 +97,9 @@ class _Room(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO.
+    """One request's entry in the router's ledger; `block` is the decision of its block, None in the FIFO.
 
-    `held_ns` is of all segments; `holds` are those by decisions, of which it was the oldest, since its last block.
+    `held_ns` covers all segments; `holds` counts holds by decisions, with it as the oldest, since its last block.
     """
 
     deadline_ns: int | None
@@ -117,7 +117,7 @@ class _Request(msgspec.Struct):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What a decision is about, frozen: so many were in the line; `may_hold` says whether the answer may be a hold."""
+    """The subject of a decision, frozen: the length of the line; `may_hold` is whether the answer may be a hold."""
 
     line: _Line
     requests: tuple[int, ...]
@@ -126,7 +126,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class _Members(msgspec.Struct, frozen=True):
-    """How some members of a block ended, all at one time; columns, one entry a member."""
+    """The ends of some members of a block, all at one time; columns, one entry for each member."""
 
     requests: tuple[int, ...]
     entered_ns: tuple[int, ...]
@@ -137,7 +137,7 @@ class _Members(msgspec.Struct, frozen=True):
 
 
 class _OpenBlock(msgspec.Struct):
-    """A block in progress: how many of its members have not ended, and how the others did."""
+    """A block in progress: the number of members that have not ended, and how the others ended."""
 
     block: Block
     left: int
@@ -146,9 +146,9 @@ class _OpenBlock(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Server:
-    """One server's entry in the router's ledger, its last report, and what the router's views show of it.
+    """One server's entry in the router's ledger, its last report, and the router's views of it.
 
-    `views` has a view for each place that was asked about since the entry changed. `is_draining` outlives epochs.
+    `views` has a view for each place that was asked for since the entry changed. `is_draining` outlives epochs.
     """
 
     up: bool = False
@@ -162,7 +162,7 @@ class _Server:
     views: dict[int, ServerView] = field(default_factory=dict)
 
     def add(self, key: WorkKey, requests: int, blocks: int) -> None:
-        """So many more of a key are outstanding (or fewer)."""
+        """Add to the outstanding requests and blocks of a key (or subtract)."""
         self.requests += requests
         self.blocks += blocks
         left = self.by_key.get(key, 0) + requests
@@ -173,12 +173,12 @@ class _Server:
         self.views.clear()
 
     def hear(self, report: ServerReport) -> None:
-        """Its last report is this."""
+        """Store the server's last report."""
         self.report, self.residency = report, report.residency
         self.views.clear()
 
     def reset(self, epoch: int, up: bool) -> None:
-        """A new epoch, or the end of one."""
+        """Begin a new epoch, or end one."""
         self.up, self.epoch = up, epoch
         self.requests = self.blocks = 0
         self.by_key.clear()
@@ -186,7 +186,7 @@ class _Server:
         self.views.clear()
 
     def view(self, config: RouterConfig, segment: int, widths: tuple[bool, ...], *, is_spared: bool) -> ServerView:
-        """What a view shows of it to a head of whose segment it can hold `widths`; spared, it takes no block."""
+        """Return the server's view for a head at whose segment it can hold `widths`; if spared, it takes no block."""
         report = self.report
         first = (segment - 1) * len(widths)
         every = (1 << len(widths)) - 1
@@ -209,7 +209,7 @@ class _Server:
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """All that a router's core remembers; `waiting` is the FIFO, the oldest first; `top1`: see `RouterConfig`."""
+    """The complete state of a router's core; `waiting` is the FIFO, the oldest first; `top1`: see `RouterConfig`."""
 
     arrived: int
     completed: int
@@ -234,9 +234,9 @@ _decode_state = msgspec.msgpack.Decoder(_State).decode
 
 
 class RouterCore:
-    """The router without its policy: `handle` each event with its time and carry out the commands.
+    """The router without its policy: `handle` each event with its time and execute the commands.
 
-    Servers are down until their first `ServerUp`. Events of an earlier epoch of a server are stale and change nothing.
+    Servers are down until their first `ServerUp`. Events of a server's earlier epoch are stale and change nothing.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -252,17 +252,17 @@ class RouterCore:
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
         self._servers = [_Server() for _ in range(config.servers)]
-        self._masks = config.masks()  # (servers, places, widths), where a place is a segment of a model
+        self._masks = config.masks()  # (servers, places, widths); a place is a segment of a model
         self._first_places = [model * config.segments - 1 for model in config.class_models]
-        self._lines: dict[tuple[int, float, int, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
+        self._lines: dict[tuple[int, float, int, int], _Line] = {}  # one object each: faster to find in the FIFO
         self._lines_of_images = [
             self._line(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
         ]
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
         self._decision = 0
-        self._all_at_cap = False  # no server could take the head's block when it was last looked at
-        self._freed: deque[int] = deque(maxlen=config.samples)  # where blocks ended, the last one last
+        self._all_at_cap = False  # no server could take the head's block at the last check
+        self._freed: deque[int] = deque(maxlen=config.samples)  # servers where blocks ended, the last one last
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
             RequestArrived: self._admit,
             Decided: self._send,
@@ -301,12 +301,13 @@ class RouterCore:
         return self._requests[request].widths
 
     def is_empty(self, server: int) -> bool:
-        """Whether no block is at a server or on its way there, and no activations of a request in flight are there."""
+        """Return whether a server has no blocks, no blocks in transfer, and no activations of requests in flight."""
         has_block = self._servers[server].blocks > 0
         return not has_block and all(entry.location != server for entry in self._requests.values())
 
     def is_needed(self, server: int) -> bool:
-        """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
+        """Return whether blocks go to a server when it is up: a server to be drained is needed if no other can take
+        them."""
         state, masks = self._servers[server], self._masks[server]
         return any(
             any(widths) and not (state.is_draining and self._is_spared(place)) for place, widths in enumerate(masks)
@@ -315,8 +316,8 @@ class RouterCore:
     # ------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> bytes:
-        """All that it remembers, as msgpack: some hundred bytes for each request in flight."""
-        servers = [replace(server, views={}) for server in self._servers]  # they can be made anew
+        """Return the core's state as msgpack: about a hundred bytes for each request in flight."""
+        servers = [replace(server, views={}) for server in self._servers]  # they can be recreated
         return msgspec.msgpack.encode(
             _State(
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
@@ -326,10 +327,10 @@ class RouterCore:
         )  # fmt: skip
 
     def resume(self, snapshot: bytes) -> None:
-        """Go on as the core that the snapshot is of, which has the same settings: to each event the same commands.
+        """Resume as the core of the snapshot, which has the same settings: the same commands for each event.
 
         Raises:
-            msgspec.DecodeError: it is no snapshot.
+            msgspec.DecodeError: it is not a snapshot.
         """
         state = _decode_state(snapshot)
         self.arrived = state.arrived
@@ -355,10 +356,10 @@ class RouterCore:
     # ---------------------------------------------------------------------------------------------------- events
 
     def handle(self, event: RouterEvent, now_ns: int) -> list[RouterCommand]:
-        """Take one event at its time; returns what to do, in order."""
+        """Process one event at its time; returns what to do, in order."""
         commands: list[RouterCommand] = []
         take = self._take.get(type(event))
-        if take is not None:  # transfers that started and stragglers change no entry
+        if take is not None:  # started transfers and stragglers change no entry
             take(event, now_ns, commands)
         if self._asked is not None or not self._fifo.waiting:
             self.next_wake_ns = None
@@ -369,8 +370,8 @@ class RouterCore:
         return commands
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        """Now, if a decision can be asked for; else at the end of a hold, or at the deadline of a head that can only be
-        shed."""
+        """Return now, if a decision can be asked for; otherwise the end of a hold, or the deadline of a head that can
+        only be shed."""
         if not self._all_at_cap and not self._is_all_held():
             return now_ns
         wake_ns = self._holds.next_ns
@@ -384,7 +385,7 @@ class RouterCore:
         return bool(held) and self._fifo.waiting == sum(self._fifo.length(line) for line in held)
 
     def _oldest(self) -> int:
-        """The request at the FIFO's head."""
+        """Return the request at the FIFO's head."""
         line = self._fifo.head()
         assert line is not None, "nobody waits"
         return self._fifo.peek(line, 1)[0]
@@ -407,7 +408,7 @@ class RouterCore:
         self._queue(self._lines_of_images[event.service_class], (event.request,), (entry,), now_ns)
 
     def _enter(self, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
-        """To the FIFO's tail, under the key that their place and activations give them: one for all of them."""
+        """Append requests to the FIFO under the key of their place and activations: one for all of them."""
         for entry in entries:
             entry.entered_ns = now_ns
             entry.block = None
@@ -423,7 +424,7 @@ class RouterCore:
                 self._end_hold(line, now_ns)
 
     def _line(self, request: int, entry: _Request) -> _Line:
-        """Who it may share a block with."""
+        """Return the line of requests that this one may share a block with."""
         location = entry.location if self.config.block_key == "location" else ANYWHERE
         place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
         if entry.retries >= ALONE_AFTER:
@@ -434,7 +435,7 @@ class RouterCore:
         return line
 
     def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Ask for a decision if none is in progress, somebody waits, and a server can take a block."""
+        """Ask for a decision if none is in progress, a request is waiting, and a server can take a block."""
         if self._asked is not None or not self._fifo.waiting:
             return
         if self._holds.is_on:
@@ -465,7 +466,8 @@ class RouterCore:
         commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts, sample)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
-        """The head's line; where it is held back or no free server can hold its segment, the oldest that can go."""
+        """Return the head's line or, if it is held or no free server can hold its segment, the oldest line that can
+        go."""
         head = self._fifo.head()
         if head is None:
             return None
@@ -484,11 +486,11 @@ class RouterCore:
         return None
 
     def _place(self, head: HeadKey) -> int:
-        """The number of a head's segment among those of all models."""
+        """Return the number of a head's segment among those of all models."""
         return self._first_places[head.service_class] + head.segment
 
     def _server_views(self, head: HeadKey) -> tuple[ServerView, ...]:
-        """What a head sees of the servers; made anew where their entries have changed."""
+        """Return a head's views of the servers; recreated if their entries have changed."""
         views: list[ServerView] = []
         place = self._place(head)
         for state in self._servers:
@@ -501,7 +503,7 @@ class RouterCore:
         return tuple(views)
 
     def _shed(self, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Give up those at the FIFO's head whose deadline has passed."""
+        """Give up the requests at the FIFO's head whose deadline has passed."""
         while (line := self._fifo.head()) is not None:
             request = self._fifo.peek(line, 1)[0]
             deadline_ns = self._requests[request].deadline_ns
@@ -511,10 +513,10 @@ class RouterCore:
             self._give_up(request, "deadline", commands)
 
     def _send(self, event: Decided, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Form the chosen block from the candidates; those that are left keep their place.
+        """Form the chosen block from the candidates; the rest keep their place.
 
-        Between question and answer the server may have died, or be drained: then nothing is sent and the question is
-        asked anew.
+        Between question and answer the server may have failed, or be drained: then nothing is sent and the core asks
+            again.
         """
         asked, choice = self._answered(event.decision), event.choice
         line = asked.line
@@ -539,14 +541,15 @@ class RouterCore:
         commands.append(SendBlock(block, _moves(choice.server, requests, [entry.location for entry in entries])))
 
     def _hold_late_comers(self, line: _Line, now_ns: int) -> None:
-        """Who came while the decision was under way begins the line anew: a driver hears of them only now."""
+        """Apply the hold rule to requests that arrived during the decision as to a new line: a driver receives them
+        only now."""
         left = self._fifo.length(line)
         if left and self._holds.is_on and line.alone == _TOGETHER:
             members = [self._requests[request] for request in self._fifo.peek(line, left)]
             self._holds.begin_by_rule(line, members, line.head.segment, now_ns)
 
     def _answered(self, decision: int) -> _Asked:
-        """What the decision was about that has been answered."""
+        """Return the subject of the decision that has been answered."""
         request, self._asked = self._asked, None
         assert request is not None, "an answer to no question"
         assert decision == self._decision, "an answer to another question"
@@ -570,14 +573,14 @@ class RouterCore:
     # -------------------------------------------------------------------------------------------------------- holds
 
     def _hold_left_ns(self, line: _Line, candidates: tuple[int, ...], now_ns: int) -> int:
-        """For how long they may be held; not at all if they are as many as may be, alone, or were held too often."""
+        """Return the longest hold of the candidates; 0 if they are the largest group, alone, or were held too often."""
         if not self._holds.is_on or len(candidates) == self.config.groups[-1] or line.alone != _TOGETHER:
             return 0
         entries = [self._requests[request] for request in candidates]
         return self._holds.left_ns(entries, now_ns) if entries[0].holds < MAX_HOLDS else 0
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
+        """Hold the candidates' line. If that is impossible by now, or enough requests wait, ask again."""
         hold, asked = event.hold, self._answered(event.decision)
         line, candidates = asked.line, asked.requests
         assert asked.may_hold, "the policy held those who may not be held"
@@ -601,7 +604,7 @@ class RouterCore:
         self._set_room()
 
     def _set_room(self) -> None:
-        """How many images fit within the strictest limit; in which order classes are refused."""
+        """Set the number of images that fit within the strictest limit, and the order in which classes are refused."""
         goals = [tally.goal for tally in self._tallies]
         limit_ns = min((goal.limit_ns for goal in goals if goal.limit_ns), default=0)
         self._room.images = self.config.carried_img_s * limit_ns / NS_PER_S
@@ -616,11 +619,11 @@ class RouterCore:
         self._take_top1(event.top1)
 
     def _take_top1(self, top1: tuple[float, ...]) -> None:
-        """How accurate each width tuple is from now on, by which those that are served are counted."""
+        """Set the accuracy of each width tuple, used from now on to count completed requests."""
         self._top1 = dict(zip(self.config.width_tuples(), top1, strict=True)) if top1 else None
 
     def _limit_ns_of(self, tally: _Tally) -> int:
-        """Of a class's p99 latency, in force now: the router's own, or the operator's; 0 for none."""
+        """Return a class's limit of p99 latency in force: the router's own, or the operator's; 0 for none."""
         return tally.goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
 
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
@@ -632,7 +635,7 @@ class RouterCore:
             self._end_hold(line, now_ns)
 
     def _end_hold(self, line: _Line, now_ns: int) -> None:
-        """Its requests may be asked about again."""
+        """Make a line's requests eligible for decisions again."""
         members = self._fifo.peek(line, self._fifo.length(line))
         self._holds.end(line, [self._requests[request] for request in members], now_ns)
         self._all_at_cap = False
@@ -640,7 +643,8 @@ class RouterCore:
     # ------------------------------------------------------------------------------------------------ what comes back
 
     def _advance(self, event: RequestsReturned, now_ns: int, commands: list[RouterCommand]) -> None:
-        """One width more for each; the next segment's FIFO entry, or the end. Members of one block go together."""
+        """Add one width to each; its next segment's FIFO entry follows, or its end. Members of one block go
+        together."""
         if not self._is_current(event.server, event.epoch):
             return
         self._servers[event.server].residency = event.residency
@@ -663,7 +667,7 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        """Some members of one block have passed their segment."""
+        """Advance some members of one block past their segment."""
         block = entries[0].block
         server = event.server
         epoch = event.epoch
@@ -701,7 +705,7 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        """They have passed their last segment."""
+        """Complete requests that have passed their last segment."""
         tally, top1 = self._tallies[entries[0].service_class], self._top1  # a block is of one class
         limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
@@ -723,7 +727,8 @@ class RouterCore:
             self._retry(event.requests, event.reason, now_ns, commands)
 
     def _retry(self, requests: Iterable[int], reason: str, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Back to the FIFO's tail; from segment 1 if the activations died with their server (the image is here)."""
+        """Requeue at the FIFO's tail; from segment 1 if the activations were lost with their server (the image is
+        here)."""
         for request in requests:
             entry = self._requests[request]
             member = _Members((request,), (entry.entered_ns,), now_ns, ((),), (False,), failed=True)
@@ -738,9 +743,9 @@ class RouterCore:
             self._leave_block(block, member, commands)
 
     def _cancel(self, event: RequestsCancelled, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Who waits in the FIFO is given up now, and who is in a block when it has passed its segment.
+        """Give up cancelled requests: in the FIFO now, in a block when it has passed its segment.
 
-        At the last segment that is completed all the same.
+        At the last segment a request is completed all the same.
         """
         known = {request: entry for request in event.requests if (entry := self._requests.get(request)) is not None}
         for entry in known.values():
@@ -750,7 +755,7 @@ class RouterCore:
             self._fifo.remove(line, set(waiting))
         for request in waiting:
             self._give_up(request, CANCELLED, commands)
-        self._all_at_cap = False  # the head may be another one now
+        self._all_at_cap = False  # the head may have changed
 
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
@@ -763,7 +768,7 @@ class RouterCore:
             commands.append(ReleaseActivations(entry.location, (request,)))
 
     def _leave_block(self, block: int | None, members: _Members, commands: list[RouterCommand]) -> None:
-        """Members of a block have ended; the block ends with its last one."""
+        """Record the end of members of a block; the block ends with its last one."""
         if block is None:
             return
         open_block, count = self._blocks[block], len(members.requests)
@@ -792,24 +797,26 @@ class RouterCore:
         self._look_anew(now_ns)
 
     def _look_anew(self, now_ns: int) -> None:
-        """Other servers can take blocks than before: whoever waits, for company or a server, may go there."""
+        """End all holds and drop all views: other servers can take blocks than before, so any waiting request may go
+        there."""
         self._end_holds(now_ns)
         self._all_at_cap = False
         for state in self._servers:
-            state.views.clear()  # whether one is spared depends on the others
+            state.views.clear()  # whether a server is spared depends on the others
 
     def _is_spared(self, place: int) -> bool:
-        """Of one that is to be drained: whether another one that is up, and is not, can hold the place's segment."""
+        """Return whether a server to be drained is spared: another one that is up, and isn't, can hold the place's
+        segment."""
         return any(
             other.up and not other.is_draining and any(masks[place])
             for other, masks in zip(self._servers, self._masks, strict=True)
         )
 
     def _lose(self, event: ServerDown, now_ns: int, commands: list[RouterCommand]) -> None:
-        """A server died: what was sent there, and what waits here for activations that were there, is tried again.
+        """Handle a server's death: retry what was sent there, and what waits here for activations that were there.
 
-        What was still on its way there keeps what its source holds. What was on its way *from* there is the driver's
-        to report, as `TransferFailed`.
+        Requests in transfer to it keep the activations at their source. Transfers *from* it are the driver's to report,
+        as `TransferFailed`.
         """
         server = event.server
         if not self._is_current(server, event.epoch):
@@ -831,11 +838,11 @@ class RouterCore:
             self._fifo.remove(line, doomed)
         self._retry((*members, *waiting), "server_down", now_ns, commands)
         state.reset(state.epoch, up=False)
-        self._all_at_cap = False  # the head may be another one now
+        self._all_at_cap = False  # the head may have changed
 
 
 def _moves(server: int, requests: tuple[int, ...], locations: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """(source, requests) of those that are elsewhere, in order of the source."""
+    """Return (source, requests) for requests that are elsewhere, in order of the source."""
     if locations.count(server) == len(locations):
         return ()
     return tuple(
@@ -849,18 +856,18 @@ def _moves(server: int, requests: tuple[int, ...], locations: Sequence[int]) -> 
 
 @cache
 def flags(bits: int, count: int) -> tuple[bool, ...]:
-    """Whether each of the lowest bits is 1."""
+    """Return whether each of the lowest bits is 1."""
     return tuple(bool(bits >> place & 1) for place in range(count))
 
 
 def _left_of(open_block: _OpenBlock) -> list[int]:
-    """The members of a block that have not ended."""
+    """Return the members of a block that have not ended."""
     ended = {request for members in open_block.ended for request in members.requests}
     return [request for request in open_block.block.requests if request not in ended]
 
 
 def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
-    """All that a block's members are asked for, in the order in which they were sent."""
+    """Return the results of a block's members, in the order of sending."""
     if len(ended) == 1 and ended[0].requests == block.requests:
         one, count = ended[0], len(block.requests)
         columns: tuple[Any, ...] = (
@@ -879,7 +886,7 @@ def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
 
 
 def _can_any(servers: Iterable[ServerView]) -> bool:
-    """Whether one of them can take the block (a plain loop: this is asked at every decision)."""
+    """Return whether some server can take the block (a plain loop, as it runs at every decision)."""
     for server in servers:  # noqa: SIM110 - a generator costs three times as much
         if server.valid:
             return True

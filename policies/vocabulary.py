@@ -1,9 +1,9 @@
-"""The words that decisions are made of: requests, blocks, batches, events and commands.
+"""The vocabulary of decisions: requests, blocks, batches, events and commands.
 
-Both worlds speak them: the simulator and the hardware turn what happens into *events*, hand them to a decision core
-(`policies.greedy.GreedyScheduler`, `policies.router.RouterCore`) together with the time, and carry out the *commands*
-that come back. Everything here is frozen and made of numbers, so that a log of it can be stored and replayed; as
-msgspec's structs, which take a fifth of a frozen dataclass's time to make (a simulated decision makes dozens).
+Simulator and hardware share it: both turn what happens into *events*, pass them to a decision core
+(`policies.greedy.GreedyScheduler`, `policies.router.RouterCore`) together with the time, and execute the *commands*
+that it returns. Everything here is frozen and made of numbers, so that a log can be stored and replayed; and a msgspec
+struct, which takes a fifth of a frozen dataclass's time to create (a simulated decision creates dozens).
 
 Conventions
     segment          1..S, as in the paper
@@ -27,11 +27,11 @@ from kit.units import nanoseconds as nanoseconds
 
 ROUTER: Final = -1
 IMAGE: Final = 0.0
-FOLLOW_NS: Final = -1  # in place of a limit of the router's own: the operator's
+FOLLOW_NS: Final = -1  # instead of the router's separate limit: the operator's
 
 
 class Provenance(StrEnum):
-    """Where a number came from (weakest last)."""
+    """The source of a number (weakest last)."""
 
     MEASURED = "measured"  # event-timed, or a hardware counter
     POLLED = "polled"  # a sampled sensor
@@ -41,7 +41,7 @@ class Provenance(StrEnum):
 
     @staticmethod
     def weakest(first: Provenance, *others: Provenance) -> Provenance:
-        """The provenance of a figure that rests on all of these."""
+        """Return the provenance of a figure that depends on all of these."""
         order = list(Provenance)
         return max((first, *others), key=order.index)
 
@@ -58,11 +58,11 @@ class WorkKey(msgspec.Struct, frozen=True, order=True, cache_hash=True, array_li
 
 
 class Residency(msgspec.Struct, frozen=True, array_like=True):
-    """Which instances a server has: bit (segment - 1) x widths + width index is 1 if there is one of that kind.
+    """The instances of a server: bit (segment - 1) x widths + width index is 1 if there is one of that kind.
 
     Attributes:
         loaded: those that run batches, or could.
-        loading: those that are being loaded.
+        loading: those in loading.
     """
 
     loaded: int = 0
@@ -70,19 +70,19 @@ class Residency(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def bit(segment: int, width_index: int, widths: int) -> int:
-        """The bit of a kind of instance; 0 beyond the `MAX_INSTANCES`th."""
+        """Return the bit of a kind of instance; 0 beyond the `MAX_INSTANCES`th."""
         place = (segment - 1) * widths + width_index
         return 1 << place if place < MAX_INSTANCES else 0
 
 
 NOTHING_RESIDENT: Final = Residency()
-MAX_INSTANCES: Final = 62  # kinds that a `Residency` can tell: its bits stand in 64-bit numbers
+MAX_INSTANCES: Final = 62  # kinds that a `Residency` distinguishes: its bits are in 64-bit numbers
 
 
 class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
-    """What must agree for two requests to share a block: where they stand, and where their activations are.
+    """What must agree for two requests to share a block: their place, and the location of their activations.
 
-    `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations. `service_class` is the place of
+    `location` is `ANYWHERE` under `block_key: any`, when a block may mix locations. `service_class` is the index of
     their class in `RouterConfig.classes`; 0 if there are none.
     """
 
@@ -106,7 +106,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """What a router decides for a block: the server, the width and the group size (Eq. 2-4)."""
+    """A router's decision for a block: the server, the width and the group size (Eq. 2-4)."""
 
     server: int
     width: float
@@ -114,11 +114,11 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
-    """What a router may decide instead: the candidates wait, and so does whoever joins their line.
+    """The alternative decision: the candidates wait, and so do requests that join their line.
 
     Attributes:
-        requests: until so many wait in the line: more than the view's candidates, at most the largest group.
-        wait_ns: for so long at most, above 0.
+        requests: the hold ends at this length of the line: more than the view's candidates, at most the largest group.
+        wait_ns: the longest hold, above 0.
     """
 
     requests: int
@@ -126,19 +126,19 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServerView(msgspec.Struct, frozen=True, array_like=True):
-    """What the router knows of one server when it decides.
+    """The router's knowledge of one server at a decision.
 
     Attributes:
         valid: up, below its cap of outstanding blocks, able to run at least one width of the head's segment, and not to
             be drained, unless no other server that is up could take it.
         widths: for each width of the set, whether this server can hold an instance of the head's segment at it.
-        outstanding_requests: sent there and not returned (queued, running or on the way): q_i of Eq. 1.
+        outstanding_requests: sent there and not returned (queued, running or in transfer): q_i of Eq. 1.
         outstanding_blocks: the same, in blocks.
         outstanding: the same by work key.
         utilization, power_w, vram_used_bytes: the last report's; P_i and U_i of Eq. 1.
         loaded: for each width of the set, whether an instance of the head's segment at it was loaded there, by the last
-            return or report. Of a network of more than `MAX_INSTANCES` kinds nothing is known of those beyond: False.
-        loading: the same of one that was being loaded, or that requests which were sent there ask for.
+            return or report. Kinds beyond `MAX_INSTANCES` are unknown: False.
+        loading: the same for an instance that was being loaded, or that requests sent there require.
     """
 
     valid: bool
@@ -158,19 +158,19 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         head: the key of the candidate block (that of the FIFO's oldest request).
-        candidates: how many requests the largest group could hold now.
+        candidates: the size of the largest group possible now.
         head_entered_ns: when the oldest candidate entered the FIFO.
         fifo_length, completed: q_fifo and c_done of Eq. 1.
-        hold_left_ns: for how long the candidates may be held now; 0 if `Hold` is no answer.
-        accuracy_sum: of the completed, what the accuracy table says of their width tuples, added up; 0 without a table.
-        goal_floor: the mean accuracy that the operator asks for now; 0 for none.
-        late: how many were completed later than the limit of p99 latency that was in force, or failed under one.
-        goal_limit_ns: the p99 latency that the operator allows now; 0 for any.
-        goal_energy_weight: what a joule an image costs now, in points of accuracy (0.01); 0 for nothing.
-        others_completed: how many of `completed` are of other classes than the head's. What is said of accuracy, goals
-            and late images is of the head's class alone.
-        looked_at: the servers that a router need look at (`policies.sampling`), that of the activations first; all
-            where it is empty.
+        hold_left_ns: the longest hold of the candidates possible now; 0 if `Hold` is not allowed.
+        accuracy_sum: the sum of the accuracy table's values for the completed width tuples; 0 without a table.
+        goal_floor: the operator's floor of mean accuracy now; 0 for none.
+        late: number of images completed later than the limit of p99 latency then in force, or failed under one.
+        goal_limit_ns: the operator's limit of p99 latency now; 0 for none.
+        goal_energy_weight: the price of a joule per image now, in points of accuracy (0.01); 0 for none.
+        others_completed: the part of `completed` in other classes than the head's. Accuracy, goals and late images are
+            those of the head's class alone.
+        looked_at: the servers that a router needs to examine (`policies.sampling`), that of the activations first; all
+            if it is empty.
     """
 
     now_ns: int
@@ -194,7 +194,7 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An image of some class entered the system; `deadline_ns` is absolute, where the scenario has deadlines."""
+    """An image of some class entered the system; `deadline_ns` is absolute, if the scenario has deadlines."""
 
     request: int
     deadline_ns: int | None = None
@@ -216,13 +216,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on a line that begins waits by itself, without a decision: by segment, for how many and how long.
+    """From now on each new line waits automatically, without a decision: by segment, for how many and how long.
 
     Attributes:
-        requests: (S,) until so many wait in the line; 1 holds nobody.
-        wait_ns: (S,) for so long at most; 0 holds nobody.
-        arrivals_ns: (S,) as many have to wait as images arrive within this time, at the rate seen, where they are more;
-            or none of it.
+        requests: (S,) length of the line that ends a hold; 1 for no hold.
+        wait_ns: (S,) longest hold; 0 for no hold.
+        arrivals_ns: (S,) raises `requests` to the number of images that arrive within this time, at the rate seen; or
+            empty.
     """
 
     requests: tuple[int, ...]
@@ -231,17 +231,18 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @property
     def counts(self) -> set[int]:
-        """How many numbers there are of each: one, if it fits a network of so many segments."""
+        """The lengths of the arrays: S alone if the rule fits a network of S segments."""
         return {len(self.requests), len(self.wait_ns), len(self.arrivals_ns or self.wait_ns)}
 
 
 class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on the operator asks for this for a class, and for nothing else. Routers that control see it in views.
+    """From now on these are the operator's goals for a class, and replace all others. Routers with a control see them
+    in views.
 
     Attributes:
         floor: mean accuracy; 0 for none.
         limit_ns: of the p99 latency; 0 for none.
-        energy_weight: what a joule an image costs, in points of accuracy (0.01).
+        energy_weight: the price of a joule per image, in points of accuracy (0.01).
     """
 
     floor: float = 0.0
@@ -251,7 +252,7 @@ class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on the router has a limit of p99 latency of its own, by which images are late; 0 for none.
+    """From now on the router has a separate limit of p99 latency, which determines late images; 0 for none.
 
     `FOLLOW_NS` for the operator's.
     """
@@ -260,20 +261,20 @@ class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ModelChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Other weights serve who begins from now on; `top1`: see `RouterConfig`."""
+    """Requests that begin from now on use other weights; `top1`: see `RouterConfig`."""
 
     top1: tuple[float, ...]
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """No image will arrive any more: nobody is held from now on."""
+    """No more images will arrive: no request is held from now on."""
 
 
 class ServerDraining(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on a server is to be drained: it gets no new block; or (False) it gets blocks again.
+    """From now on a server is drained: it gets no new block; or (False) it gets blocks again.
 
-    A wish of the operator's, so it outlives the server's epochs. Where no other server that is up can hold the segment
-    of a block, a server that is to be drained takes it all the same: nobody waits for ever.
+    The operator asks for it, so it outlives the server's epochs. If no other server that is up can hold the segment of
+    a block, a server to be drained still takes it, so that no request waits forever.
     """
 
     server: int
@@ -290,7 +291,7 @@ class TransferStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TransferFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """They have arrived: their location is the destination now."""
+    """The activations arrived: their location is now the destination."""
 
     block: int
     source: int
@@ -299,7 +300,7 @@ class TransferFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """They could not be moved; they are still at the source unless the source is what failed."""
+    """The activations could not be moved; they are still at the source unless the source is what failed."""
 
     block: int
     source: int
@@ -311,8 +312,8 @@ class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A batch ended at a server: its requests have one more width.
 
-    `correct` is empty but for the last segment, where it says for each request whether the label was right. `residency`
-    is the server's, as it gave them back.
+    `correct` is empty except at the last segment, when it has one entry for each request: whether the label was right.
+    `residency` is the server's at the return.
     """
 
     server: int
@@ -334,13 +335,13 @@ class RequestsRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RequestsCancelled(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Nobody waits for these any more; of some the router may have no entry, as they have ended."""
+    """These requests are cancelled; the router may have no entry of some, as they have ended."""
 
     requests: tuple[int, ...]
 
 
 class ServerReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Telemetry as the router receives it: sampled then, received now. `residency` is of when it was passed on."""
+    """Telemetry as the router receives it: sampled then, received now. `residency` is that at forwarding."""
 
     server: int
     epoch: int
@@ -361,7 +362,7 @@ class RouterTimer(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ServerDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A server died: its instances, queue and activations are gone."""
+    """A server failed: its instances, queue and activations are lost."""
 
     server: int
     epoch: int
@@ -376,14 +377,14 @@ class ServerUp(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StragglerStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A server runs `factor` times slower from now on. Recorded; no decision may use it (nobody announces it)."""
+    """A server runs `factor` times slower from now on. Recorded; no decision may use it (it is unannounced)."""
 
     server: int
     factor: float
 
 
 class StragglerEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """It runs at its own speed again."""
+    """The server runs at its normal speed again."""
 
     server: int
 
@@ -398,7 +399,7 @@ class BlockArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`LoadInstance` is done; `vram_bytes`: what the device really gave for it, 0 if it is as the knobs say."""
+    """`LoadInstance` is done; `vram_bytes`: what the device really allocated, 0 if it is as the knobs specify."""
 
     epoch: int
     instance: int
@@ -406,7 +407,7 @@ class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`LoadInstance` could not be done; nothing of it is left in memory."""
+    """`LoadInstance` failed; nothing of it is left in memory."""
 
     epoch: int
     instance: int
@@ -421,7 +422,7 @@ class InstanceUnloaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BatchStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The forward pass of a batch began at `started_ns` (a driver may hear of it only when it has ended)."""
+    """The forward pass of a batch began at `started_ns` (a driver may learn of it only when it has ended)."""
 
     epoch: int
     batch: int
@@ -429,11 +430,11 @@ class BatchStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BatchFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The forward pass of a batch ended and its outputs stand at the server.
+    """The forward pass of a batch ended and its outputs are at the server.
 
     `failed` lists members that broke it, for `reason`: the others ran without them, and their inputs are still there.
-    `ended_ns` is when the pass ended, where the driver hears of it later; None for now. An emulated pass may be seen to
-    end `late_ns` after that.
+    `ended_ns` is when the pass ended, if the driver learns of it later; None for now. The end of an emulated pass may
+    be detected `late_ns` after that.
     """
 
     epoch: int
@@ -453,7 +454,7 @@ class BatchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TelemetrySampled(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The server's own sensor: an average over its window, received after its lag (`util_metric` says which one).
+    """A reading of the server's sensor: an average over its window, received after its lag (`util_metric` names it).
 
     `queue_length` counts the requests that waited or ran when it was sampled.
     """
@@ -482,11 +483,11 @@ class Decide(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class HoldBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The hold of a decision has begun; nothing is to be done. It gets the credit of the oldest request's next block.
+    """The hold of a decision has begun; nothing is to be done. Its credit is that of the oldest request's next block.
 
     Attributes:
-        request: the oldest whom it holds, and `entered_ns`, when that entered the FIFO.
-        until_ns: when it ends, if nothing ends it before.
+        request: the oldest one in the hold, and `entered_ns`, when it entered the FIFO.
+        until_ns: when the hold ends, if nothing ends it earlier.
     """
 
     decision: int
@@ -515,7 +516,7 @@ class RequestCompleted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request was given up, for a named reason, after so many retries."""
+    """A request was given up, for a named reason, after `retries` retries."""
 
     request: int
     reason: str
@@ -527,10 +528,10 @@ class BlockFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         entered_ns: when each member entered the FIFO for this segment.
-        ended_ns: when each member returned; equal to the time it was given up for a failed one.
+        ended_ns: when each member returned; for a failed one, when it was given up.
         widths: each member's width tuple after the segment; empty for a failed one.
         correct: whether the label was right, at the last segment; a failed member counts as wrong; empty elsewhere
-            (but for failures, which are wrong at any segment: `failed` says which).
+            (except for failures, which are wrong at any segment: see `failed`).
     """
 
     decision: int
@@ -545,7 +546,7 @@ class BlockFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ReleaseActivations(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Nobody will ask for these requests' activations again."""
+    """Release these requests' activations, which are not needed any more."""
 
     server: int
     requests: tuple[int, ...]
@@ -555,7 +556,7 @@ class ReleaseActivations(msgspec.Struct, frozen=True, array_like=True, tag=True)
 
 
 class LoadInstance(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Put a segment's weights at this width into device memory (charged from now on)."""
+    """Load a segment's weights at this width into device memory (charged from now on)."""
 
     epoch: int
     instance: int
@@ -588,7 +589,7 @@ class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Hand these back to the router: they have passed `segment` at `width`; their activations stay here."""
+    """Return these requests to the router: they have passed `segment` at `width`; their activations stay here."""
 
     epoch: int
     requests: tuple[int, ...]
@@ -598,7 +599,7 @@ class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RejectRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Hand these back to the router: they could not be run here."""
+    """Return these requests to the router: they could not run here."""
 
     epoch: int
     requests: tuple[int, ...]
