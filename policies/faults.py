@@ -1,7 +1,8 @@
-"""What goes wrong, in both worlds: the faults that a scenario plans, and the one rule by which a dead server returns.
+"""Faults, in simulation and on executors: those that a scenario plans, and the one rule by which a failed server
+restarts.
 
-The simulator and the hardware bring the same faults about, each in its way: a `Crash` is a simulated death here and a
-real `SIGKILL` there. No core knows a fault before it is an event. It knows no clock and touches no process.
+Simulator and hardware inject the same faults by different means: a `Crash` is a simulated failure in one and a real
+`SIGKILL` in the other. No core receives a fault before it is an event. This module has no clock and touches no process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from policies.vocabulary import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A server dies at `start_ns` and is back, empty, at `end_ns` (None: never)."""
+    """The failure of a server at `start_ns`; it is back, empty, at `end_ns` (None: never)."""
 
     server: int
     start_ns: int
@@ -22,7 +23,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """A server's batches run `factor` times slower from `start_ns` to `end_ns`."""
+    """A period from `start_ns` to `end_ns` in which a server's batches run `factor` times slower."""
 
     server: int
     start_ns: int
@@ -32,7 +33,7 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A server's process is killed; whoever watches over it starts it again (`Supervision`)."""
+    """The kill of a server's process; its supervisor restarts it (`Supervision`)."""
 
     server: int
     at_ns: int
@@ -40,7 +41,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A server's process stops without dying; it is noticed after `Supervision.hang_ns`, killed and started again."""
+    """A server's process that hangs; it is detected after `Supervision.hang_ns`, killed and restarted."""
 
     server: int
     at_ns: int
@@ -48,7 +49,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Squeeze:
-    """A server's device has memory for no more than `batch` images at once: larger batches run in halves.
+    """A limit of a device's memory to `batch` images at once: larger batches run in halves.
 
     With 0 none fits: batches fail as `out_of_memory`.
     """
@@ -61,7 +62,7 @@ class Squeeze:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """These requests' images are broken: the last segment finds no label for them."""
+    """Broken images of these requests: the last segment finds no label for them."""
 
     requests: frozenset[int]
 
@@ -71,11 +72,11 @@ Fault = Outage | Slowness | Crash | Hang | Squeeze | Poison
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """All that is wrong with a server that goes on.
+    """All faults of a server that still runs.
 
     Attributes:
-        slow_factor: it takes so many times as long for every batch.
-        room_images: it has memory for so many at once; None for as many as fit.
+        slow_factor: each batch takes this many times as long.
+        room_images: number of images that fit in its memory at once; None for no limit.
     """
 
     slow_factor: float = 1.0
@@ -83,7 +84,7 @@ class Impairment:
 
 
 PLANNED = "planned"  # of an outage
-DRAINED = "drained"  # by the operator; a server that is drained may be up
+DRAINED = "drained"  # by the operator; a drained server may be up
 WORKER_DIED = "worker_died"
 WORKER_HUNG = "worker_hung"
 NO_LABEL = "no_label"
@@ -92,15 +93,15 @@ OUT_OF_MEMORY = "out_of_memory"
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a server's process is watched and brought back.
+    """The settings for supervising and restarting a server's process.
 
     Attributes:
-        hang_ns: without a sign of life for so long it is hung.
-        stuck_ns: a batch, load or move that takes longer means the same.
-        backoff_ns: the wait before it is started again; it doubles with each death in a row.
+        hang_ns: after this time without a sign of life a process is hung.
+        stuck_ns: a batch, load or move that takes longer than this is hung, too.
+        backoff_ns: the wait before a restart; it doubles with each failure in a row.
         backoff_limit_ns: the longest such wait.
-        stable_ns: once up for so long, the next death is the first of a new row.
-        start_ns: simulated time from the start of the process until it is ready (a real one takes what it takes).
+        stable_ns: after this time in service, the next failure is the first of a new row.
+        start_ns: simulated time from the start of the process until it is ready (a real one's time is measured).
     """
 
     hang_ns: int = 3 * NS_PER_S
@@ -112,7 +113,7 @@ class Supervision:
 
 
 class RestartPlan:
-    """When one server's process may start again: exponential back-off over deaths in a row."""
+    """The restart times of one server's process: exponential back-off over failures in a row."""
 
     def __init__(self, supervision: Supervision) -> None:
         self._supervision = supervision
@@ -120,11 +121,11 @@ class RestartPlan:
         self._up_since_ns: int | None = None
 
     def came_up(self, now_ns: int) -> None:
-        """It is in service."""
+        """Note that the process is in service."""
         self._up_since_ns = now_ns
 
     def restart_at_ns(self, now_ns: int) -> int:
-        """It has died now: when its process may be started again."""
+        """Note a failure; returns when the process may restart."""
         rules = self._supervision
         if self._up_since_ns is not None and now_ns - self._up_since_ns >= rules.stable_ns:
             self._deaths_in_a_row = 0

@@ -1,19 +1,19 @@
-"""Keeps what the operator asks for: integral controllers that shift a router's dial by what was served so far.
+"""Integral controllers that keep the operator's goals: they shift a router's dial according to the results so far.
 
-A router never sees a label or a latency, but it sees what the accuracy table says of the width tuples that it completed
-(`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`). Where requests have classes, each
-class has a controller of its own.
+A router never sees a label or a latency, but it sees the accuracy table's values for the width tuples that it completed
+(`ClusterView.accuracy_sum`), and the number of late images (`ClusterView.late`). If requests have classes, each class
+has a separate controller.
 
-*Floor* of mean accuracy: the mean deficit below it since the begin, over a horizon that forgets, moves the dial at once
-(`GAIN`), and what of it stays, moves it for good. So a deficit is not only ended but made up for. Both are quick at
-first, and slower the longer it has served: a mean is kept at the least latency where the dial stands still, and who
-makes up for a burst within the burst pays most. *Limit* of the p99 latency: the share of late images above `AIM`, over
-a short horizon, does the same the other way. With both goals the dial follows the more accurate of the two: as
-accurate as the limit allows, but never less than the floor.
+*Floor* of mean accuracy: the mean deficit since the beginning, over a forgetting horizon, moves the dial at once
+(`GAIN`), and a persistent deficit moves it permanently. So a deficit is not only ended but compensated. Both parts are
+fast at first, and slow down with the time served: a mean costs the least latency if the dial is constant, and
+compensation for a burst is most expensive within the burst. *Limit* of the p99 latency: the share of late images above
+`AIM`, over a short horizon, does the same in the other direction. With both goals the dial follows the more accurate of
+the two: as accurate as the limit allows, but never below the floor.
 
-The dial's shift is a logarithm: of Compass' price, of all of a ladder's thresholds, of the lookahead's worth. What is
-remembered is bounded, and a controller is left alone where the dial can't follow it, or follows the other one.
-Compiled: `policies.compiled.control`.
+The dial's shift is a logarithm: of Compass' price, of all of a ladder's thresholds, of the lookahead's worth. The
+memory is bounded, and a controller pauses if the dial can't follow it, or follows the other one. Compiled:
+`policies.compiled.control`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from typing import Final
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
 
-HORIZON_S: Final = 300.0  # long beside bursts, which are made up for between them; overloads are forgotten
-FEW_S: Final = 4.0  # seconds that count as served as asked before the first one: a few images tell little
-MAX_DEBT_S: Final = 1.5  # half a point for the horizon; more is forgotten, or drowning would pay for a long overload
+HORIZON_S: Final = 300.0  # long compared with bursts, which are compensated between them; overloads are forgotten
+FEW_S: Final = 4.0  # seconds that count as on target before the first one: a few images mean little
+MAX_DEBT_S: Final = 1.5  # half a point for the horizon; more is forgotten, or a long overload would cost an overshoot
 GAIN: Final = 400.0  # shift for each unit of the mean deficit (a tenth of a point: 0.4)
-AIM: Final = 0.008  # share of late images: below 1 %, as windows differ, and each is to keep its p99
+AIM: Final = 0.008  # share of late images: below 1 %, as windows differ, and each must keep its p99
 LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.slo`
-MAX_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded both ways
+MAX_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded in both directions
 FEW: Final = 200.0  # images that count as in time before the first one
 LIMIT_GAIN: Final = 50.0  # shift for each unit of the excess (of a share that is twice `AIM`: 0.5)
-LIMIT_GAIN_PER_S: Final = 10.0  # the same, a second
-MAX_SHIFT: Final = 8.0  # either way: a dial beyond leaves nothing but the widest, or the narrowest
-MAX_STRETCH: Final = 1.25  # of thresholds upwards: nothing else ends it; 3.5 times as high are the most
-MAX_WEIGHT: Final = 1e6  # points of accuracy a joule: far beyond what leaves anything but the narrowest
-LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
-FOLLOW: Final = -1.0  # in place of a goal of its own: what the operator asks for
-FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # where the last decision was on its dial; at both: it had none
+LIMIT_GAIN_PER_S: Final = 10.0  # the same, per second
+MAX_SHIFT: Final = 8.0  # in both directions: a dial beyond leaves only the widest, or the narrowest
+MAX_STRETCH: Final = 1.25  # of thresholds upwards, otherwise unbounded; 3.5 times as high are the most
+MAX_WEIGHT: Final = 1e6  # points of accuracy per joule: far above the point at which only the narrowest is left
+LONGEST_S: Final = 1.0  # a longer pause between two decisions counts as this
+FOLLOW: Final = -1.0  # instead of a separate goal: the operator's
+FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # place of the last decision on its dial; at both: it had none
 
 
 def end_of_dial(step: int, count: int) -> int:
-    """Where the step that was taken is on a dial of so many, the most accurate first: at an end, or between."""
+    """Return the place of a step on a dial of `count` steps, the most accurate first: at an end, or between."""
     if count == 1:
         return AT_BOTH
     if step == 0:
@@ -53,20 +53,20 @@ def end_of_dial(step: int, count: int) -> int:
 
 @dataclass(slots=True)
 class GoalControl:
-    """One router's controllers. They remember, so they serve one run.
+    """The controllers of one router. They have memory, so they serve one run.
 
     Attributes:
-        floor: to keep; `FOLLOW` for the view's `goal_floor`, 0 for none.
-        most: how far it may shift towards accuracy.
-        limit_ns: of the p99 latency; `FOLLOW_NS` for the view's `goal_limit_ns`, 0 for none. The router's core must be
-            told of one that is the router's own (`policies.interfaces.limit_ns_of`), as it counts who is late.
-        energy_weight: what a joule an image costs, in points of accuracy; `FOLLOW` for the view's.
+        floor: floor of mean accuracy; `FOLLOW` for the view's `goal_floor`, 0 for none.
+        most: the largest shift towards accuracy.
+        limit_ns: of the p99 latency; `FOLLOW_NS` for the view's `goal_limit_ns`, 0 for none. A separate limit of the
+            router must reach its core (`policies.interfaces.limit_ns_of`), which counts late images.
+        energy_weight: the price of a joule per image, in points of accuracy; `FOLLOW` for the view's.
         best: the most accurate width tuple's accuracy.
-        weighs: whether its router heeds an energy weight.
-        takes_over: whether it begins in mid-run: what was served before its first decision is no debt of its own.
-        end: where the router's last decision was on its dial; it is the router that says so.
+        weighs: whether its router uses an energy weight.
+        takes_over: whether it begins during a run: images served before its first decision add nothing to its debt.
+        end: place of the router's last decision on its dial; the router sets it.
         shift: of the dial, towards accuracy above 0.
-        others: the controllers of the classes after the first one, whose is this.
+        others: the controllers of the classes after the first one, which this one serves.
     """
 
     floor: float = FOLLOW
@@ -96,28 +96,28 @@ class GoalControl:
 
     @property
     def all(self) -> tuple[GoalControl, ...]:
-        """Of each class one."""
+        """The controllers, one for each class."""
         return self, *self.others
 
     def of(self, view: ClusterView) -> GoalControl:
-        """That of the head's class."""
+        """Return the controller of the head's class."""
         number = view.head.service_class
         return self.others[number - 1] if number else self
 
     def step(self, view: ClusterView) -> float:
-        """The shift for a decision; asked again at that decision it is the same."""
+        """Return the shift for a decision; repeated calls at that decision return the same."""
         return shift_of(self, view)
 
     def weight(self, view: ClusterView) -> float:
-        """What a joule costs in points of accuracy."""
+        """Return the price of a joule in points of accuracy."""
         return weight_of(self, view)
 
 
-# These are functions, and plain, so that `policies.compiled.control` can compile them for a plan's own record.
+# These are plain functions, so that `policies.compiled.control` can compile them for a plan's record.
 
 
 def shift_of(control: GoalControl, view: ClusterView) -> float:
-    """`GoalControl.step`."""
+    """Return `GoalControl.step`."""
     passed_s = (view.now_ns - control.now_ns) / NS_PER_S
     completed = view.completed - view.others_completed
     came, gained = completed - control.completed, view.accuracy_sum - control.accuracy_sum
@@ -146,7 +146,7 @@ def shift_of(control: GoalControl, view: ClusterView) -> float:
 
 
 def weight_of(control: GoalControl, view: ClusterView) -> float:
-    """`GoalControl.weight`: a floor that would else be missed makes a joule cheaper, and free at the dial's end."""
+    """Return `GoalControl.weight`: a floor at risk makes a joule cheaper, and free at the dial's end."""
     if not control.weighs:
         return 0.0
     weight = view.goal_energy_weight if control.energy_weight < 0.0 else control.energy_weight
@@ -155,7 +155,7 @@ def weight_of(control: GoalControl, view: ClusterView) -> float:
 
 def keep_floor(control: GoalControl, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
     """Shift by the mean deficit below the floor."""
-    if floor != control.kept:  # one that is moved begins anew, and is soon followed
+    if floor != control.kept:  # a changed floor restarts the controller, which then follows soon
         control.kept = floor
         control.span_s = 0.0
         control.images = 0.0
@@ -168,7 +168,7 @@ def keep_floor(control: GoalControl, floor: float, came: int, gained: float, pas
     control.span_s = control.span_s * keep + passed_s
     control.images = control.images * keep + came
     control.debt = control.debt * keep + (floor * came - gained)
-    if rests and control.debt < 0.0:  # little of what the limit left to spare is spent when it gives way
+    if rests and control.debt < 0.0:  # the limit's surplus is mostly dropped before its shift ends
         control.debt *= LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
     known_s, deficit = control.span_s + FEW_S, 0.0
     if control.span_s > 0.0 and control.images > 0.0:
@@ -202,9 +202,9 @@ def keep_limit(control: GoalControl, limit_ns: int, came: int, late: int, passed
 
 
 def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:
-    """Whether the dial could not follow a wish (for accuracy above 0), so that it would only have to be undone.
+    """Return whether the dial could not follow a demand (for accuracy above 0), which would only have to be undone.
 
-    One that `rests` is not followed at all, and must not wish for less than the other meanwhile.
+    A controller that `rests` is not followed at all, and must not demand less than the other meanwhile.
     """
     return (
         control.end == AT_BOTH
@@ -215,16 +215,16 @@ def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:
 
 
 class Steered:
-    """A router whose goals may be set in mid-run, for all classes; each of them overrides what the operator asks for.
+    """A router whose goals can be set during a run, for all classes; each of them overrides the operator's.
 
-    It has a `control`, or `control` is None if it was made without.
+    It has a `control`, or `control` is None if it was created without one.
     """
 
     __slots__ = ()
 
     @property
     def p99_limit_ns(self) -> int:
-        """Its own limit (`policies.interfaces.limit_ns_of`)."""
+        """The router's separate limit (`policies.interfaces.limit_ns_of`)."""
         control: GoalControl | None = getattr(self, "control", None)
         return FOLLOW_NS if control is None else control.limit_ns
 
@@ -232,7 +232,7 @@ class Steered:
         """Keep this mean accuracy from now on; 0 for no floor, None for the operator's.
 
         Raises:
-            ValueError: it does not control; no width tuple is so accurate.
+            ValueError: the router has no control; no width tuple is as accurate.
         """
         control = self._goals("floor", floor)
         if floor is not None and floor > control.best:
@@ -244,17 +244,17 @@ class Steered:
         """Be as accurate as this p99 latency, in seconds, allows; 0 for no limit, None for the operator's.
 
         Raises:
-            ValueError: it does not control; a limit below 0.
+            ValueError: the router has no control; the limit is below 0.
         """
         control = self._goals("limit", limit_s)
         for each in control.all:
             each.limit_ns = FOLLOW_NS if limit_s is None else nanoseconds(limit_s)
 
     def set_energy_weight(self, weight: float | None) -> None:
-        """Let a joule an image cost this, in points of accuracy (0.01); 0 for nothing, None for the operator's.
+        """Set the price of a joule per image, in points of accuracy (0.01); 0 for nothing, None for the operator's.
 
         Raises:
-            ValueError: it does not control, or knows no energy; a weight below 0.
+            ValueError: the router has no control, or no energy costs; the weight is below 0.
         """
         control = self._goals("weight of energy", weight)
         if not control.weighs:

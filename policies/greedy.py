@@ -1,8 +1,8 @@
 """Algorithm 1: one server's greedy scheduler, as a core without I/O. Events and the time go in, commands come out.
 
-It batches what the router sent, picks the instance that fits best, loads and unloads instances. It knows no clock,
-no device and no tensor: the simulator and the hardware drive this same class. Where the algorithm is silent, the
-readings of `docs/paper-map.md` are followed. States, events and invariants: `docs/theory-of-operation.md`.
+It batches requests from the router, picks the best-fitting instance, loads and unloads instances. It uses no clock,
+device or tensor: simulator and hardware drive this same class. Points that the algorithm leaves open follow the
+readings of `docs/paper-map.md`. States, events and invariants: `docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class GreedyKnobs:
         vram_cap_bytes: M_max.
         utilization_block: U_blk as a share; no load while the latest sample is at or above it.
         idle_unload_ns: t_idle; None never unloads.
-        scale_trigger: Q_th, queued requests of one key above which a further instance may load; it never evicts.
-        scale_cap: N_new, loads for a key since its queue was last empty from which on none is a further one.
-        head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
-        skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
-        served_width: a batch runs at the requested width, or at its instance's own.
+        scale_trigger: Q_th, queued requests of one key above which another instance may load; it never evicts.
+        scale_cap: N_new, loads for a key since its queue was last empty; at this number no more are added.
+        head_of_line: `skip` tries the next key if the head's can't be served; `block` is the literal algorithm.
+        skip_limit_ns: once a blocked key has waited this long, nothing overtakes it.
+        served_width: a batch runs at the requested width, or at its instance's width.
         nests: how many widths each nest has (`policies.nests`); empty if all are one.
-        padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
-        preload: (segment, width) instances to load when the server comes up, at the start of a run and after a death;
+        padded_sizes: the batch sizes of the device (`padding: grid`), ascending; empty for no padding.
+        preload: (segment, width) instances to load when the server comes up, at the start of a run and after a failure;
             they count for no key.
-        load_retries: after so many failures in a row (loads that failed, batches that memory was lacking for), what
-            waits for that instance is rejected.
+        load_retries: number of failures in a row (failed loads, batches without enough memory) after which requests
+            that wait for that instance are rejected.
         load_backoff_ns: the wait before the second try; it doubles with each.
     """
 
@@ -91,7 +91,7 @@ class GreedyKnobs:
 
     @property
     def all_bytes(self) -> int:
-        """Memory for one instance of every kind."""
+        """Return the memory for one instance of every kind."""
         return self.context_bytes + sum(self.instance_bytes.values())
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class GreedyKnobs:
             raise ValueError(f"the instances to preload need {preloaded} bytes, the cap is {self.vram_cap_bytes}")
 
     def can_hold(self, spec: Spec) -> bool:
-        """Whether an instance fits on the server with nothing else loaded."""
+        """Return whether an instance fits on the server with nothing else loaded."""
         return spec in self.instance_bytes and self.context_bytes + self.instance_bytes[spec] <= self.vram_cap_bytes
 
 
@@ -121,7 +121,7 @@ class InstanceState(Enum):
 class Instance:
     """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end.
 
-    `vram_bytes` is what is charged for it: what the knobs say, until the device says what it took.
+    `vram_bytes` is its charge: the knobs' value, until the device reports its actual size.
     """
 
     id: int
@@ -133,7 +133,7 @@ class Instance:
 
     @property
     def spec(self) -> Spec:
-        """What it is an instance of."""
+        """The instance's segment and width."""
         return self.segment, self.width
 
 
@@ -145,27 +145,27 @@ class _Batch(msgspec.Struct, frozen=True):
 
 
 class GreedyScheduler:
-    """One server's scheduler: `handle` each event with its time, carry out the commands, call again at `next_wake_ns`.
+    """One server's scheduler: `handle` each event with its time, execute the commands, call again at `next_wake_ns`.
 
-    Events of an earlier epoch of the server (another `epoch`) are stale and change nothing. Times must not go back.
+    Events of an earlier epoch of the server (another `epoch`) are stale and change nothing. Times must not decrease.
     """
 
     def __init__(self, knobs: GreedyKnobs, server: int) -> None:
         self.knobs = knobs
         self.server = server
         self.next_wake_ns: int | None = None
-        self.running_requests = 0  # in the batches that run
+        self.running_requests = 0  # in the running batches
         self.memory = MemoryBook(knobs.vram_cap_bytes, knobs.context_bytes)
         self._nests = nest_by_width(knobs.widths, knobs.nests)
         self._epoch = 0
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
         self._instances: dict[int, Instance] = {}
         self._by_segment: dict[int, list[Instance]] = {}  # by width, ascending
-        self._idle: dict[int, Instance] = {}  # the free ones, least recently used first (time does not go back)
+        self._idle: dict[int, Instance] = {}  # the free ones, least recently used first (time does not decrease)
         self._batches: dict[int, _Batch] = {}
         self._blocked_since_ns: dict[WorkKey, int] = {}
         self._loads_for_key: dict[WorkKey, int] = {}
-        self._failures: dict[Spec, int] = {}  # in a row: a batch that ends is the end of the row
+        self._failures: dict[Spec, int] = {}  # in a row: a batch that ends resets the row
         self._retry_at_ns: dict[Spec, int] = {}
         self._utilization = 0.0
         self._next_instance = 0
@@ -186,17 +186,17 @@ class GreedyScheduler:
 
     @property
     def queue_length(self) -> int:
-        """Requests that wait here (not those that run)."""
+        """Number of requests queued here (running ones excluded)."""
         return self._queue.waiting
 
     @property
     def requests(self) -> int:
-        """Requests that wait or run here."""
+        """Number of requests queued or running here."""
         return self._queue.waiting + self.running_requests
 
     @property
     def vram_used_bytes(self) -> int:
-        """Context and charged instances."""
+        """Memory of the context and the charged instances."""
         return self.memory.used_bytes
 
     @property
@@ -207,7 +207,7 @@ class GreedyScheduler:
     # ---------------------------------------------------------------------------------------------------- events
 
     def handle(self, event: ServerEvent, now_ns: int) -> list[ServerCommand]:
-        """Take one event at its time; returns what to do, in order."""
+        """Process one event at its time; returns what to do, in order."""
         commands: list[ServerCommand] = []
         take_in = self._take_in.get(type(event))
         if take_in is not None:
@@ -245,7 +245,7 @@ class GreedyScheduler:
             self._retry_at_ns,
         ):
             state.clear()
-        self._epoch = 0  # no epoch has this number: whatever the last one still sends is stale
+        self._epoch = 0  # no epoch has this number: any later event of the last one is stale
         self.residency = NOTHING_RESIDENT
         self._utilization = 0.0
         self.running_requests = 0
@@ -270,7 +270,7 @@ class GreedyScheduler:
             commands.append(RejectRequests(self._epoch, event.failed, event.reason))
 
     def _fail_batch(self, event: BatchFailed, now_ns: int, commands: list[ServerCommand]) -> None:
-        """The batch goes back. Where memory was lacking its instance goes, too: the next batch would fail alike."""
+        """Requeue the batch. If memory was short, drop its instance, too: the next batch would fail the same way."""
         batch = self._release_batch(event.batch, now_ns)
         commands.append(RejectRequests(self._epoch, batch.requests, event.reason))
         if event.reason == OUT_OF_MEMORY:
@@ -296,7 +296,7 @@ class GreedyScheduler:
         self._utilization = event.utilization
 
     def _wake(self, event: TimerFired, now_ns: int, commands: list[ServerCommand]) -> None:
-        """A reason to schedule."""
+        """Mark a reason to schedule."""
 
     def _finish_load(self, event: InstanceLoaded, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
@@ -313,7 +313,8 @@ class GreedyScheduler:
         self._back_off(instance.spec, event.reason, now_ns, commands)
 
     def _back_off(self, spec: Spec, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
-        """A load failed, or a batch lacked memory: the next load waits, and after the last try nobody waits for it."""
+        """Note a failed load, or a batch out of memory: the next load waits, and after the last try its requests are
+        rejected."""
         if now_ns < self._retry_at_ns.get(spec, 0):
             return  # one of several that failed together: one failure
         failures = self._failures[spec] = self._failures.get(spec, 0) + 1
@@ -337,7 +338,7 @@ class GreedyScheduler:
         self._note_residency()
 
     def _note_residency(self) -> None:
-        """Instances have come, gone, or changed between loading and loaded."""
+        """Note that instances were added, removed, or changed between loading and loaded."""
         loaded = loading = 0
         widths = self.knobs.widths
         for instance in self._instances.values():
@@ -351,7 +352,7 @@ class GreedyScheduler:
     # ------------------------------------------------------------------------------------------------- decisions
 
     def _schedule(self, now_ns: int, commands: list[ServerCommand]) -> None:
-        """Alg. 1's loop until nothing more can be done at this instant."""
+        """Run Alg. 1's loop until nothing more is possible at this instant."""
         while self._queue.waiting and (served := self._next_servable(now_ns)) is not None:
             commands.append(self._run(*served))
         if self._queue.waiting:
@@ -361,7 +362,7 @@ class GreedyScheduler:
         self._plan_wake(now_ns)
 
     def _next_servable(self, now_ns: int) -> tuple[WorkKey, Instance] | None:
-        """The oldest key that a free instance can serve, unless an older one may not be overtaken."""
+        """Return the oldest key that a free instance can serve, unless an older one must not be overtaken."""
         for key in self._queue.by_age():
             instance = self._find_free_best_fit(key)
             if instance is not None:
@@ -378,7 +379,8 @@ class GreedyScheduler:
         return now_ns - self._blocked_since_ns[key] >= self.knobs.skip_limit_ns
 
     def _find_free_best_fit(self, key: WorkKey) -> Instance | None:
-        """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
+        """Return Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest
+        id."""
         best: Instance | None = None
         for instance in self._by_segment.get(key.segment, ()):
             if best is not None and instance.width > best.width:
@@ -391,7 +393,7 @@ class GreedyScheduler:
         return key.width <= instance.width <= self._nests[key.width][-1]
 
     def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
-        """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""
+        """Form a batch of one key and make the instance busy (Alg. 1 l. 14-17)."""
         requests = self._take(key, self.knobs.batch_limit)
         self._set_taken(instance, InstanceState.BUSY)
         served = key.width if self.knobs.served_width == "requested" else instance.width
@@ -432,13 +434,14 @@ class GreedyScheduler:
                         commands.append(self._load_for_key(key, now_ns))
                 elif is_needed and may_evict:
                     if self._evict_for(spec, commands):
-                        return  # what is being freed is for this key, not for a smaller and younger one
+                        return  # memory being freed is for this key, not for a smaller and younger one
                     may_evict = False
             if self._may_not_be_overtaken(key, now_ns):
                 return
 
     def _may_have_another(self, key: WorkKey) -> bool:
-        """A queue above Q_th, within N_new; or the key's own width, if a wider instance would serve at its own."""
+        """Load for a queue above Q_th, within N_new; or for the key's width, if a wider instance would serve at its
+        own."""
         if self.knobs.served_width == "instance" and all(
             instance.width != key.width or instance.state is InstanceState.UNLOADING
             for instance in self._by_segment[key.segment]
@@ -460,7 +463,7 @@ class GreedyScheduler:
         )
 
     def _admits(self, spec: Spec, now_ns: int, overdue: bool = False) -> bool:
-        """Alg. 1's `can_load` but for the memory: the latest utilization sample is below U_blk.
+        """Return Alg. 1's `can_load` except for the memory: the latest utilization sample is below U_blk.
 
         A segment's first instance ignores U_blk, and so does an overdue key: others may keep a shared device busy.
         """
@@ -486,9 +489,9 @@ class GreedyScheduler:
         return LoadInstance(self._epoch, instance.id, segment, width)
 
     def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> bool:
-        """Unload idle instances, least recently used first, if that makes room (else nothing is given up).
+        """Unload idle instances, least recently used first, if that frees enough memory (otherwise none).
 
-        Returns whether enough is on its way out.
+        Returns whether enough memory is being freed.
         """
         needed = self.knobs.instance_bytes[spec]
         if self.memory.fits_once_freed(needed):
@@ -504,7 +507,7 @@ class GreedyScheduler:
         return False
 
     def _unload_idle(self, now_ns: int, idle_unload_ns: int, commands: list[ServerCommand]) -> None:
-        """Alg. 1's second loop: unload what has been idle for t_idle."""
+        """Unload instances that were idle for t_idle: Alg. 1's second loop."""
         while self._idle:
             longest_idle = next(iter(self._idle.values()))
             if now_ns - longest_idle.last_used_ns < idle_unload_ns:
@@ -518,7 +521,7 @@ class GreedyScheduler:
         return UnloadInstance(self._epoch, instance.id)
 
     def _plan_wake(self, now_ns: int) -> None:
-        """The next time at which something could change without an event."""
+        """Return the next time at which something could change without an event."""
         wake_ns: int | None = None
         if self.knobs.idle_unload_ns is not None and self._idle:
             wake_ns = next(iter(self._idle.values())).last_used_ns + self.knobs.idle_unload_ns
@@ -530,7 +533,7 @@ class GreedyScheduler:
 
 
 def _goes_before(one: Instance, other: Instance) -> bool:
-    """Of two of one width: the one that was used last, or the lower id where both were."""
+    """Return, of two instances of one width, the one used last, or the lower id if both were."""
     if one.last_used_ns != other.last_used_ns:
         return one.last_used_ns > other.last_used_ns
     return one.id < other.id

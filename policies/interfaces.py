@@ -1,4 +1,5 @@
-"""What every router is, and what it may know beyond the view: two protocols, and the settings of the router's core."""
+"""The interface of routers, and what they know besides the view: two protocols, and the settings of the router's
+core."""
 
 from __future__ import annotations
 
@@ -13,45 +14,45 @@ from policies.nests import tuples_within
 from policies.reward import AccuracyPrior
 from policies.vocabulary import FOLLOW_NS, IMAGE, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
 
-MAX_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
+MAX_TUPLES: Final = 1 << 12  # of a table known to the router's core: every stored run contains it
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-HERE, IN_RACK, ELSEWHERE = range(3)  # where a transfer comes from
+HERE, IN_RACK, ELSEWHERE = range(3)  # the source of a transfer
 WAYS: Final = 3
 
 
 class RoutingPolicy(Protocol):
-    """Chooses for the candidate block of a view. It must choose a server that is `valid` and a width it can hold.
+    """A policy that chooses for the candidate block of a view: a server that is `valid` and a width that it can hold.
 
-    Where `view.hold_left_ns` is above 0 it may answer with a `Hold`. It may also have an attribute `hold`, a `HoldRule`
-    by which the router's core holds lines from the run's start on (`hold_rule_of`), and an attribute `p99_limit_ns`, by
-    which the core counts images as late in place of the operator's limit (`limit_ns_of`); it may change in mid-run.
+    If `view.hold_left_ns` is above 0, it may answer with a `Hold`. It may also have an attribute `hold`, a `HoldRule`
+    for holds of the router's core from the run's start on (`hold_rule_of`), and an attribute `p99_limit_ns`, which
+    replaces the operator's limit when the core counts late images (`limit_ns_of`); it may change during the run.
     """
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
-        """Decide; `rng` is this router's own named stream."""
+        """Decide; `rng` is this router's named random stream."""
         ...
 
 
 def hold_rule_of(policy: RoutingPolicy) -> HoldRule | None:
-    """What a router wants held without being asked; None for nothing."""
+    """Return the router's rule for automatic holds; None for none."""
     rule: HoldRule | None = getattr(policy, "hold", None)
     return rule
 
 
 def limit_ns_of(policy: RoutingPolicy) -> int:
-    """The limit of p99 latency that is a router's own now, 0 for none; `FOLLOW_NS` where it follows the operator's."""
+    """Return the router's separate limit of p99 latency now, 0 for none; `FOLLOW_NS` if it follows the operator's."""
     limit_ns: int = getattr(policy, "p99_limit_ns", FOLLOW_NS)
     return limit_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Which servers cost the same, so that tables of costs need not have a row for each.
+    """Groups of servers with equal costs, so that tables of costs need no row for each server.
 
     Attributes:
-        devices: (servers,) a number; servers of one number have the same batches, images, joules and loads.
-        links: (servers,) the same for transfers to and from them, from one rack or from another.
-        racks: (servers,) the number of the rack that a server is in; the router is in none.
+        devices: (servers,) a number; servers with the same number have the same times, energy and loads.
+        links: (servers,) the same for transfers to and from them, within a rack or between racks.
+        racks: (servers,) the number of a server's rack; the router is in none.
     """
 
     devices: tuple[int, ...]
@@ -60,19 +61,19 @@ class Alike:
 
     @classmethod
     def of(cls, devices: Iterable[Hashable], links: Iterable[Hashable], racks: Iterable[Hashable]) -> Alike:
-        """Of equal keys each has one number, from 0 on."""
+        """Number the distinct keys of each, from 0 on."""
         return cls(_numbered(devices), _numbered(links), _numbered(racks))
 
     def ways(self) -> dict[tuple[int, int, int], tuple[int, int]]:
-        """Of all ways that may differ a source and a server.
+        """Return a source and a server for each route that may differ.
 
-        A way is from 0, the router, or from link n - 1; to a link; and `HERE`, `IN_RACK` or `ELSEWHERE`.
+        A route is from 0, the router, or from link n - 1; to a link; and `HERE`, `IN_RACK` or `ELSEWHERE`.
         """
         ways: dict[tuple[int, int, int], tuple[int, int]] = {}
-        racks: dict[int, dict[int, list[int]]] = {}  # of each rack, of each link its servers
+        racks: dict[int, dict[int, list[int]]] = {}  # by rack and link, the servers
         for server, (link, rack) in enumerate(zip(self.links, self.racks, strict=True)):
             racks.setdefault(rack, {}).setdefault(link, []).append(server)
-        apart: dict[int, list[int]] = {}  # of each link a server in each rack
+        apart: dict[int, list[int]] = {}  # by link, a server in each rack
         for links in racks.values():
             for (link, sources), (to, servers) in product(links.items(), repeat=2):
                 for source, server in product(sources[:2], servers[:2]):
@@ -97,23 +98,24 @@ class CostModel(Protocol):
 
     @property
     def alike(self) -> Alike | None:
-        """Which servers cost the same; None if that is not known."""
+        """Return the servers that cost the same; None if that is unknown."""
         ...
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
-        """Solo latency of one batch (dispatch included); a batch above the limit is split."""
+        """Return the solo latency of one batch (dispatch included); a batch above the limit is split."""
         ...
 
     def image_s(self, server: int, key: WorkKey) -> float:
-        """The share of one image in a batch of the server's batch limit: the cost of queued work."""
+        """Return one image's share of the time of a batch at the server's limit: the cost of queued work."""
         ...
 
     def energy_j(self, server: int, key: WorkKey) -> float:
-        """One image's share of the energy of such a batch, above what the idle device draws."""
+        """Return one image's share of the energy of such a batch, above the idle device's power."""
         ...
 
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
-        """Time to bring the inputs of `images` requests that stand before `segment` to a server; 0 if they are."""
+        """Return the time to transfer the inputs of `images` requests before `segment` to a server; 0 if they are
+        there."""
         ...
 
 
@@ -124,21 +126,21 @@ class RouterConfig:
     Attributes:
         segments: S.
         widths: the width set W, ascending.
-        holds: (servers, segments, widths) whether a server can hold an instance at all.
+        holds: (servers, segments, widths) whether a server can hold an instance.
         groups: the group sizes g to choose from, ascending.
-        outstanding_blocks: how many blocks a server may have at once; when all are at the cap the router waits.
+        outstanding_blocks: the cap of blocks outstanding at a server; when all are at the cap the router waits.
         block_key: whether a block's members must share the location of their activations.
-        max_retries: how often a request is tried again after a rejection or a server's death.
-        shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
-        max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
+        max_retries: number of retries of a request after rejections or failures of servers.
+        shed_expired: give up requests whose deadline has passed when they reach the FIFO's head.
+        max_batching_delay_ns: the longest total hold of a request, over all segments; 0 for no holds.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
         classes: names of the classes of requests; empty if all are of one, which has no name.
         models: the widths of each of several models; empty if there is one. A request's class decides its model.
         model_of: for each class its model's number; empty if there is one.
-        model_shares: how many of the requests are each model's, as the operator says; empty if there is one.
-        samples: how many servers a decision looks at where there are more (`policies.sampling`); 0: at all.
-        carried_img_s: images a second that its servers carry at the accuracy promised: requests beyond what that allows
-            within the p99 latency promised are refused (`policies.admission`); 0: none is.
+        model_shares: each model's share of the requests, as the operator specifies; empty if there is one.
+        samples: number of servers that a decision examines if there are more (`policies.sampling`); 0: all.
+        carried_img_s: the servers' capacity in images a second at the accuracy promised: requests beyond what it allows
+            within the p99 latency promised are refused (`policies.admission`); 0 for no refusals.
     """
 
     segments: int
@@ -165,12 +167,12 @@ class RouterConfig:
 
     @property
     def class_count(self) -> int:
-        """At least one."""
+        """The number of classes, at least one."""
         return max(1, len(self.classes))
 
     @property
     def model_widths(self) -> tuple[tuple[float, ...], ...]:
-        """The widths of each model, also where there is one."""
+        """The widths of each model, also if there is only one."""
         return self.models or (self.widths,)
 
     @property
@@ -184,17 +186,17 @@ class RouterConfig:
         return tuple(self.model_widths[model] for model in self.class_models)
 
     def has_key(self, key: WorkKey) -> bool:
-        """Whether a request can have it: an image comes before segment 1, after that a width of the same model."""
+        """Return whether a request can have a key: an image before segment 1, later a width of the same model."""
         if key.segment == 1 or key.previous_width == IMAGE:
             return key.segment == 1 and key.previous_width == IMAGE
         return any(key.width in widths and key.previous_width in widths for widths in self.model_widths)
 
     def place_of(self, segment: int, service_class: int) -> int:
-        """The number of a segment of the model of a class, among those of all models."""
+        """Return the number of a segment of the model of a class, among those of all models."""
         return self.class_models[service_class] * self.segments + segment - 1
 
     def masks(self) -> list[list[tuple[bool, ...]]]:
-        """(servers, models x segments, widths) what a request may run at there: what is held, of its own model."""
+        """Return (servers, models x segments, widths): the widths of the same model that a server can hold."""
         return [
             [
                 tuple(can and width in model for can, width in zip(held, self.widths, strict=True))
@@ -205,12 +207,12 @@ class RouterConfig:
         ]
 
     def width_tuples(self) -> list[tuple[float, ...]]:
-        """All W^S of each model, in the order of their numbers in base W."""
+        """Return all W^S of each model, in the order of their numbers in base W."""
         return tuples_within(self.model_widths, self.segments)
 
 
 def top1_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
-    """The accuracy table for `RouterConfig.top1`; empty if it would have more than `MAX_TUPLES`."""
+    """Return the accuracy table for `RouterConfig.top1`; empty if it would have more than `MAX_TUPLES`."""
     if sum(len(widths) ** config.segments for widths in config.model_widths) > MAX_TUPLES:
         return ()
     return tuple(prior(widths) for widths in config.width_tuples())

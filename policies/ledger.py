@@ -1,6 +1,6 @@
-"""The ledger of a run: watches every step of every core, and turns them into records and credits (Eq. 7).
+"""The ledger of a run: it observes every step of every core, and turns them into records and credits (Eq. 7).
 
-Both worlds feed it the same steps, so records mean the same in both. It decides nothing and measures nothing itself.
+Simulator and hardware feed it the same steps, so records mean the same. It neither decides nor measures anything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from policies.vocabulary import (
 
 
 class ReportedPower:
-    """The servers' mean power as the router hears it: a step function of time, and its integral."""
+    """The servers' mean power as reported to the router: a step function of time, and its integral."""
 
     def __init__(self, servers: int) -> None:
         self._power_w = [0.0] * servers
@@ -58,10 +58,10 @@ class ReportedPower:
         self._energies_j = [0.0]
 
     def report(self, server: int, power_w: float, now_ns: int) -> None:
-        """A server's power is this from now on."""
+        """Set a server's power from now on."""
         self._power_w[server] = power_w
         mean_w = mean(self._power_w)
-        if self._times_ns[-1] == now_ns:  # several reports at one instant make one step
+        if self._times_ns[-1] == now_ns:  # several reports at one instant are one step
             self._means_w[-1] = mean_w
             return
         self._energies_j.append(self.energy_j(now_ns))
@@ -69,13 +69,13 @@ class ReportedPower:
         self._means_w.append(mean_w)
 
     def energy_j(self, until_ns: int) -> float:
-        """The integral of the mean from the start of the run."""
+        """Return the integral of the mean from the start of the run."""
         step = -1 if until_ns >= self._times_ns[-1] else bisect_right(self._times_ns, until_ns) - 1
         return self._energies_j[step] + self._means_w[step] * (until_ns - self._times_ns[step]) / NS_PER_S
 
 
 class _OpenDecision(msgspec.Struct):
-    """A decision, and the block that came of it; its inputs were at its server at `gathered_ns`."""
+    """A decision and its block, whose inputs were at its server at `gathered_ns`."""
 
     head: HeadKey
     snapshot_ns: int
@@ -95,10 +95,10 @@ class _Journey(msgspec.Struct):
     """One request's entry.
 
     Attributes:
-        since_ns: until when its time is accounted for.
+        since_ns: the time up to which stages are assigned.
         passages: of the segments that it has passed.
-        block, batch: of the try that is in progress, None in the FIFO or in a server's queue.
-        lost_ns: in tries that failed, and in segments that had to be run again.
+        block, batch: of the try in progress, None in the FIFO or in a server's queue.
+        lost_ns: time in failed tries, and in segments that had to run again.
     """
 
     arrived_ns: int
@@ -109,24 +109,24 @@ class _Journey(msgspec.Struct):
     lost_ns: int = 0
 
     def lose(self, now_ns: int) -> None:
-        """The try that is in progress failed."""
+        """Record that the try in progress failed."""
         self.lost_ns += now_ns - self.since_ns
         self.since_ns = now_ns
         self.block = self.batch = None
 
     def forget(self, passed: int) -> None:
-        """Segments after so many have to be run again."""
+        """Drop the segments after the first `passed`, which have to run again."""
         self.lost_ns += sum(sum(again.stages_ns) for again in self.passages[passed:])
         del self.passages[passed:]
 
     def total_ns(self) -> tuple[int, ...]:
-        """The time in each of `STAGES`."""
+        """Return the time in each of `STAGES`."""
         stages_ns = [passage.stages_ns for passage in self.passages] or [_NO_STAGES]
         return (*map(sum, zip(*stages_ns, strict=True)), self.lost_ns)
 
 
 class _Passage(msgspec.Struct):
-    """How some requests passed a segment together, from their FIFO entry to their return."""
+    """One pass of some requests together through a segment, from their FIFO entry to their return."""
 
     server: int
     width: float
@@ -138,7 +138,7 @@ class _Passage(msgspec.Struct):
 
     @property
     def stages_ns(self) -> tuple[int, ...]:
-        """The time by stages, without the last one; none if nobody watched the block or the batch."""
+        """The time by stages, without the last one; none if the block or the batch was not observed."""
         if not self.stages and self.block is not None and self.batch is not None:
             self.stages = _stages_ns(self.entered_ns, self.block, self.batch, self.ended_ns)
         return self.stages or _NO_STAGES
@@ -148,7 +148,7 @@ def _stages_ns(entered_ns: int, block: _OpenDecision, batch: BatchTold, now_ns: 
     snapshot_ns = max(entered_ns, block.snapshot_ns)
     sent_ns = max(snapshot_ns, block.sent_ns)
     gathered_ns = max(sent_ns, block.gathered_ns)
-    arrived_ns = min(max(gathered_ns, block.arrived_ns), now_ns)  # by another clock perhaps
+    arrived_ns = min(max(gathered_ns, block.arrived_ns), now_ns)  # perhaps by another clock
     commanded_ns = min(max(arrived_ns, batch.commanded_ns), now_ns)
     started_ns = min(max(commanded_ns, batch.started_ns), now_ns)
     forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
@@ -168,7 +168,7 @@ def _stages_ns(entered_ns: int, block: _OpenDecision, batch: BatchTold, now_ns: 
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """A request that has ended: what its record is made of when the run is over."""
+    """A request that has ended: the data for its record when the run is over."""
 
     request: int
     journey: _Journey
@@ -180,7 +180,7 @@ class _Ended(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """Watches a run.
+    """The observer of a run.
 
     Args:
         servers: N.
@@ -189,7 +189,7 @@ class Ledger:
         detail: keep block, batch and telemetry records, and each request's stages (off while a router trains).
         keep_log: keep every step for replay.
 
-    `keeps_starts` says whether it takes notice of what only begins (transfers, batches); no core does.
+    `keeps_starts` is whether it uses events that only begin something (transfers, batches); no core does.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ class Ledger:
         self.keeps_starts = detail or keep_log
         self._power = ReportedPower(servers)
         self._utilization = [0.0] * servers
-        self._gpu_var: float | None = 0.0  # of these; None when they have changed
-        self._epochs: list[int | None] = [None] * servers  # None while it is down
+        self._gpu_var: float | None = 0.0  # of these; None after a change
+        self._epochs: list[int | None] = [None] * servers  # None while a server is down
         self._credits: list[tuple[int, RewardTerms]] = []
         self._journeys: dict[int, _Journey] = {}
         self._ended: list[_Ended] = []
@@ -224,8 +224,8 @@ class Ledger:
         self._batches: list[tuple[int, BatchTold]] = []  # with their servers
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
-        self._holds: dict[int, list[tuple[int, int]]] = {}  # of a waiting request: (decision, when it entered the FIFO)
-        self._held_before: dict[int, list[int]] = {}  # of a block: the decisions that held its members
+        self._holds: dict[int, list[tuple[int, int]]] = {}  # by waiting request: (decision, when it entered the FIFO)
+        self._held_before: dict[int, list[int]] = {}  # by block: the decisions that held its members
         self._of_router: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
@@ -247,18 +247,18 @@ class Ledger:
             }
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """(decision, reward) of the blocks that have ended since the last call, in their order."""
+        """Return (decision, reward) of the blocks that have ended since the last call, in their order."""
         credits, self._credits = self._credits, []
         return credits
 
     def caught_up(self) -> None:
-        """See `hw.router.late_ledger.Watcher`: nobody learns there."""
+        """Drop the credits (see `hw.router.late_ledger.Watcher`): no policy learns there."""
         self._credits.clear()
 
     # ---------------------------------------------------------------------------------------------- the router's steps
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
-        """One step of the router's core."""
+        """Process one step of the router's core."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, "router", event, tuple(commands)))
         notes = self._of_router
@@ -272,7 +272,7 @@ class Ledger:
         self._journeys[event.request] = _Journey(now_ns, now_ns)
 
     def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
-        """A stale one is of an earlier epoch of the server, and changes nothing."""
+        """Process an event; a stale one is of an earlier epoch of the server, and changes nothing."""
         if event.epoch != self._epochs[event.server]:
             return
         passed = event.segment - 1
@@ -285,26 +285,26 @@ class Ledger:
                 block = journey.block
                 batch = journey.batch
                 passage = _Passage(event.server, event.width, since_ns, block, batch, now_ns)
-            if len(journey.passages) > passed:  # what was passed before a restart no longer counts
+            if len(journey.passages) > passed:  # segments passed before a restart no longer count
                 journey.forget(passed)
             journey.passages.append(passage)
             journey.since_ns = now_ns
             journey.block = journey.batch = None
 
     def _note_rejection(self, event: RequestsRejected, now_ns: int) -> None:
-        """A stale one is of an earlier epoch of the server, and changes nothing."""
+        """Process an event; a stale one is of an earlier epoch of the server, and changes nothing."""
         for journey in self._journeys_of(event.requests):
             if journey.block is not None and (journey.block.server, journey.block.epoch) == (event.server, event.epoch):
                 journey.lose(now_ns)
 
     def _note_failed_transfer(self, event: TransferFailed, now_ns: int) -> None:
-        """A stale one is of another block."""
+        """Process an event; a stale one is of another block."""
         for journey in self._journeys_of(event.requests):
             if journey.block is not None and journey.block.number == event.block:
                 journey.lose(now_ns)
 
     def _note_transfer(self, event: TransferFinished, now_ns: int) -> None:
-        """The last one counts."""
+        """Process an event; the last one counts."""
         if event.block in self._open:
             self._open[event.block].gathered_ns = now_ns
 
@@ -330,7 +330,7 @@ class Ledger:
         self._epochs[event.server] = event.epoch
 
     def _note_death(self, event: ServerDown, now_ns: int) -> None:
-        """A dead server reports nothing: no power, no utilization (the router's view says the same)."""
+        """Note a server's death, which clears its reports: no power, no utilization (as in the router's view)."""
         server = event.server
         self._epochs[server] = None
         self._power.report(server, 0.0, now_ns)
@@ -348,7 +348,7 @@ class Ledger:
         self._holds.setdefault(command.request, []).append((command.decision, command.entered_ns))
 
     def _note_block(self, command: SendBlock, now_ns: int) -> None:
-        """What was asked last has been answered: one decision is in progress at a time."""
+        """Note the block that answers the pending question: one decision is in progress at a time."""
         block, decision = command.block, self._asked
         if self._holds:
             holds = [hold for request in block.requests for hold, _ in self._holds.pop(request, ())]
@@ -376,7 +376,8 @@ class Ledger:
             self._credits.append((decision, terms))
 
     def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
-        """The decision's credit: Eq. 7 over the block's members, from each one's FIFO entry to its segment's end."""
+        """Return the decision's credit: Eq. 7 over the block's members, from each one's FIFO entry to its segment's
+        end."""
         members, power = len(ended.requests), self._power
         energy_j = 0.0
         span = (0, 0)
@@ -389,7 +390,7 @@ class Ledger:
         terms = self._terms(self._accuracy(ended), latency_s, energy_j / members)
         self._credits.append((ended.decision, terms))
         if self._held_before:
-            for hold in self._held_before.pop(ended.decision, ()):  # what they waited is in it
+            for hold in self._held_before.pop(ended.decision, ()):  # it includes their hold
                 self._credits.append((hold, terms))
         if self._detail:
             self._blocks.append((ended, self._open.pop(ended.decision), now_ns, latency_s, terms))
@@ -405,7 +406,8 @@ class Ledger:
         )
 
     def _accuracy(self, ended: BlockFinished) -> float:
-        """p_acc: correct or not at the last segment, the prior of the widths so far before it; a failed member is 0."""
+        """Return p_acc: at the last segment 1 if correct, otherwise 0; before it the prior of the widths; 0 for a
+        failed member."""
         if ended.segment == self._segments:
             return sum(ended.correct) / len(ended.correct)
         total = 0.0
@@ -421,11 +423,12 @@ class Ledger:
     # --------------------------------------------------------------------------------------------- the servers' steps
 
     def counts(self, server: int) -> ServerCounts:
-        """What a server that is watched here has done so far."""
+        """Return the counts so far of a server that is observed here."""
         return self._books[server].counts
 
     def observe_server(self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> None:
-        """One step of a server's scheduler that runs beside this ledger; others tell (`note_batch`, `note_reading`)."""
+        """Process one step of a server's scheduler in this process; other processes use `note_batch` and
+        `note_reading`."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, f"server:{server}", event, tuple(commands)))
         note = self._books[server].observe(event, commands, now_ns)
@@ -439,20 +442,21 @@ class Ledger:
             self.note_reading(server, event)
 
     def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
-        """(block, when) of blocks that have come to their server, by whose clock they had not left yet perhaps."""
+        """Note (block, when) of blocks that have arrived at their server, perhaps before their departure by its
+        clock."""
         for block, arrived_ns in arrivals:
             if (sent := self._open.get(block)) is not None:
                 sent.arrived_ns = max(sent.gathered_ns, arrived_ns)
 
     def note_batch(self, server: int, note: BatchTold) -> None:
-        """A batch has ended at a server."""
+        """Note that a batch has ended at a server."""
         self.note_arrivals(note.arrivals)
         for journey in self._journeys_of(note.requests):
             journey.batch = note
         self._batches.append((server, note))
 
     def note_reading(self, server: int, event: TelemetrySampled) -> None:
-        """A server has read its sensor."""
+        """Note a reading of a server's sensor."""
         self.telemetry.append(
             TelemetryPoint(
                 server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, event.queue_length
@@ -462,13 +466,14 @@ class Ledger:
     # ----------------------------------------------------------------------------------------------------- the end
 
     def close(self, now_ns: int) -> None:
-        """The run is over: what is still in flight gets its record, too."""
+        """Close the run: requests still in flight get their records, too."""
         self._ended += [_Ended(request, journey, now_ns, "in_flight") for request, journey in self._journeys.items()]
         self._journeys.clear()
 
     @property
     def requests(self) -> list[RequestRecord]:
-        """In the order in which they ended; made here, so that no request waits for the record of another one."""
+        """The requests' records in the order of their ends; created here, so that no request waits for another one's
+        record."""
         power, detail = self._power, self._detail
         return [
             RequestRecord(
@@ -489,7 +494,7 @@ class Ledger:
 
     @property
     def blocks(self) -> list[BlockRecord]:
-        """In the order in which they ended."""
+        """The blocks' records in the order of their ends."""
         return [
             BlockRecord(
                 decision=ended.decision,
@@ -509,7 +514,7 @@ class Ledger:
 
     @property
     def batches(self) -> list[BatchRecord]:
-        """In the order in which they ended."""
+        """The batches' records in the order of their ends."""
         return [
             BatchRecord(
                 server=server,

@@ -1,6 +1,6 @@
-"""Routers by name: `kind[:numbers][@placement]`, or a user's own as `module:Class`; rules also as plain data.
+"""Routers by name: `kind[:numbers][@placement]`, or a user's class as `module:Class`; rules also as plain data.
 
-The kinds stand in `policies.registry`. What a name, or a file, stands for is a `RouterSpec`: it makes routers.
+`policies.registry` lists the kinds. A name, or a file, stands for a `RouterSpec`, which creates routers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAX_HELD: Final = 1 << 62  # of a hold rule's numbers: an engine counts in 64 bi
 
 
 def parse_router_name(name: str, source: str = "router", key: str = "") -> RouterSpec:
-    """What a name stands for; raises `InputError` (naming `source` and `key`) if it is none.
+    """Return the spec that a name stands for; raises `InputError` (naming `source` and `key`) if there is none.
 
-    A user's class is not imported here, and a width tuple is not held against a cluster: `make` does that.
+    It neither imports a user's class nor checks a width tuple against a cluster: `make` does both.
     """
     rule, has_placement, placement = name.partition("@")
     kind_name, _, argument = rule.partition(":")
@@ -72,7 +72,7 @@ def _with_numbers(
 
 
 def make_router(name: str, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-    """A fresh router by its name; raises `InputError` (naming `source` and `key`) for one that can't be made."""
+    """Create a router by its name; raises `InputError` (naming `source` and `key`) if that is impossible."""
     parsed = parse_router_name(name, source, key)
     if isinstance(parsed, OwnRouter):
         return parsed.make(context, source, key)
@@ -86,10 +86,10 @@ def make_router(name: str, context: RouterContext, source: str = "router", key: 
 
 
 def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
-    """A rule from plain data, as its file holds it.
+    """Create a rule from plain data, as in its file.
 
     Raises:
-        InputError: naming `source`, the key, what was found and what is allowed.
+        InputError: naming `source`, the key, what was found and what is expected.
     """
     kind = str(raw.get("kind"))
     if raw.get("schema") != SCHEMA:
@@ -106,20 +106,20 @@ def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class OwnRouter:
-    """A user's class, `module:Class`: imported when a router is made, and called with the context.
+    """A user's class, `module:Class`: imported when a router is created, and called with the context.
 
     Attributes:
-        dial: what its routers' attribute `dial` is set to before the first decision, where they have one.
+        dial: the value of its routers' attribute `dial` before the first decision, if they have one.
     """
 
     name: str
     dial: float = 0.0
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Nothing is known of it yet."""
+        """Accept anything: the class is not known before it is imported."""
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """A fresh router; whatever goes wrong inside the class while it is made is the user's to know."""
+        """Create a router; an exception of the class meanwhile becomes an `InputError`."""
         instance = own_class(self.name, source, key)
         with blaming(self.name, source, key, f"{self.name.partition(':')[2]}(context)"):
             router: RoutingPolicy = instance(context)
@@ -127,21 +127,21 @@ class OwnRouter:
                 router.dial = self.dial  # type: ignore[attr-defined]
         if not callable(getattr(router, "choose", None)):
             raise InputError(source, key, f"{self.name!r} has no method choose(view, rng) -> Choice")
-        is_ours = type(router).__module__.startswith("policies.")  # it makes one that is known to choose well
+        is_ours = type(router).__module__.startswith("policies.")  # its choices need no check
         return router if is_ours else CheckedRouter(self.name, router, context.config)
 
     def dialled(self, by: float, context: RouterContext) -> OwnRouter | None:
-        """See `RouterSpec`: a class has a dial if its routers have an attribute `dial`."""
+        """Return a dialled spec (see `RouterSpec`): a class has a dial if its routers have an attribute `dial`."""
         return OwnRouter(self.name, by) if hasattr(own_class(self.name, "router", ""), "dial") else None
 
     def code_hash(self, source: str = "router", key: str = "") -> str:
-        """Of the class's module and what it imports; raises `InputError` if it is not there, or is refused."""
+        """Hash the class's module and what it imports; raises `InputError` if it is missing, or is refused."""
         return code_hash(self.name, source, key)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRouter:
-    """A user's router; what it chooses is checked before a core sees it."""
+    """A user's router with its choices checked before they reach a core."""
 
     name: str
     router: RoutingPolicy
@@ -149,7 +149,7 @@ class CheckedRouter:
 
     @property
     def hold(self) -> HoldRule | None:
-        """What the router wants held; raises `WorkError` if that is no rule for this network."""
+        """The router's hold rule; raises `WorkError` if it does not fit this network."""
         try:
             rule = hold_rule_of(self.router)
         except FAILURES as error:
@@ -167,7 +167,7 @@ class CheckedRouter:
 
     @property
     def p99_limit_ns(self) -> int:
-        """A limit of the router's own; raises `WorkError` if that is none."""
+        """The router's separate limit; raises `WorkError` if it is invalid."""
         try:
             limit_ns = limit_ns_of(self.router)
         except FAILURES as error:
@@ -178,7 +178,7 @@ class CheckedRouter:
         return limit_ns
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
-        """The router's choice; raises `WorkError` if that is none, or where the router fails."""
+        """Return the router's choice; raises `WorkError` if it is invalid, or if the router fails."""
         try:
             choice = self.router.choose(view, rng)
             shown = in_a_line(repr(choice))
@@ -197,7 +197,7 @@ class CheckedRouter:
 
 
 def _plain(choice: Choice) -> Choice:
-    """With numpy's numbers, and whole widths, made Python's; what is no such number stays as it is."""
+    """Convert numpy's numbers, and whole widths, to Python's; other values stay as they are."""
     if not isinstance(choice, Choice):
         return choice
     server, group = (int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.group))
@@ -206,7 +206,7 @@ def _plain(choice: Choice) -> Choice:
 
 
 def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
-    """What is wrong with a hold for a view, and what is allowed; None if it can begin."""
+    """Return what is wrong with a hold for a view, and what is expected; None if it can begin."""
     if view.hold_left_ns <= 0:
         return "these candidates may not be held now (view.hold_left_ns is 0; see router.max_batching_delay_s)"
     if type(hold.requests) is not int or type(hold.wait_ns) is not int:
@@ -217,7 +217,7 @@ def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
-    """What is wrong with a choice for a view, and what is allowed; None if it can be carried out."""
+    """Return what is wrong with a choice for a view, and what is expected; None if it is valid."""
     if not isinstance(choice, Choice):
         return "allowed is a policies.vocabulary.Choice(server, width, group)"
     if type(choice.server) is not int or type(choice.width) is not float or type(choice.group) is not int:

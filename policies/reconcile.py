@@ -1,10 +1,10 @@
-"""Whether the logs of a run agree on what became of every block: the router's, and that of every epoch of a server.
+"""A check that the logs of a run, the router's and those of all epochs of servers, agree on every block's end.
 
-Each log is followed as it is read; what they say of each other is compared in the end. A *epoch* is a server's epoch.
-What must hold: a block arrives once, at the epoch that the router sent it to. What the router hears of an epoch, that
-epoch has said; and what an epoch says the router hears, unless the epoch or the run ends before. That each log is right
-by itself (nobody is sent twice, or handed back who is not there) is not asked here: fresh cores that do the same show
-it (`policies.replay`).
+Each log is followed as it is read; the comparison comes at the end. An *epoch* is a server's epoch. What must hold: a
+block arrives once, at the epoch that the router sent it to. Any answer in the router's log is in the epoch's; and any
+answer in an epoch's log is in the router's, unless the epoch or the run ends before. Whether each log is correct alone
+(no request is sent twice, or returned without being there) is not checked here: fresh cores that do the same show it
+(`policies.replay`).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ ROUTER_LOG = "router"
 
 
 class Fate(IntEnum):
-    """How a block ended; of its members' ends the last of these."""
+    """The end of a block; the last of these among its members' ends."""
 
     RETURNED = 0
     REJECTED = 1  # by the server
-    NOT_MOVED = 2  # its inputs could not be brought there
+    NOT_MOVED = 2  # its inputs could not be moved there
     LOST = 3  # with the server's epoch
     UNDER_WAY = 4  # when the run ended
 
     @property
     def word(self) -> str:
-        """For people."""
+        """The fate as text for people."""
         return self.name.lower().replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What can't be: `log` is `router` or an epoch's, `step` counts from 0; None if it is of no single step."""
+    """A contradiction: `log` is `router` or an epoch's, `step` counts from 0; None if it isn't of a single step."""
 
     log: str
     step: int | None
@@ -62,7 +62,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the logs come to: `blocks` by fate, and all that does not fit together."""
+    """The result of the comparison: `blocks` by fate, and all contradictions."""
 
     blocks: dict[Fate, int]
     violations: tuple[Violation, ...]
@@ -82,14 +82,14 @@ _Answers = dict[_Answer, list[tuple[int, tuple[int, ...]]]]  # each with its ste
 
 
 class Books:
-    """Follows the logs of one run. Every method that takes steps hands them on."""
+    """The logs of one run as they are read. Every method that takes steps passes them on."""
 
     def __init__(self) -> None:
         self._router = _RouterBook()
         self._server_epochs: dict[_ServerEpoch, _EpochBook] = {}
 
     def whole(self, steps: Iterable[LoggedStep]) -> Iterator[LoggedStep]:
-        """A log that holds the steps of all cores, as a simulation writes it."""
+        """Read a log with the steps of all cores, as a simulation writes it."""
         current: dict[str, _EpochBook] = {}
         for number, step in enumerate(steps):
             if step.core == ROUTER_LOG:
@@ -101,7 +101,7 @@ class Books:
             yield step
 
     def router(self, steps: Iterable[LoggedStep]) -> Iterator[LoggedStep]:
-        """The router's own log."""
+        """Read the router's log."""
         for number, step in enumerate(steps):
             if step.core == ROUTER_LOG:
                 self._router.observe(number, step)
@@ -112,7 +112,7 @@ class Books:
     def server_epoch(
         self, steps: Iterable[LoggedStep], *, server: int, epoch: int, heard: int, ended: str
     ) -> Iterator[LoggedStep]:
-        """The log of one epoch; for the others see `policies.records.AgentLog`."""
+        """Read the log of one epoch; for the others see `policies.records.AgentLog`."""
         book = self._open(_ServerEpoch(server, epoch), heard, ended)
         for number, step in enumerate(steps):
             if step.core == f"server:{server}":
@@ -129,7 +129,7 @@ class Books:
         return book
 
     def close(self) -> Account:
-        """All logs have been read: what they come to."""
+        """Compare all logs, once they are read; returns the account."""
         router, violations = self._router, list(self._router.violations)
         for server_epoch in sorted(router.born - self._server_epochs.keys()):
             violations.append(
@@ -142,7 +142,7 @@ class Books:
 
 
 class _Book:
-    """One log: what is wrong with it alone, how many steps it has, and in which of them what was answered."""
+    """One log: its contradictions, its number of steps, and the answers by step."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -157,10 +157,10 @@ class _RouterBook(_Book):
     """The router's log.
 
     Attributes:
-        born: every epoch that served; `ended` says how the dead ones did.
+        born: every epoch that served; `ended` has the reasons of those that ended.
         sent: every block.
-        answers: what came back, as what the epoch must have said.
-        is_drained: whether all that arrived has ended.
+        answers: what came back, in the form of the epoch's answer.
+        is_drained: whether all requests that arrived have ended.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class _RouterBook(_Book):
         return not self._open_requests
 
     def fates(self) -> dict[int, Fate]:
-        """Of every block."""
+        """Return the fate of every block."""
         return self._fates | {self._last[request].block: Fate.UNDER_WAY for request in self._under_way}
 
     def observe(self, number: int, step: LoggedStep) -> None:
@@ -195,7 +195,7 @@ class _RouterBook(_Book):
                 self._close(
                     [each for each in self._under_way if _server_epoch_of(self._last[each]) == server_epoch], Fate.LOST
                 )
-            case TransferFailed(block, _, _, requests):  # of one that has ended already it is stale
+            case TransferFailed(block, _, _, requests):  # stale for one that has ended already
                 if block not in self.sent:
                     self.note(number, f"a transfer failed of block {block}, which was never sent")
                 its_own = [each for each in self._sent_with(requests) if self._last[each].block == block]
@@ -218,7 +218,7 @@ class _RouterBook(_Book):
         self._fates[block.block] = Fate.RETURNED
 
     def _hear(self, server_epoch: _ServerEpoch, answer: _Answer, fate: Fate) -> None:
-        """From an epoch that has ended it is stale: what was there is lost already."""
+        """Note an answer; from an epoch that has ended it is stale, as its requests are lost already."""
         _note_answer(self.answers.setdefault(server_epoch, {}), answer, self.steps - 1, self._last)
         self._close(
             [each for each in self._sent_with(answer.requests) if _server_epoch_of(self._last[each]) == server_epoch],
@@ -239,9 +239,9 @@ class _EpochBook(_Book):
     """The log of one epoch.
 
     Attributes:
-        heard, ended: see `policies.records.AgentLog`; `ended` is None if no note was made of it.
-        arrived: every block, and in which step.
-        answers: what was handed back.
+        heard, ended: see `policies.records.AgentLog`; `ended` is None if it was not recorded.
+        arrived: every block, and the step of its arrival.
+        answers: what was returned.
     """
 
     def __init__(self, server_epoch: _ServerEpoch, heard: int, ended: str | None) -> None:
@@ -276,7 +276,7 @@ def _note_answer(answers: _Answers, answer: _Answer, step: int, block_of: Mappin
 
 
 def _compare(router: _RouterBook, book: _EpochBook) -> Iterator[Violation]:
-    """One epoch as the router knows it, and as it is by its own log."""
+    """Compare one epoch in the router's log with the epoch's log."""
     server_epoch = book.server_epoch
     if server_epoch not in router.born:
         yield Violation(book.name, None, "there is a log of it, and the router says nothing of it")
@@ -291,7 +291,7 @@ def _compare(router: _RouterBook, book: _EpochBook) -> Iterator[Violation]:
     if book.steps < book.heard:
         problem = f"its log ends after {book.steps} steps, and the router had heard of {book.heard}"
         yield Violation(book.name, None, problem)
-        return  # what is missing is missing
+        return  # the rest of the log is missing
     heard = router.answers.get(server_epoch, {})
     for answer, times in heard.items():
         for step, blocks in times[len(book.answers.get(answer, ())) :]:
@@ -304,14 +304,14 @@ def _compare(router: _RouterBook, book: _EpochBook) -> Iterator[Violation]:
 
 
 def _heard_in_time(book: _EpochBook, heard: _Answers, *, is_drained: bool) -> int:
-    """The step before which the router heard of all that an epoch handed back: an agent's words come in their order.
+    """Return the step before which all answers of an epoch reached the router: an agent's messages keep their order.
 
-    Of several answers of one step, a killed epoch's first may be the last that was heard.
+    Of several answers of one step, a killed epoch's first may be the last that arrived.
     """
     if is_drained:
         return book.steps
     if book.ended is None:
-        return 0  # simulated words may overtake each other
+        return 0  # simulated messages may overtake each other
     times = [times[:count] for answer, times in book.answers.items() if (count := len(heard.get(answer, ())))]
     last = max((step for each in times for step, _ in each), default=0)
     return max(last, book.heard - 1) if book.ended else last

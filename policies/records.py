@@ -1,4 +1,4 @@
-"""What a run leaves behind, the same for both worlds, so that one report reads both. Nouns only."""
+"""The records of a run, the same in simulation and on executors, so that one report reads both. Data only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from policies.vocabulary import HeadKey, RouterCommand, RouterEvent, ServerComma
 
 RequestStatus = Literal["completed", "in_flight", "failed"]
 STATUSES: tuple[RequestStatus, ...] = ("completed", "in_flight", "failed")
-COMPLETED, IN_FLIGHT, FAILED = range(3)  # their places
-NOT_PASSED = -1  # in the place of a width
+COMPLETED, IN_FLIGHT, FAILED = range(3)  # their indices
+NOT_PASSED = -1  # instead of a width
 
 STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "dispatch", "run", "lost")
-"""Where an image's time goes, summed over its segments; for a completed one they add up to its latency.
+"""The stages of an image's latency, summed over its segments; for a completed image they add up to its latency.
 
     router_wait   in the router's FIFO, until a decision's snapshot that it is a candidate of
     decision      from the snapshot until its block is sent
@@ -36,12 +36,12 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """One image, from its arrival to its end.
 
     Attributes:
-        finished_ns: when its last segment was done or it was given up; the run's end for one still in flight.
+        finished_ns: when its last segment was done or it was given up; for one still in flight, the run's end.
         widths, servers: for each segment it has passed.
         energy_j: the paper's E: server-mean reported power integrated over its stay.
         correct: whether the label was right; False unless completed.
-        moved: how many segments (after the first) ran elsewhere than where its activations were.
-        stages_ns: the time in each of `STAGES`, as far as it is accounted for; empty if no detail was kept.
+        moved: number of segments (after the first) that ran on another server than the one with its activations.
+        stages_ns: the time in each of `STAGES`, as far as it is known; empty if no detail was kept.
     """
 
     request: int
@@ -58,7 +58,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def moved(self) -> int:
-        """Segments that ran on another server than the one before."""
+        """Number of segments that ran on another server than the previous one."""
         return sum(a != b for a, b in zip(self.servers, self.servers[1:], strict=False))
 
 
@@ -82,9 +82,9 @@ class BatchRecord(msgspec.Struct, frozen=True):
     """One batch on one server.
 
     Attributes:
-        commanded_ns: the scheduler's command.
+        commanded_ns: time of the scheduler's command.
         started_ns, forward_ended_ns: of the forward pass.
-        ended_ns: when the scheduler heard of its end.
+        ended_ns: when the scheduler received its end.
         late_ns: see `policies.server_book.BatchTold`.
     """
 
@@ -103,7 +103,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
 
 class TelemetryPoint(msgspec.Struct, frozen=True):
-    """One reading of one server's sensor; `queue_length` counts what waited or ran there when it was sampled."""
+    """One reading of one server's sensor; `queue_length` counts the requests queued or running when it was sampled."""
 
     server: int
     sampled_ns: int
@@ -117,7 +117,7 @@ class TelemetryPoint(msgspec.Struct, frozen=True):
 class ServerTotals:
     """One server over the whole run; `busy_s` is the integral of its device's utilization.
 
-    `captured`, `to_capture`: passes of loaded instances that a GPU replays, of those that it should.
+    `captured`, `to_capture`: passes of loaded instances that a GPU replays as graphs, and those that it should.
     """
 
     name: str
@@ -137,8 +137,8 @@ class DeviceTotals:
     """One device over the whole run: its integrated energy and the idle powers that are part of it.
 
     Attributes:
-        extrapolated_s: simulated with more batches at once than its profile was measured with.
-        unmetered_s: on hardware, for which its sensor told nothing; no energy counts for them.
+        extrapolated_s: time simulated with more batches at once than its profile was measured with.
+        unmetered_s: time on hardware without readings of its sensor; no energy counts for it.
     """
 
     name: str
@@ -150,12 +150,12 @@ class DeviceTotals:
 
 
 class Downtime(msgspec.Struct, frozen=True):
-    """One time that a server was down, or was to be drained.
+    """One period in which a server was down, or was being drained.
 
     Attributes:
-        up_ns: when it served again; None if it never did.
-        reason: what its `ServerDown` says; or `DRAINED`, from the operator's wish until its end.
-        is_planned: whether a fault of the scenario or the operator brought it about; in simulation only the former.
+        up_ns: when it was in service again; None if it never was.
+        reason: the reason of its `ServerDown`; or `DRAINED`, from the operator's request until its end.
+        is_planned: whether a fault of the scenario or the operator caused it; in simulation only a fault.
     """
 
     server: int
@@ -167,7 +167,7 @@ class Downtime(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One event given to one core, with the commands it answered; `core` is `router` or `server:I`."""
+    """One event given to one core, with the commands returned; `core` is `router` or `server:I`."""
 
     now_ns: int
     core: str
@@ -176,15 +176,15 @@ class LoggedStep:
 
 
 class RouterCost(msgspec.Struct, frozen=True):
-    """CPU time of the real router's process for something that it did, without waiting: `time.thread_time_ns`.
+    """CPU time of the real router's process for one kind of task, without waiting: `time.thread_time_ns`.
 
     Attributes:
-        kind: decisions with the sending of their blocks, or messages that brought requests back.
-        blocks_at_once: how many of them, where several were taken together.
-        images: in all of them.
-        done_ns: of `cpu_ns`, what had passed when the block was sent, or when the first requests were back; the rest
-            kept the books.
-        pause_ns: for how long the process had waited before; 0 if it came from other work.
+        kind: decisions including the sending of their blocks, or messages that returned requests.
+        blocks_at_once: number of blocks, if several were processed together.
+        images: number of images in all of them.
+        done_ns: the part of `cpu_ns` until the block was sent, or until the first requests were back; the rest is
+            bookkeeping.
+        pause_ns: how long the process had waited before; 0 if it came from other work.
     """
 
     kind: Literal["decision", "returned"]
@@ -196,12 +196,12 @@ class RouterCost(msgspec.Struct, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """How long a block, or a message, took between the processes of the router and a server.
+    """The time a block, or a message, took between the processes of the router and a server.
 
     Attributes:
-        there: to the server, from where the block's inputs are there; else back, from the scheduler's return on, where
+        there: to the server, from when the block's inputs are there; otherwise back, from the scheduler's return on, if
             the router was waiting for it.
-        at_ns: when it began.
+        at_ns: its start.
     """
 
     server: int
@@ -214,15 +214,15 @@ ChoreKind = Literal["taken", "woken", "moved", "begun", "ended"]
 
 
 class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
-    """CPU time of an agent's process for something besides a pass: `time.thread_time_ns`.
+    """CPU time of an agent's process for work other than a pass: `time.thread_time_ns`.
 
     Attributes:
-        kind: blocks were taken in, the main thread woke up in vain for some that were, activations were copied to
-            another server, a batch began, or a batch ended. A batch's beginning is what its lane's thread did since the
-            last end, less the time of its pass: where the pass shared the device, that may be below zero.
-        at_ns: when it was done; of blocks, when they came.
-        count: how many blocks, or copies, together; else 1.
-        images: in all of them.
+        kind: blocks were received, the main thread woke up in vain for some that were, activations were copied to
+            another server, a batch began, or a batch ended. A batch's beginning is the work of its lane's thread since
+            the last end, less the time of its pass: if the pass shared the device, that may be below zero.
+        at_ns: when it was done; for blocks, when they came.
+        count: number of blocks, or copies, together; otherwise 1.
+        images: number of images in all of them.
     """
 
     server: int
@@ -235,12 +235,12 @@ class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentLog:
-    """What one epoch of a server's agent has written down; an epoch serves in one epoch.
+    """The log of one epoch of a server's agent; an epoch serves in one epoch.
 
     Attributes:
-        steps: of its scheduler, from the epoch's beginning; of an epoch that was killed, the last ones may be missing.
-        heard: how many of them the router had heard of when it last heard of the epoch; as many are there at least.
-        ended: as its `ServerDown` says; empty for an epoch that lived to the run's end.
+        steps: steps of its scheduler, from the epoch's beginning; for a killed epoch, the last ones may be missing.
+        heard: number of steps known to the router when the epoch's last message reached it; the log has at least these.
+        ended: the reason of its `ServerDown`; empty for an epoch that was up at the run's end.
     """
 
     server: int
@@ -252,11 +252,11 @@ class AgentLog:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundLoad:
-    """What others took of a real device during a run, as shares in [0, 1] of its time.
+    """The load of other programs on a real device during a run, as shares in [0, 1] of its time.
 
     Attributes:
         programs: other programs of the machine.
-        stolen: a virtual machine's host, as far as it tells.
+        stolen: a virtual machine's host, as far as it reports this.
     """
 
     programs: float
@@ -264,21 +264,21 @@ class BackgroundLoad:
 
     @property
     def share(self) -> float:
-        """All of it."""
+        """The sum of both."""
         return min(1.0, self.programs + self.stolen)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """How much of the host's CPU a run on executors took, as shares of its time.
+    """The use of the host's CPU by a run on executors, as shares of its time.
 
-    Without looking out for messages, without agents of CPU devices, whose passes are computed there, and without agents
-    that did not live to the run's end: so it is the least that was needed.
+    It excludes polling for messages, agents of CPU devices, whose passes are computed there, and agents that were not
+    up at the run's end: so it is a lower bound.
 
     Attributes:
-        router: of one core.
-        agent: of one core, of that emulated device's agent that took most; 0 if there is none.
-        cores: of those that the router and agents share, where they are fullest.
+        router: share of one core.
+        agent: share of one core, for the emulated device's agent with the highest; 0 if there is none.
+        cores: share of the cores that the router and agents use, on the busiest ones.
     """
 
     router: float
@@ -287,12 +287,12 @@ class CpuUse:
 
     @property
     def share(self) -> float:
-        """Of what is short."""
+        """The share of the scarcest of these."""
         return max(self.router, self.agent, self.cores)
 
 
 class ServerClock(msgspec.Struct, frozen=True):
-    """How far a server's clock was ahead of the router's, how wrong that may be, and how often it has jumped."""
+    """The offset of a server's clock ahead of the router's, its uncertainty, and the number of its jumps."""
 
     server: int
     offset_ns: int
@@ -302,23 +302,23 @@ class ServerClock(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything a run leaves behind.
+    """All records of a run.
 
     Attributes:
-        log: every step of every core, or on hardware of the router's; empty unless the run was asked to keep it.
-        arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from
-            the time at which it was due); empty in simulation, where nothing is late.
+        log: every step of every core, or on hardware of the router's; empty unless requested.
+        arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from its
+            due time); empty in simulation, which has no lag.
         downtimes: in the order in which servers went down.
-        router_busy_ns: CPU time of the router's process, without looking out for messages; 0 in simulation.
-        agents_busy_ns: CPU time of each server's agents (of those that lived to the run's end), without looking out for
-            messages; on a CPU device its passes are part of it. Empty in simulation.
+        router_busy_ns: CPU time of the router's process, without polling for messages; 0 in simulation.
+        agents_busy_ns: CPU time of each server's agents (those that were up at the run's end), without polling for
+            messages; on a CPU device it includes the passes. Empty in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
-            tells how fast its core ran; empty in simulation.
-        background_load: of the device that had most of it; None in simulation, and where nothing tells.
-        cpu: what the router and agents took of the host; None in simulation.
-        agent_logs: on hardware, where `log` is kept, of every epoch that came up, by server and epoch.
-        router_costs, handovers, chores: samples from hardware of what simulation takes from profiles.
-        clocks: at the end, of every server whose clock is not the router's.
+            measures the speed of its core; empty in simulation.
+        background_load: that of the device with the most; None in simulation, and if it is unknown.
+        cpu: the use of the host's CPU by the router and agents; None in simulation.
+        agent_logs: on hardware, if `log` is kept, of every epoch that came up, by server and epoch.
+        router_costs, handovers, chores: samples from hardware of costs that simulation takes from profiles.
+        clocks: at the end, for every server whose clock isn't the router's.
     """
 
     ended_ns: int
@@ -347,16 +347,16 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestColumns:
-    """The requests of a run as columns, in the order in which they ended: a run of a million has no million objects.
+    """The requests of a run as columns, in the order of their ends: a run of a million has no million objects.
 
     Attributes:
         request, arrived_ns, finished_ns: (n,) integers; see `RequestRecord`.
-        status: (n,) places in `STATUSES`.
-        reason: (n,) places in `reasons`.
+        status: (n,) indices in `STATUSES`.
+        reason: (n,) indices in `reasons`.
         correct: (n,) bool.
         energy_j: (n,) floats.
-        width: (n, segments) places in `widths`; `NOT_PASSED` for a segment that was not passed.
-        moves: (n,) how many segments ran on another server than the one before.
+        width: (n, segments) indices in `widths`; `NOT_PASSED` for a segment that was not passed.
+        moves: (n,) number of segments that ran on another server than the previous one.
         stages_ns: (n, len(STAGES)) integers; None if no detail was kept.
     """
 
@@ -375,7 +375,7 @@ class RequestColumns:
 
     @classmethod
     def of(cls, requests: Sequence[RequestRecord]) -> RequestColumns:
-        """From records, in their order; raises `ValueError` if only some of them have stages."""
+        """Convert records, in their order; raises `ValueError` if only some of them have stages."""
         reasons = tuple(sorted({each.reason for each in requests}))
         widths = tuple(sorted({width for each in requests for width in each.widths}))
         width = np.full((len(requests), max((len(each.widths) for each in requests), default=0)), NOT_PASSED, np.int8)
@@ -401,7 +401,7 @@ class RequestColumns:
         )
 
     def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
-        """Those of them that are chosen (n,)."""
+        """Return the chosen requests (n,)."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
         changes: dict[str, Any] = {name: of[chosen] for name, of in columns.items() if isinstance(of, np.ndarray)}
         return replace(self, **changes)
@@ -413,7 +413,7 @@ def _column(values: Iterable[Any], kind: type[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunColumns:
-    """What a run's figures are computed from: a `RunRecord` with its requests as columns, without its other lists."""
+    """The data for a run's figures: a `RunRecord` with its requests as columns, without its other lists."""
 
     ended_ns: int
     requests: RequestColumns
@@ -426,7 +426,7 @@ class RunColumns:
 
     @classmethod
     def of(cls, record: RunRecord) -> RunColumns:
-        """From a whole record."""
+        """Convert a complete record."""
         return cls(
             ended_ns=record.ended_ns,
             requests=RequestColumns.of(record.requests),

@@ -1,6 +1,6 @@
-"""Every kind of router that has a name: the one list that names, help, file endings, checks and tuning ask.
+"""All kinds of router with a name: the one list behind names, help, file endings, checks and tuning.
 
-It opens no other module, so that help on the command line is quick: `spec` says where a kind's parameters stand.
+It imports no other module, so that help on the command line is fast: `spec` names the class of a kind's parameters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Final
 
 COMPASS: Final = "compass"
-RANDOM: Final = "random"  # a control: studies are held against it, and nobody is told to run it
+RANDOM: Final = "random"  # a control for studies, never a recommendation
 _SPECS: Final = "policies.rules.specs"
 
 
@@ -20,15 +20,15 @@ class RouterKind:
     """One kind of router.
 
     Attributes:
-        name: on the command line, in scenarios and in rule files.
-        help: what it does, in a few words.
+        name: name on the command line, in scenarios and in rule files.
+        help: a few words on what it does.
         spec: `module:Class` of its parameters (`policies.rules.specs.RouterSpec`); called without arguments it has
             defaults.
-        numbers: the parameter that numbers after a colon stand for (`ladder:8,32`); empty if none may follow.
-        needs_numbers: whether there is no router of that name without them.
+        numbers: the parameter set by numbers after a colon (`ladder:8,32`); empty if none may follow.
+        needs_numbers: whether the numbers are required.
         is_placed: whether `@placement` may follow.
-        is_rule: whether it has files of its own name: a rule's text.
-        is_tuned: whether `slimsched train` finds its parameters.
+        is_rule: whether it has files with its name as ending: a rule's text.
+        is_tuned: whether `slimsched train` tunes its parameters.
     """
 
     name: str
@@ -41,7 +41,7 @@ class RouterKind:
     is_tuned: bool = True
 
     def load(self) -> Any:
-        """The class of its parameters."""
+        """Return the class of its parameters."""
         module, _, name = self.spec.partition(":")
         return getattr(import_module(module), name)
 
@@ -103,4 +103,4 @@ KINDS: Final[Mapping[str, RouterKind]] = {
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
 CONTROLLED: Final = ("ladder", "lookahead", COMPASS)  # kinds with a dial, whose files may have `control`
 RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)  # each has a rule file
-BASELINES: Final = tuple(kind for kind in RULES if kind != COMPASS)  # what a study holds Compass against
+BASELINES: Final = tuple(kind for kind in RULES if kind != COMPASS)  # the references for Compass in a study

@@ -1,4 +1,5 @@
-"""Replay of a run's logs through fresh cores: same events and times, same decisions, or the step where they part."""
+"""Replay of a run's logs through fresh cores: same events and times, same decisions, or the step at which they
+differ."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from policies.router import RouterCore
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first step at which a fresh core answered otherwise."""
+    """The first step at which a fresh core gave another answer."""
 
     step: int
     logged: LoggedStep
@@ -24,10 +25,10 @@ class Divergence:
 
 
 def replay(log: Iterable[LoggedStep], router: RouterConfig, servers: Sequence[GreedyKnobs]) -> Divergence | None:
-    """Give every logged event to fresh cores; None when every command comes out as logged.
+    """Give every logged event to fresh cores; returns None if every command is as logged.
 
     Raises:
-        InputError: the log speaks of a server that the cluster does not have.
+        InputError: the log names a server that the cluster does not have.
     """
     cores: dict[str, RouterCore | GreedyScheduler] = {"router": RouterCore(router)}
     cores |= {f"server:{index}": GreedyScheduler(knobs, index) for index, knobs in enumerate(servers)}
@@ -35,7 +36,7 @@ def replay(log: Iterable[LoggedStep], router: RouterConfig, servers: Sequence[Gr
 
 
 def replay_through(cores: Mapping[str, Any], log: Iterable[LoggedStep]) -> Divergence | None:
-    """The same, through these cores, by name; they go on from where they are."""
+    """Replay through these cores, by name, which continue from their state."""
     for number, step in enumerate(log):
         if step.core not in cores:
             problem = f"{step.core} is not one of {', '.join(cores)}; replay with the settings that the run had"
@@ -49,10 +50,10 @@ def replay_through(cores: Mapping[str, Any], log: Iterable[LoggedStep]) -> Diver
 def replay_run(
     log: Sequence[LoggedStep], agent_logs: Sequence[AgentLog], router: RouterConfig, servers: Sequence[GreedyKnobs]
 ) -> list[str]:
-    """Replay each log of a run (see `policies.records.RunRecord`) on its own, then hold them against each other.
+    """Replay each log of a run (see `policies.records.RunRecord`) alone, then compare the logs.
 
     Returns:
-        What is wrong, a line each: where each log parts from fresh cores, and where they do not agree on a block.
+        The problems, one line each: where each log differs from fresh cores, and where the logs disagree on a block.
     """
     books = Books()
     wrong: list[str] = []
@@ -63,7 +64,7 @@ def replay_run(
         )
     for name, steps in parts.items():
         divergence = replay(steps, router, servers)
-        for _ in steps:  # what comes after it is for the books
+        for _ in steps:  # later steps are bookkeeping
             pass
         if divergence is not None:
             wrong.append(f"{name}, step {divergence.step}: {divergence.logged} is now {list(divergence.replayed)}")

@@ -1,9 +1,9 @@
-"""Which servers a decision looks at where there are many: so it costs the same however large the cluster.
+"""A sample of the servers for each decision in a large cluster, so that its cost does not depend on the cluster's size.
 
-Half of them have ended a block last: they are likely to have little to do, and the quick ones are the more often
-among them (as in join-idle-queue: Lu et al. 2011). The others are drawn at random: the best of a few is nearly the
-best of all (power of d choices: Mitzenmacher 2001). A draw is a hash of the decision's number, so it is the same in
-both engines, on executors and in a replay.
+Half of them are the servers where a block ended last: they are likely to have little work, and fast ones are more often
+among them (as in join-idle-queue: Lu et al. 2011). The others are drawn at random: the best of a few is nearly the best
+of all (power of d choices: Mitzenmacher 2001). A draw is a hash of the decision's number, so it is the same in both
+engines, on executors and in a replay.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Final
 from kit.chance import derived_seed, hashed
 
 SALT: Final = derived_seed(0, "sampled servers")
-TRIES: Final = 2  # draws for each server that is looked for: one may be drawn twice, or take no block
+TRIES: Final = 2  # draws for each server wanted: one may be drawn twice, or take no block
 
 
 def sampled_servers(
     decision: int, location: int, freed: Iterable[int], can_take: Callable[[int], bool], servers: int, samples: int
 ) -> tuple[int, ...]:
-    """Where the candidates' activations are (0 or more; below, at no server), and others that can take the block.
+    """Return the location of the candidates' activations (0 or more; if negative, no server) and others that can take
+    the block.
 
-    Empty where none of these can: then all are looked at, as they are where there are no more than `samples`.
+    Empty if none of these can: then all are examined, as they are if there are no more than `samples`.
 
     Args:
-        freed: where blocks ended, the last one first.
+        freed: servers where blocks ended, the last one first.
     """
     if not 0 < samples < servers:
         return ()

@@ -1,7 +1,7 @@
-"""What one server has done: watches its scheduler's steps, and tells of every batch that has ended.
+"""The records of one server: an observer of its scheduler's steps, which reports every batch that has ended.
 
-It stands where the scheduler does. What it tells goes to the run's ledger (`policies.ledger`), which may be in another
-process. It decides nothing and measures nothing itself.
+It runs in the scheduler's process. Its reports go to the run's ledger (`policies.ledger`), which may be in another
+process. It neither decides nor measures anything.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class BatchTold(msgspec.Struct, frozen=True, array_like=True):
     """A batch that has ended, in the server's times.
 
     Attributes:
-        requests: all of its members; `failed` those that broke it.
-        commanded_ns: the scheduler's command.
+        requests: all of its members; `failed`: the members that broke it.
+        commanded_ns: time of the scheduler's command.
         started_ns, forward_ended_ns: of the forward pass.
-        late_ns: how much later than its model says an emulated pass was seen to end; `forward_ended_ns` is the
-            model's. 0 elsewhere.
-        ended_ns: when the scheduler heard of its end.
-        load_ns: from when until when its instance was loaded.
-        arrivals: (block, when it arrived) of the blocks that were not told of before.
+        late_ns: how much later than its model's time the end of an emulated pass was detected; `forward_ended_ns` is
+            the model's. 0 for other passes.
+        ended_ns: when the scheduler received its end.
+        load_ns: start and end of its instance's load.
+        arrivals: (block, when it arrived) of the blocks that were not reported before.
     """
 
     batch: int
@@ -57,7 +57,7 @@ class BatchTold(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServerCounts(msgspec.Struct, array_like=True):
-    """What a server has done so far."""
+    """A server's counts so far."""
 
     images: int = 0
     batches: int = 0
@@ -74,7 +74,7 @@ class ServerCounts(msgspec.Struct, array_like=True):
 
 
 class _Running(msgspec.Struct):
-    """A batch in progress; its instance was being loaded from `load_ns[0]` to `load_ns[1]`."""
+    """A batch in progress; its instance was in loading from `load_ns[0]` to `load_ns[1]`."""
 
     command: RunBatch
     commanded_ns: int
@@ -83,18 +83,18 @@ class _Running(msgspec.Struct):
 
 
 class ServerBook:
-    """Watches one server.
+    """The observer of one server.
 
     Args:
-        detail: tell of batches; without it only `counts` are kept.
+        detail: report batches; without it only `counts` are kept.
     """
 
     def __init__(self, *, detail: bool = True) -> None:
         self.counts = ServerCounts()
         self._detail = detail
-        self._running: dict[tuple[int, int], _Running] = {}  # of (epoch, batch)
-        self._loads: dict[tuple[int, int], tuple[int, int]] = {}  # of (epoch, instance)
-        self._arrivals: dict[int, int] = {}  # of blocks that nobody was told of
+        self._running: dict[tuple[int, int], _Running] = {}  # by (epoch, batch)
+        self._loads: dict[tuple[int, int], tuple[int, int]] = {}  # by (epoch, instance)
+        self._arrivals: dict[int, int] = {}  # of unreported blocks
         self._of_command: dict[type, Callable[[Any, int], None]] = {
             RunBatch: self._note_command,
             LoadInstance: self._note_load,
@@ -113,7 +113,7 @@ class ServerBook:
             }
 
     def observe(self, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> BatchTold | None:
-        """One step of the scheduler; returns the batch that has ended with it."""
+        """Process one step of the scheduler; returns the batch that has ended with it."""
         note = self._of_event.get(type(event))
         batch = None if note is None else note(event, now_ns)
         for command in commands:
@@ -123,7 +123,7 @@ class ServerBook:
         return batch
 
     def take_arrivals(self) -> tuple[tuple[int, int], ...]:
-        """(block, when it arrived) of the blocks that were not told of yet."""
+        """Return (block, when it arrived) of the blocks not reported yet."""
         arrivals = tuple(self._arrivals.items())
         self._arrivals.clear()
         return arrivals
@@ -144,7 +144,7 @@ class ServerBook:
             running.started_ns = event.started_ns
 
     def _note_failure(self, event: BatchFailed, now_ns: int) -> None:
-        """No image of it has passed its segment."""
+        """Count a batch none of whose images has passed its segment."""
         self._running.pop((event.epoch, event.batch), None)
 
     def _note_death(self, event: ServerDown, now_ns: int) -> None:

@@ -1,6 +1,6 @@
-"""Waits that a policy chooses from by index: which it may choose, and what each means. It knows no policy.
+"""The waits among which a policy chooses by index: the allowed ones, and their meaning, independent of the policy.
 
-Index 0 is to go on. Index k is to hold the candidates until the next larger group is full, for the k-th wait at most.
+Index 0 is no hold. Index k holds the candidates until the next larger group is full, for the k-th wait at most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policies.vocabulary import NS_PER_S, ClusterView, Hold
 
 
 def problem_with(holds_s: Sequence[float], limit_s: float) -> str | None:
-    """What is wrong with waits where the router's limit is this, with the remedy; None for nothing."""
+    """Return what is wrong with waits under this limit of the router, with the remedy; None for nothing."""
     if list(holds_s) != sorted(set(holds_s)) or not all(
         isfinite(each * NS_PER_S) and each * NS_PER_S >= 1 for each in holds_s
     ):
@@ -40,12 +40,12 @@ class Waits:
 
     @classmethod
     def of(cls, holds_s: Sequence[float], groups: Sequence[int]) -> Waits:
-        """From seconds."""
+        """Convert waits from seconds."""
         return cls(tuple(round(each * NS_PER_S) for each in holds_s), tuple(groups))
 
     @classmethod
     def within(cls, holds_s: Sequence[float], config: RouterConfig) -> Waits:
-        """For a router's core; `InputError` where it holds nobody for so long."""
+        """Return the waits for a router's core; `InputError` if it does not hold requests that long."""
         problem = problem_with(holds_s, config.max_batching_delay_ns / NS_PER_S)
         if problem:
             raise InputError("environment", "holds_s", problem)
@@ -57,16 +57,16 @@ class Waits:
         return 1 + len(self.waits_ns) if self.waits_ns else 0
 
     def may(self, view: ClusterView) -> bool:
-        """Whether an index above 0 may be chosen."""
+        """Return whether an index above 0 may be chosen."""
         return view.hold_left_ns > 0 and view.candidates < self.groups[-1]
 
     def mask(self, view: ClusterView) -> Bools:
-        """(`choices`,) what may be chosen."""
+        """Return (`choices`,) which indices may be chosen."""
         mask = np.full(self.choices, self.may(view))
         mask[:1] = True
         return mask
 
     def hold(self, index: int, view: ClusterView) -> Hold:
-        """What an index above 0 means for a view in which it may be chosen."""
+        """Return the meaning of an index above 0 for a view in which it may be chosen."""
         requests = next(size for size in self.groups if size > view.candidates)
         return Hold(requests, min(self.waits_ns[index - 1], view.hold_left_ns))
