@@ -1,4 +1,4 @@
-"""Events, commands and the settings of cores as plain JSON data and back, so that a run can be stored and replayed."""
+"""Events, commands and the settings of cores as plain JSON data and back, for stored runs and replays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS: dict[str, type[Any]] = {
 
 
 def to_jsonable(value: Any) -> Any:
-    """Plain data for an event, a command or a part of one; a word is a dict with its class name under `is`."""
+    """Convert an event, a command or a part of one to plain data; a word is a dict with its class name under `is`."""
     if isinstance(value, msgspec.Struct | RouterConfig | GreedyKnobs):
         names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else [each.name for each in fields(value)]
         return {"is": type(value).__name__, **{name: to_jsonable(getattr(value, name)) for name in names}}
@@ -30,7 +30,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 def from_jsonable(data: Any) -> Any:
-    """The word that `to_jsonable` took apart.
+    """Rebuild the word that `to_jsonable` converted.
 
     Raises:
         ValueError: the data names no known word, or its fields are not those of the word.

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
-_Queue = tuple[deque[int], deque[int]]  # sequence numbers and items of a key; one that ran empty is never used again
+_Queue = tuple[deque[int], deque[int]]  # sequence numbers and items of a key; an emptied one is never used again
 
 
 class KeyedFifo(Generic[Key]):
@@ -22,7 +22,7 @@ class KeyedFifo(Generic[Key]):
     def __init__(self) -> None:
         self.waiting = 0
         self._queues: dict[Key, _Queue] = {}
-        self._order: deque[tuple[int, Key, _Queue]] = deque()  # of items that came together, by the last one's number
+        self._order: deque[tuple[int, Key, _Queue]] = deque()  # of items pushed together, by the last one's number
         self._next = 0
 
     def __len__(self) -> int:
@@ -45,21 +45,21 @@ class KeyedFifo(Generic[Key]):
         self.waiting += len(items)
 
     def length(self, key: Key) -> int:
-        """How many items of this key wait."""
+        """Return the number of waiting items of this key."""
         queue = self._queues.get(key)
         return len(queue[1]) if queue else 0
 
     def head(self) -> Key | None:
-        """The key of the oldest item."""
+        """Return the key of the oldest item."""
         while self._order:
             last, key, queue = self._order[0]
             if _waits(last, queue):
                 return key
-            self._order.popleft()  # all of them were taken with an earlier group of their key
+            self._order.popleft()  # all of them left with an earlier group of their key
         return None
 
     def peek(self, key: Key, count: int) -> tuple[int, ...]:
-        """Up to `count` of the oldest items of a key, left in place."""
+        """Return up to `count` of the oldest items of a key without removing them."""
         queue = self._queues.get(key)
         return tuple(islice(queue[1], count)) if queue else ()
 
@@ -71,7 +71,7 @@ class KeyedFifo(Generic[Key]):
         numbers, items = queue
         if count >= len(items):
             taken = tuple(items)
-            numbers.clear()  # for the order knows it, too
+            numbers.clear()  # the order has it, too
             del self._queues[key]
         else:
             taken = tuple([items.popleft() for _ in range(count)])
@@ -101,27 +101,27 @@ class KeyedFifo(Generic[Key]):
         return removed
 
     def by_age(self) -> list[Key]:
-        """The keys that wait, the one with the oldest item first."""
+        """Return the waiting keys, the one with the oldest item first."""
         queues = self._queues
         return sorted(queues, key=lambda key: queues[key][0][0]) if len(queues) > 1 else list(queues)
 
     def in_order(self) -> list[tuple[Key, int]]:
-        """All items with their keys, the oldest first: pushed one by one, they make a queue that answers alike."""
+        """Return all items with their keys, the oldest first: pushed one by one, they make an equal queue."""
         queues = self._queues.items()
         numbered = [(number, key, item) for key, queue in queues for number, item in zip(*queue, strict=True)]
         return [(key, item) for _, key, item in sorted(numbered, key=itemgetter(0))]
 
     def __iter__(self) -> Iterator[Key]:
-        """The keys that wait, in no promised order."""
+        """Return the waiting keys, in no guaranteed order."""
         return iter(tuple(self._queues))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all items."""
         self._queues.clear()
         self._order.clear()
         self.waiting = 0
 
 
 def _waits(last: int, queue: _Queue) -> bool:
-    """Items of a key leave from the front: those from its first on still wait."""
+    """Return whether items up to number `last` still wait: a key's items leave from the front."""
     return bool(queue[0]) and queue[0][0] <= last

@@ -1,7 +1,7 @@
-"""What a learned router sees (Eq. 1) and what it may choose, as arrays. It knows nothing of how they are learned from.
+"""The observation (Eq. 1) and the action masks of a learned router, as arrays, independent of the learning method.
 
 Scales are fixed, never running ones: an observation means the same at the start of training, at its end and on the
-hardware, and a stored router needs no statistics beside its weights.
+hardware, and a stored router needs no statistics except its weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ObservationSpec:
     ======  =========================  ==================================================================
 
     A server that has not reported yet has power and utilization 0. The head's segment, its previous width and the
-    place of its activations are not in Eq. 1 and are not here.
+    location of its activations are not in Eq. 1 and are not here.
 
     Attributes:
         power_limits_w: (N,) each server's device power limit, all positive.
@@ -51,7 +51,7 @@ class ObservationSpec:
         return 2 + 3 * len(self.power_limits_w)
 
     def observe(self, view: ClusterView) -> Floats:
-        """(2 + 3 N,) float32; raises `ValueError` if the view has another number of servers."""
+        """Return (2 + 3 N,) float32; raises `ValueError` if the view has another number of servers."""
         values = [log1p(view.fifo_length), log1p(view.completed)]
         for server, limit_w in zip(view.servers, self.power_limits_w, strict=True):
             values += (log1p(server.outstanding_requests), server.power_w / limit_w, server.utilization)
@@ -59,7 +59,7 @@ class ObservationSpec:
 
 
 def masks(view: ClusterView) -> tuple[Bools, Bools]:
-    """What may be chosen: (N,) servers that can take the block, and (N, W) widths that each can hold."""
+    """Return the action masks: (N,) servers that can take the block, and (N, W) widths that each can hold."""
     servers = [server.valid for server in view.servers]
     widths = [server.widths for server in view.servers]
     return np.array(servers, dtype=np.bool_), np.array(widths, dtype=np.bool_)

@@ -1,7 +1,7 @@
-"""From a router to its plan: what compiled code needs to decide in its place.
+"""Plans of routers: the data with which compiled code decides instead of the router.
 
-Only what is known has a compiled form: each part is looked up by its very type, as a subclass may have a rule of its
-own. A router that remembers something starts from what it remembers now; `keep` tells it what it would know at the end.
+Only known classes have a compiled form: each part is looked up by its exact type, as a subclass may have another rule.
+A router with memory starts from its present state; `keep` writes the final state back.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from policies.rules.context import ComposedRouter, WorkingSet
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
 
-MAX_TRANSFERS: Final = 1 << 22  # entries of that table, which take a few seconds to make
-_EXACT: Final = 1 << 53  # below, a float holds every whole number
+MAX_TRANSFERS: Final = 1 << 22  # entries of that table, which takes a few seconds to build
+_EXACT: Final = 1 << 53  # below it, a float represents every whole number
 _MOST: Final = 1 << 60  # of a number in a plan: sums of a few must fit into 64 bits
 
 
@@ -67,10 +67,10 @@ class CompiledRouter:
     """A router in compiled form.
 
     Attributes:
-        row: its plan; what it remembers changes there.
-        replan: what to call with (plan, sheet) when the plan asks for it; None if it never does.
-        hold: what the router's core holds back for it.
-        keep: puts what the plan remembers into the router that it was made from.
+        row: its plan; the memory is updated there.
+        replan: a function of (plan, sheet) for when the plan asks for it; None if it never does.
+        hold: the hold rule for the router's core.
+        keep: writes the plan's memory into the router that it was made from.
     """
 
     row: Ints
@@ -84,10 +84,10 @@ class _NotCompiled(Exception):  # noqa: N818 - no error: Python decides
 
 
 def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | None:
-    """A router's plan for a cluster; None if Python must decide.
+    """Return a router's plan for a cluster; None if Python must decide.
 
-    That is so for a class that is not known here, for a router that was made for other widths or servers, for expected
-    costs that can't be told for some key, and for a table of transfers that would be too large (`MAX_TRANSFERS`).
+    Python must decide for an unknown class, for a router made for other widths or servers, if some key has no expected
+    costs, and if the table of transfers would be too large (`MAX_TRANSFERS`).
     """
     if type(policy) is HoldingRouter:
         planned = _plan_of(policy.router, _Writer(config, policy.sets))
@@ -113,7 +113,7 @@ def _plan_of(policy: RoutingPolicy, writer: _Writer) -> CompiledRouter | None:
     return None
 
 
-# Of a placement: its number, and how many numbers it draws at most.
+# Placements: the number, and the largest number of random draws.
 _PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
     placements.RandomPlacement: (AT_RANDOM, 1),
     placements.WeightedRandom: (WEIGHTED_RANDOM, 1),
@@ -131,7 +131,8 @@ _PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
 
 
 class _Writer:
-    """Writes one router's plan, part by part; raises `_NotCompiled`. `sets`: what each server may serve, if limited."""
+    """The writer of one router's plan, part by part; raises `_NotCompiled`. `sets`: each server's working set, if
+    limited."""
 
     def __init__(self, config: RouterConfig, sets: Sequence[WorkingSet] = ()) -> None:
         self._config = config
@@ -146,7 +147,7 @@ class _Writer:
     # ------------------------------------------------------------------------------------------------------ routers
 
     def composed(self, router: ComposedRouter) -> CompiledRouter:
-        """A placement, a width rule and a group rule."""
+        """Write a placement, a width rule and a group rule."""
         self._head.width_rule.numbers[:] = self._widths(router.width, 1)
         self._place(router.placement, router.width)
         if type(router.group) is groups.RandomGroup:
@@ -158,7 +159,7 @@ class _Writer:
         return self._finished()
 
     def slackfit(self, router: slackfit.SlackFit) -> CompiledRouter:
-        """Width and group by slack, on a placement."""
+        """Write the width and group by slack, on a placement."""
         self._require(router.widths == self._config.widths and list(router.groups) == sorted(router.groups))
         self._place(router.placement)
         self._choose_from(router.groups)
@@ -168,7 +169,7 @@ class _Writer:
         return self._finished()
 
     def milp(self, router: milp.Milp) -> CompiledRouter:
-        """Tuples and shares by server; a new plan is Python's to make."""
+        """Write tuples and shares by server; Python makes a new plan."""
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.capacity_img_s) == servers)
         self._choose_from(router.groups)
@@ -188,7 +189,7 @@ class _Writer:
         return planned
 
     def lookahead(self, router: lookahead.Lookahead) -> CompiledRouter:
-        """The next few blocks."""
+        """Write a lookahead over the next few blocks."""
         self._require(router.widths == self._config.widths and len(router.worth_ns) == self._config.segments)
         self._require(len(router.image_ns) == self._config.servers)
         self._choose_from(router.groups)
@@ -216,7 +217,7 @@ class _Writer:
         return self._finished()
 
     def compass(self, router: compass.Compass) -> CompiledRouter:
-        """Server and width at once."""
+        """Write the joint choice of server and width."""
         servers = self._config.servers
         self._require(router.widths == self._config.widths and len(router.servers) == servers)
         self._require(router.segments == self._config.segments)
@@ -255,7 +256,7 @@ class _Writer:
         return its.numbers
 
     def _table(self, rows: Sequence[Sequence[int]]) -> int:
-        """Numbers for each width."""
+        """Write numbers for each width."""
         self._require(all(len(row) == len(self._config.widths) for row in rows))
         return self._plan.add([[self._whole(number) for number in row] for row in rows])
 
@@ -272,7 +273,7 @@ class _Writer:
     # --------------------------------------------------------------------------------------------------------- parts
 
     def _place(self, placement: object, width: object = None) -> None:
-        """`width` is the router's own rule, with the record of which a placement shares what it remembers."""
+        """Write a placement; `width` is the router's rule, with the record whose memory a placement shares."""
         while type(placement) is placements.Sticky:
             placement, self._head.stays = placement.elsewhere, 1
         known = _PLACEMENTS.get(type(placement))
@@ -299,7 +300,7 @@ class _Writer:
                 self._remember_coming(placement)
             case placements.ShortestDelay():
                 self._ask_for(placement.costs, "image", "batch", "transfer")
-                # It reckons with the widths that its rule gives every server.
+                # It uses the widths that its rule gives every server.
                 if placement.width is not width:
                     self._head.delay_at = self._plan.add(self._widths(placement.width, self._config.servers))
                 elif self._head.width_rule.rule == RANDOM_WIDTH:
@@ -333,7 +334,7 @@ class _Writer:
         self._keep.append(keep)
 
     def _widths(self, rule: object, asked: int) -> Ints:
-        """A record of widths, which are asked for so often in a decision."""
+        """Write a record of widths, which decisions read often."""
         self._require(getattr(rule, "widths", None) == self._config.widths)
         record = WidthRule.blank()
         match rule:
@@ -406,27 +407,27 @@ class _Writer:
         self._plan.set_groups(sizes)
 
     def _codes(self, tuple_: Sequence[float]) -> list[int]:
-        """For each segment the widest width that is not above the tuple's; NONE where all are."""
+        """Return, for each segment, the widest width that isn't above the tuple's; NONE if all are."""
         self._require(len(tuple_) >= self._config.segments)
         return [bisect_right(self._config.widths, width) - 1 for width in tuple_[: self._config.segments]]
 
     # --------------------------------------------------------------------------------------------------------- costs
 
     def _ask_for(self, costs: CostModel, *tables: Table) -> None:
-        """These tables are needed, of one cost model for all parts."""
+        """Require these tables, of one cost model for all parts."""
         self._require(self._plan.costs is None or self._plan.costs is costs)
         self._plan.costs = costs
         self._tables += [table for table in tables if table not in self._tables]
 
     def _add_tables(self) -> None:
-        """Write them; refused where floats would not compare sums of them as whole numbers do."""
+        """Write the tables; refused if sums of floats would not compare like sums of whole numbers."""
         costs, config = self._plan.costs, self._config
         if costs is None:
             return
         try:
             self._require("transfer" not in self._tables or transfers_of(config, costs) <= MAX_TRANSFERS)
             most_ns = {name: int(np.abs(cost_table(config, costs, name)).max()) for name in self._tables}
-        except Exception as error:  # for a key that no request may ever have; whatever the model says of it
+        except Exception as error:  # for a key that no request may ever have; any error of the model
             raise _NotCompiled from error
         waiting_ns = config.outstanding_blocks * config.groups[-1] * most_ns.pop("image")
         self._require(waiting_ns + sum(most_ns.values()) < _EXACT)

@@ -1,7 +1,6 @@
 """A rule that decides by its plan outside the compiled engine: on executors a decision takes a few microseconds.
 
-It decides what the rule would decide (`policies.plan_of`), as simulation does. What the router sees is read from its
-view into a sheet.
+It decides as the rule does (`policies.plan_of`), and as simulation does. The router's view is copied into a sheet.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from policies.plan_of import CompiledRouter, plan_of
 from policies.rules.context import is_up
 from policies.vocabulary import IMAGE, Choice, ClusterView, ServerView, WorkKey
 
-_write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `Sheet`, but for where its samples are
+_write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `Sheet`, without its samples
 _write_server: Final = Struct("=5q2d")  # a `SeenServer`
 
 
 @entry
 def decide(plan_row: Ints, sheet_row: Ints) -> int:
-    """Let a plan decide; the choice as one number (`_Choices`)."""
+    """Let a plan decide; returns the choice as one number (`_Choices`)."""
     plan = Plan(plan_row)
     choose(plan, Sheet(sheet_row))
     return (plan.group * plan.servers + plan.server) * plan.widths + plan.width
@@ -46,7 +45,7 @@ class _Choices(dict[int, Choice]):
 
 
 class _Page:
-    """A sheet about one segment, and the servers' views that stand there."""
+    """A sheet for one segment, and the servers' views in it."""
 
     def __init__(self, servers: int) -> None:
         self.sheet = blank_sheet(servers)
@@ -57,9 +56,9 @@ class _Page:
 
 
 class PlannedRouter:
-    """A router's plan, asked for one decision at a time; not by two threads at once.
+    """A router's plan, used for one decision at a time; not thread-safe.
 
-    What the router is told by its methods from now on (`set_floor` ...) its plan does not hear.
+    Later calls of the router's methods (`set_floor` ...) do not reach its plan.
     """
 
     def __init__(self, policy: RoutingPolicy, planned: CompiledRouter, config: RouterConfig) -> None:
@@ -75,7 +74,7 @@ class PlannedRouter:
             decide.compile((numba.int64[::1],) * 2)  # type: ignore[attr-defined]
 
     def _times_of_images(self, config: RouterConfig) -> list[dict[WorkKey, int]]:
-        """By server; empty for a rule that asks for none."""
+        """Return the times of images by server; empty for a rule that needs none."""
         at = self._plan.image_ns_at
         devices_at = self._plan.devices_at
         keys = work_keys(config)
@@ -92,7 +91,7 @@ class PlannedRouter:
         return limit_ns_of(self._policy)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """What the router would decide; `rng` is the same at each decision, and drawn from ahead."""
+        """Decide as the router would; `rng` is the same at each decision, and drawn from in advance."""
         plan, page = self._plan, self._pages[view.head.segment - 1]
         self._read(view, page)
         if plan.draw + plan.most_draws > plan.draws:
@@ -104,7 +103,7 @@ class PlannedRouter:
         return self._choices[decide(self._row, page.sheet)]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
-        """Servers whose view is the very object of the last decision about that segment are not read again."""
+        """Write the servers' views; a view that is the very object of the segment's last decision is not read again."""
         head = view.head
         memory = page.memory
         known = page.views
@@ -137,6 +136,6 @@ class PlannedRouter:
 
 
 def by_plan(policy: RoutingPolicy, config: RouterConfig) -> RoutingPolicy:
-    """The same router, which decides by its plan; itself where Python must decide (`plan_of`)."""
+    """Return the same router with decisions by its plan; itself if Python must decide (`plan_of`)."""
     compiled = plan_of(policy, config) if IS_ON else None
     return policy if compiled is None else PlannedRouter(policy, compiled, config)

@@ -1,4 +1,4 @@
-"""The reward of a block (Eq. 7), its terms kept apart."""
+"""The reward of a block (Eq. 7), with separate terms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-DIGITS: Final = 9  # of a distance between width tuples; beyond lies rounding noise
+DIGITS: Final = 9  # of a distance between width tuples; further digits are rounding noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class RewardWeights:
 
 
 class RewardTerms(msgspec.Struct, frozen=True):
-    """The weighted terms of Eq. 7 as they add up: `total` is r."""
+    """The weighted terms of Eq. 7, as they are added: `total` is r."""
 
     accuracy: float
     latency: float
@@ -41,7 +41,7 @@ class RewardTerms(msgspec.Struct, frozen=True):
 def reward_terms(
     weights: RewardWeights, *, p_acc: float, mean_top1: float, latency_s: float, energy_j: float, gpu_var: float
 ) -> RewardTerms:
-    """Eq. 7. `p_acc` in [0, 1]; `gpu_var` is the variance over servers of utilization as a share."""
+    """Return Eq. 7. `p_acc` in [0, 1]; `gpu_var` is the variance over servers of utilization as a share."""
     centred = p_acc - mean_top1 if weights.centre else p_acc
     return RewardTerms(
         accuracy=weights.alpha * centred,
@@ -53,7 +53,7 @@ def reward_terms(
 
 
 def mean(values: Sequence[float]) -> float:
-    """Their sum, added from left to right, over their number; `sum` compensates floats from Python 3.12 on."""
+    """Return the sum, added from left to right, over the number; `sum` compensates floats from Python 3.12 on."""
     total = 0.0
     for value in values:
         total += value
@@ -61,23 +61,23 @@ def mean(values: Sequence[float]) -> float:
 
 
 def variance(shares: Sequence[float]) -> float:
-    """Population variance of the servers' utilization shares: Var(U / 100) of Eq. 7."""
+    """Return the population variance of the servers' utilization shares: Var(U / 100) of Eq. 7."""
     middle = mean(shares)
     return mean([(share - middle) * (share - middle) for share in shares])  # `** 2` is libm's pow, not always the same
 
 
 class AccuracyPrior:
-    """p_acc of a width tuple, complete or partial (Eq. 7).
+    """The prior p_acc of a width tuple, complete or partial (Eq. 7).
 
     Args:
         top1: accuracy in [0, 1] for complete width tuples; every tuple has the same length S.
 
-    A partial tuple has the mean of all complete tuples that begin with it. A tuple that is missing has the value of
-    its nearest neighbour (least sum of absolute width differences; ties go to the smallest tuple). So has a partial one
-    that no tuple begins with, among the partial ones of its length.
+    A partial tuple has the mean of all complete tuples that begin with it. A missing tuple has the value of its nearest
+    neighbour (least sum of absolute width differences; ties go to the smallest tuple). A partial tuple that begins no
+    complete one has the nearest value among partial tuples of its length.
 
     Raises:
-        ValueError: no tuples, or tuples of several lengths; when asked, a tuple that is empty or longer than S.
+        ValueError: no tuples, or tuples of several lengths; on a call, a tuple that is empty or longer than S.
     """
 
     def __init__(self, top1: Mapping[tuple[float, ...], float]) -> None:
@@ -95,7 +95,7 @@ class AccuracyPrior:
         self._answers = dict(self._prior)  # apart, so that an answer for a missing tuple is nobody's neighbor
 
     def __call__(self, widths: tuple[float, ...]) -> float:
-        """The prior for the widths so far (at least one)."""
+        """Return the prior for the widths so far (at least one)."""
         prior = self._answers.get(widths)
         if prior is None:
             same_length = sorted(known for known in self._prior if len(known) == len(widths))
@@ -107,5 +107,5 @@ class AccuracyPrior:
 
 
 def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """Sum of absolute differences, rounded: 0.3 - 0.2 and 0.2 - 0.1 are a tie."""
+    """Return the sum of absolute differences, rounded: 0.3 - 0.2 and 0.2 - 0.1 are a tie."""
     return round(sum(abs(a - b) for a, b in zip(one, other, strict=True)), DIGITS)

@@ -1,12 +1,12 @@
-"""Routers in compiled code: what they see as one row of numbers, and the rules of `policies.rules` over it.
+"""Routers in compiled code: their view as one row of numbers, and the rules of `policies.rules` over it.
 
-The rules are written to be read in `policies.rules`; here they are written to be compiled, so that a whole simulated
-run needs no Python. Each is tested to decide the same, bit for bit.
+`policies.rules` has the rules in readable form, this package in compilable form, so that a whole simulated run needs no
+Python. Tests check that each decides the same, bit for bit.
 
-    record            what a record is; what stands where is declared as such
-    layout, rows      a sheet is what a router sees, a plan what it does and remembers; where their records begin
-    rules             kernels that decide about a sheet, with the records and codes that are theirs alone
-    plan, milp        a plan is written, and (milp) made anew in Python
+    record            the definition of a record, which declares the order of its fields
+    layout, rows      a sheet is a router's view, a plan its rule and memory; the offsets of their records
+    rules             kernels that decide about a sheet, with their private records and codes
+    plan, milp        write a plan, and (milp) renew it in Python
     sheet, decide     one decision at a time, outside of the compiled engine
 
 From a router to its plan: `policies.plan_of`.

@@ -25,13 +25,13 @@ from policies.rules.compass import REMEMBERED
 
 
 class Weights(Record):
-    """`Numbers`, as far as a decision asks for them one by one."""
+    """`Numbers`, as far as a decision reads them one by one."""
 
     level = rise = stay = REAL
 
 
 class CompassMemory(Record):
-    """What `Compass` is told; a `Coming` for each server follows.
+    """The settings of `Compass`; a `Coming` for each server follows.
 
     Its tables: units by server; a `Priced` for each class.
     """
@@ -42,7 +42,7 @@ class CompassMemory(Record):
 
 
 class Priced(Record):
-    """`compass.PricedRungs`, and how many of its rungs there are."""
+    """`compass.PricedRungs`, and the number of its rungs."""
 
     rungs_at = count = thresholds_at = savings_at = INT
 
@@ -62,7 +62,7 @@ units_until_end: Callable[[Weights, float, float, float, float, bool], float] = 
 
 @kernel
 def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory) -> int:
-    """`Compass._rung`."""
+    """Compute `Compass._rung`."""
     shift, weight = 0.0, 0.0
     if its.control_at:
         control = Control(plan, its.control_at, sheet.service_class)
@@ -80,7 +80,7 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory) -> int:
 
 @kernel
 def units_until_end_at(plan: Plan, sheet: Sheet, its: CompassMemory, index: int, width: int, taken: int) -> float:
-    """`Compass._units_until_end`."""
+    """Compute `Compass._units_until_end`."""
     unit_ns, to_come = its.unit_ns, Coming(its, _MEMORY, index).images * reals(plan)[its.ways_at + index]
     moved, batch = transfer_ns(plan, sheet, index) / unit_ns, batch_ns(plan, index, key_of(plan, sheet, width), taken)
     work = seen_at(sheet, index).work_ns / unit_ns
@@ -89,7 +89,7 @@ def units_until_end_at(plan: Plan, sheet: Sheet, its: CompassMemory, index: int,
 
 @kernel
 def take_bearing(plan: Plan, sheet: Sheet) -> None:
-    """`Compass.choose`."""
+    """Compute `Compass.choose`."""
     its = CompassMemory(plan, plan.memory_at)
     tuple_at = Priced(plan, its.priced_at, sheet.service_class).rungs_at + rung_for(plan, sheet, its) * plan.segments
     taken, least = min(largest_group(plan), sheet.candidates), inf

@@ -22,7 +22,7 @@ class Control(Record):
 
 
 def control_row(control: GoalControl) -> Ints:
-    """What a controller knows, as a plan has it."""
+    """Return a controller's state in the form of a plan."""
     row = Control.blank()
     for name in Control.offsets:
         setattr(row, name, getattr(control, name))
@@ -30,7 +30,7 @@ def control_row(control: GoalControl) -> Ints:
 
 
 def keep_control(control: GoalControl, row: Control) -> None:
-    """Put what a plan remembers into the controller that it was made from."""
+    """Copy a plan's state into the controller that it was made from."""
     for name in Control.offsets:
         setattr(control, name, type(getattr(control, name))(getattr(row, name)))
 

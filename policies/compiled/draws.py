@@ -1,4 +1,4 @@
-"""The random numbers of a plan: it reads them from memory, so they are drawn ahead of their use."""
+"""The random numbers of a plan: it reads them from memory, so they are drawn in advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DRAWN: Final = 1 << 14  # numbers at a time
 
 
 class Draws:
-    """Uniform numbers for a plan, drawn ahead of their use."""
+    """Uniform numbers for a plan, drawn in advance."""
 
     def __init__(self, plan: Ints, rng: np.random.Generator) -> None:
         self._plan, self._rng = Plan(plan), rng
@@ -23,14 +23,14 @@ class Draws:
         self._plan.draw = self._plan.draws = 0
 
     def draw(self) -> None:
-        """Some more."""
+        """Draw more numbers."""
         plan, used = self._plan, self._plan.draw
         self._used += used
         self._drawn = np.concatenate([self._drawn[used:], self._rng.random(_DRAWN)])
         plan.draw, plan.draws, plan.uniforms_at = 0, len(self._drawn), int(self._drawn.ctypes.data)
 
     def give_back(self) -> None:
-        """Wind the generator to where it would be without what was not used."""
+        """Rewind the generator to its state without the unused numbers."""
         left = self._used + self._plan.draw
         self._plan.draw = self._plan.draws = 0
         self._rng.bit_generator.state = self._before

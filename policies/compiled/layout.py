@@ -1,7 +1,7 @@
-"""What stands where in a *sheet* (what a router sees) and in a *plan* (what it does, and what it remembers).
+"""The layout of a *sheet* (a router's view) and of a *plan* (a router's rule, and its memory).
 
-Both are rows of 8-byte numbers that begin with the record of that name. A name on `_at` is where something begins in
-the plan itself, but for `uniforms_at`, an address.
+Both are rows of 8-byte numbers that begin with the record of that name. A name that ends in `_at` is an offset in the
+plan itself, except for `uniforms_at`, an address.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from kit.jit import Ints
 from policies.compiled.record import INT, REAL, Record
 
 NONE: Final = -1
-HOLD: Final = -2  # in place of a server: wait; the width is until how many, the group for how long, in ns
+HOLD: Final = -2  # instead of a server: wait; the width is the group size, the group the time in ns
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
-OUTSIDE: Final = 0  # the rule of widths of a plan whose decisions are made by whoever runs it
+OUTSIDE: Final = 0  # the width rule of a plan whose caller decides
 
 
 class Sheet(Record):
-    """What a router sees, for one decision; what it sees of each server follows.
+    """A router's view for one decision; its view of each server follows.
 
-    `outstanding` are the requests at all servers, of which `up` are up. `samples` servers are looked at, whose numbers
-    stand at `samples_at`; 0: all are.
+    `outstanding` counts the requests at all servers, of which `up` are up. A decision examines `samples` servers, whose
+    numbers begin at `samples_at`; 0: all.
     """
 
     now_ns = segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
@@ -37,14 +37,14 @@ class Sheet(Record):
 
 
 class SeenServer(Record):
-    """What a router sees of a server. Of a set of widths, bit w stands for width w."""
+    """A router's view of a server. In a set of widths, bit w is width w."""
 
     code = holds = requests = blocks = work_ns = INT
     utilization = power_w = REAL
 
 
 def blank_sheet(servers: int) -> Ints:
-    """A sheet for so many servers, and for the numbers of those that are looked at."""
+    """Return an empty sheet for this number of servers, and for the numbers of those that are examined."""
     row = np.zeros(Sheet.size + servers * (SeenServer.size + 1), np.int64)
     Sheet(row).samples_at = Sheet.size + servers * SeenServer.size
     return row
@@ -52,18 +52,18 @@ def blank_sheet(servers: int) -> Ints:
 
 @cache
 def bits(widths: tuple[bool, ...]) -> int:
-    """A set of widths as a number: bit w says whether width w is in it."""
+    """Return a set of widths as a number: bit w is whether width w is in it."""
     return sum(1 << w for w, is_in in enumerate(widths) if is_in)
 
 
 class WidthRule(Record):
-    """Which width to choose: one of the rules below, and what it needs."""
+    """A rule of widths: its code, one of those below, and its parameters."""
 
     rule = tuple_at = rungs_at = thresholds_at = rung_at = variants_at = control_at = INT
 
 
 class Plan(Record):
-    """What a router does, and what it remembers."""
+    """A router's rule, and its memory."""
 
     servers = segments = widths = keys = most = groups_at = group_count = placement = stays = group_rule = INT
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT

@@ -14,7 +14,7 @@ _NS = 1e9
 
 
 class Ahead(Record):
-    """What `Lookahead` is told, and remembers. Its tables: by server and width, by segment and width, by server."""
+    """The settings and memory of `Lookahead`. Its tables: by server and width, by segment and width, by server."""
 
     horizon_s = weight = rate_img_s = REAL
     blocks = arrived = seen_ns = image_ns_at = worth_ns_at = busy_ns_at = control_at = INT
@@ -22,7 +22,7 @@ class Ahead(Record):
 
 @kernel
 def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
-    """`Lookahead._remember`."""
+    """Compute `Lookahead._remember`."""
     arrived = sheet.completed + sheet.fifo_length + sheet.outstanding
     passed_s = (sheet.now_ns - ahead.seen_ns) / _NS
     came = max(0, arrived - ahead.arrived)
@@ -32,7 +32,7 @@ def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
 
 @kernel
 def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -> int:
-    """The server that is up and where a lot ends first; its busy time has the lot then."""
+    """Add a lot to the server that is up and ends it first, and return that end."""
     busy_ns, image_ns, best, first_ns = ints(plan), ints(plan), NONE, 0
     for index in range(plan.servers):
         if is_up(sheet, index):
@@ -47,7 +47,7 @@ def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -
 def cost_ns(
     plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, taken: int, coming: int, lots: int, scale: float
 ) -> float:
-    """`Lookahead._cost_ns`."""
+    """Compute `Lookahead._cost_ns`."""
     busy_ns = ints(plan)
     for index in range(plan.servers):
         busy_ns[ahead.busy_ns_at + index] = seen_at(sheet, index).work_ns
@@ -65,7 +65,7 @@ def cost_ns(
 
 @kernel
 def look_ahead(plan: Plan, sheet: Sheet) -> None:
-    """`Lookahead.choose`."""
+    """Compute `Lookahead.choose`."""
     ahead = Ahead(plan, plan.memory_at)
     remember_arrivals(sheet, ahead)
     taken = min(largest_group(plan), sheet.candidates)

@@ -1,4 +1,4 @@
-"""Where a plan needs Python: Proteus' programme is solved by HiGHS, by the very code that the readable router calls."""
+"""Plans that need Python: HiGHS solves Proteus' program, called by the same code as the readable router's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Replan = Callable[[Ints, Ints], None]
 
 
 class MilpMemory:
-    """What a `Milp` carries out, in its router and in its plan.
+    """The state of a `Milp`, in its router and in its plan.
 
     Args:
         codes: for each of the router's tuples, its widths by number.
@@ -27,7 +27,7 @@ class MilpMemory:
         self._codes = np.array(codes, np.int64)
 
     def write(self, row: Ints) -> None:
-        """Put what the router carries out, and has placed, into its plan."""
+        """Copy the router's tuples, shares and placed counts into its plan."""
         router, servers, reals, plan = self._router, self._config.servers, row.view(np.float64), Plan(row)
         widths_at = plan.width_rule.rungs_at
         row[widths_at : widths_at + servers * self._config.segments] = self._codes[list(router.plan.choice)].ravel()
@@ -36,18 +36,18 @@ class MilpMemory:
         plan.wake_ns = router.since_ns + router.period_ns
 
     def replan(self, row: Ints, sheet: Ints) -> None:
-        """The period is over: the router makes a new plan."""
+        """Let the router make a new plan at the end of a period."""
         self._router.plan_anew(view_of(sheet, self._config))
         self.write(row)
 
     def keep(self, row: Ints) -> None:
-        """Put what was placed into the router."""
+        """Copy the placed counts into the router."""
         placed_at = Plan(row).placed_at
         self._router.placed = row[placed_at : placed_at + self._config.servers].tolist()
 
 
 def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
-    """What a sheet shows, as a view: without work by key, memory and instances, which are not on it."""
+    """Return a sheet as a view: without work by key, memory and instances, which a sheet lacks."""
     seen = Sheet(sheet)
     servers = tuple(
         ServerView(

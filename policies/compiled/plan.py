@@ -1,4 +1,5 @@
-"""Makes plans: the row that compiled rules read, with the expected costs of a cluster as tables of nanoseconds."""
+"""The writer of plans: the row that compiled rules read, with the expected costs of a cluster as tables of
+nanoseconds."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ from policies.compiled.layout import NONE, Plan
 from policies.interfaces import WAYS, Alike, CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
-MOST_KEPT: Final = 1024  # tables: four for each of as many clusters as a router is trained over at once
+MOST_KEPT: Final = 1024  # tables: four for each cluster of a router trained over that many at once
 Table = Literal["image", "batch", "transfer"]
 
 
 class PlanRow:
-    """A plan that grows while it is written.
+    """A plan in progress, which grows with each part.
 
     Args:
         config: the router core's settings.
-        costs: expected costs; None for a rule that asks for none.
+        costs: expected costs; None for a rule that needs none.
 
     Attributes:
-        head: its beginning, to be set by name. As it comes, the groups are those of the settings, and a decision may
-            draw a number for each server and three more.
+        head: its first record, set by name. Initially the groups are those of the settings, and a decision may draw a
+            number for each server and three more.
     """
 
     def __init__(self, config: RouterConfig, costs: CostModel | None) -> None:
@@ -45,7 +46,7 @@ class PlanRow:
         head.delay_at = Plan.offsets["width_rule"]
 
     def add(self, values: npt.ArrayLike) -> int:
-        """Put integers, or reals, at the end; returns where."""
+        """Append integers, or reals; returns their offset."""
         array = np.ascontiguousarray(values).ravel()
         array = array.view(np.int64) if array.dtype == np.float64 else array.astype(np.int64)
         self._parts.append(array)
@@ -53,15 +54,15 @@ class PlanRow:
         return at
 
     def set_groups(self, groups: Sequence[int]) -> None:
-        """The groups to choose from, ascending."""
+        """Set the groups to choose from, ascending."""
         self.head.groups_at, self.head.group_count = self.add(groups), len(groups)
 
     def row(self) -> Ints:
-        """The plan."""
+        """Return the plan."""
         return np.concatenate(self._parts)
 
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
-        """Expected costs of the cluster, as tables of nanoseconds."""
+        """Return the expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
         alike = alike_of(self.config, self.costs)
         self.head.links = 1 + max(alike.links)
@@ -71,12 +72,12 @@ class PlanRow:
             setattr(self.head, f"{name}_ns_at", self.add(cost_table(self.config, self.costs, name)))
 
     def code(self, widths: Sequence[float]) -> list[int]:
-        """Widths by number."""
+        """Return the widths by number."""
         return [self.config.widths.index(width) for width in widths]
 
 
 def work_keys(config: RouterConfig) -> list[WorkKey]:
-    """Every key (segment, width, previous width) in the order of its number, also those that no request can have."""
+    """Return every key (segment, width, previous width) in the order of its number, including impossible ones."""
     before = (IMAGE, *config.widths)
     return [WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in before]
 
@@ -86,7 +87,7 @@ _lock = Lock()
 
 
 def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
-    """Which of the cluster's servers cost the same, by numbers from 0 on; each but itself where that is not known."""
+    """Return which of the cluster's servers cost the same, by numbers from 0 on; all differ if this is unknown."""
     known, each = costs.alike, tuple(_all(config))
     if known is None:
         return Alike(each, each, (0,) * config.servers)
@@ -94,17 +95,17 @@ def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
 
 
 def transfers_of(config: RouterConfig, costs: CostModel) -> int:
-    """How many entries the table of moves has."""
+    """Return the number of entries of the table of moves."""
     links, lines = 1 + max(alike_of(config, costs).links), config.segments * (len(config.widths) + 1)
     return (links + 1) * links * WAYS * lines * (config.groups[-1] + 1)
 
 
 def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
-    """Nanoseconds, rounded as `policies.rules.costs` rounds them; made once for a cost model, which is pure.
+    """Return nanoseconds, rounded as in `policies.rules.costs`; computed once for a cost model, which is pure.
 
-    Of servers that are alike there is one row. (devices, keys) of an image, (devices, keys, most + 1) of a batch;
-    (links + 1, links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and
-    previous width. 0 if there is no such key, batch or way.
+    Servers with equal costs share a row. (devices, keys) of an image, (devices, keys, most + 1) of a batch; (links + 1,
+    links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and previous width. 0
+    if there is no such key, batch or way.
     """
     key = (id(costs), config.servers, config.segments, config.model_widths, config.groups[-1], name)
     with _lock:
@@ -146,7 +147,7 @@ def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
 
 
 def _servers_of(devices: Sequence[int]) -> list[list[int]]:
-    """For each number of a device the servers that have it."""
+    """Return, for each number of a device, its servers."""
     servers: list[list[int]] = [[] for _ in range(1 + max(devices))]
     for server, device in enumerate(devices):
         servers[device].append(server)

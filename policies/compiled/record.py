@@ -1,6 +1,6 @@
-"""Records: numbers in a row, declared once by name and type, and read by name in Python and in compiled code alike.
+"""Records: numbers in a row, declared once by name and type, and read by name in Python and in compiled code.
 
-A row is one array of 8-byte numbers, and a record is a few of them in a line:
+A row is one array of 8-byte numbers, and a record is a few consecutive ones:
 
     class Move(Record):
         end_ns = source = INT
@@ -8,11 +8,10 @@ A row is one array of 8-byte numbers, and a record is a few of them in a line:
     move = Move(block, p.moves_at, 2)     # the third of the moves that begin so many numbers after the block's first
     move.end_ns = now + 5                # compiled, this is one store
 
-A field is declared by what it is at first: a whole number (INT is 0), a float (REAL is 0.0), or another record, which
-then stands inside (`times = Times.blank()`). Fields that begin alike may share a line. A record is made from an array
-of numbers, from the address of its first number, or from another record, with how many numbers later it begins and,
-where several stand in a line, which of them it is. Nothing is copied: a record is a pointer, and it has no bounds in
-compiled code.
+A field is declared by its initial value: a whole number (INT is 0), a float (REAL is 0.0), or another record, which is
+then nested (`times = Times.blank()`). Fields with the same initial value may share a line. A record is made from an
+array of numbers, from the address of its first number, or from another record with an offset and, if several are
+consecutive, an index. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ REAL: float = 0.0
 
 
 class Record:
-    """The base of all of them.
+    """The base class of records.
 
     Attributes:
-        size: how many numbers it has.
-        offsets: where each of its fields stands in it.
-        dtype: the same as numpy tells it, for lists of records in Python.
-        integers, floats, begin: in Python, the memory that it stands in, read either way, and where it begins there.
+        size: its length in numbers.
+        offsets: the offset of each of its fields.
+        dtype: the numpy type, for lists of records in Python.
+        integers, floats, begin: in Python, its memory, read either way, and its offset there.
     """
 
     size: ClassVar[int] = 0
@@ -76,12 +75,12 @@ class Record:
 
     @classmethod
     def blank(cls) -> Self:
-        """A new one, as it is at first."""
+        """Return a new record with initial values."""
         return cls(cls._first.copy())
 
     @property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """Its own."""
+        """The record's numbers."""
         return self.following[: self.size]
 
     @property
@@ -90,7 +89,7 @@ class Record:
         return np.asarray(self.view_as("q"))
 
     def view_as(self, kind: str) -> Any:
-        """The same as numbers of Python; `kind` as in `struct`."""
+        """Return the same as Python's numbers; `kind` as in `struct`."""
         return (self.integers if kind == "q" else self.floats)[self.begin :]
 
 
@@ -127,7 +126,7 @@ if IS_ON:
     from numba.np.numpy_support import from_dtype
 
     def _teach(record: type[Record]) -> None:
-        """Let compiled code make one: it is numpy's structured type there, whose fields Numba reads and writes."""
+        """Let compiled code create a record: as numpy's structured type, whose fields Numba reads and writes."""
         pointer = from_dtype(record.dtype)
 
         @type_callable(record)

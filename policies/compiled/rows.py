@@ -1,4 +1,4 @@
-"""Where a record of a sheet or a plan begins, and what the tables of a plan say."""
+"""The offsets of records in a sheet or a plan, and access to the tables of a plan."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ _SHEET: Final = Sheet.size
 
 @kernel
 def seen_at(sheet: Sheet, index: int) -> SeenServer:
-    """What is seen of a server."""
+    """Return the view of a server."""
     return SeenServer(sheet, _SHEET, index)
 
 
 @kernel
 def looked(plan: Plan, sheet: Sheet) -> int:
-    """How many servers the decision looks at."""
+    """Return the number of servers that the decision examines."""
     return sheet.samples if sheet.samples else plan.servers
 
 
 @kernel
 def looked_at(sheet: Sheet, place: int) -> int:
-    """One of them (`context.looked_at`)."""
+    """Return one of them (`context.looked_at`)."""
     return ints(sheet)[sheet.samples_at + place] if sheet.samples else place
 
 
 @kernel
 def is_up(sheet: Sheet, index: int) -> bool:
-    """`context.is_up`."""
+    """Compute `context.is_up`."""
     seen = seen_at(sheet, index)
     return seen.code != 0 or seen.blocks > 0
 
 
 @kernel
 def held(holds: int, wanted: int) -> int:
-    """`widths.held_width`: the widest held one that is not above `wanted` (NONE: below all), or else the narrowest."""
+    """Compute `widths.held_width`: the widest held one not above `wanted` (NONE: below all), or otherwise the
+    narrowest."""
     for width in range(wanted, -1, -1):
         if holds >> width & 1:
             return width
@@ -50,32 +51,32 @@ def held(holds: int, wanted: int) -> int:
 
 @kernel
 def largest_group(plan: Plan) -> int:
-    """The largest of the groups to choose from."""
+    """Return the largest of the groups to choose from."""
     return ints(plan)[plan.groups_at + plan.group_count - 1]
 
 
 @kernel
 def key_of(plan: Plan, sheet: Sheet, width: int) -> int:
-    """The work key of the head at this width."""
+    """Return the work key of the head at this width."""
     return (sheet.segment * plan.widths + width) * (plan.widths + 1) + sheet.previous_width
 
 
 @kernel
 def image_ns(plan: Plan, server: int, key: int) -> int:
-    """`costs.image_ns`."""
+    """Compute `costs.image_ns`."""
     return ints(plan)[plan.image_ns_at + ints(plan)[plan.devices_at + server] * plan.keys + key]
 
 
 @kernel
 def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
-    """`costs.batch_ns`."""
+    """Compute `costs.batch_ns`."""
     device = ints(plan)[plan.devices_at + server]
     return ints(plan)[plan.batch_ns_at + (device * plan.keys + key) * (plan.most + 1) + batch]
 
 
 @kernel
 def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
-    """`costs.transfer_ns`: the candidates' inputs; 0 if a block may mix locations."""
+    """Compute `costs.transfer_ns`: the candidates' inputs; 0 if a block may mix locations."""
     source = sheet.location
     if source == ANYWHERE:
         return 0

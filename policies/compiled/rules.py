@@ -1,7 +1,7 @@
 """The rules of `policies.rules`, compiled: placements, widths and groups over a sheet.
 
-Each has its twin's name in its docstring. They count in whole nanoseconds, add and divide in the order that their twins
-do, and draw the same numbers in the same order.
+Each docstring names the readable twin. The kernels use whole nanoseconds, add and divide in their twins' order, and
+draw the same numbers in the same order.
 """
 
 from __future__ import annotations
@@ -52,46 +52,46 @@ LARGEST, RANDOM_GROUP = range(2)
 
 
 class Rung(Record):
-    """Ladder, of a class: where it is, the last one that there is, where its tuples are, and at what share of a
-    threshold it goes up again."""
+    """A class's ladder: the present rung, the last rung, the offset of its tuples, and the share of a threshold at
+    which it steps up again."""
 
     rung = last = tuples_at = INT
     share = REAL
 
 
 class VariantSteps(Record):
-    """INFaaS: when a server steps from one variant to another; its `Variant` for each server follows."""
+    """INFaaS: the thresholds for a server's steps between variants; its `Variant` for each server follows."""
 
     waiting_ns = up_ns = down_ns = hold_ns = leap = INT
 
 
 class Variant(Record):
-    """A server's variants: how many, which it is now and since when, and their width tuples."""
+    """A server's variants: their number, the present one and its start, and their width tuples."""
 
     count = level = since_ns = tuples_at = INT
 
 
 class WorkToCome(Record):
-    """What `LeastWorkComing` remembers; of each server follow what is to come and what a whole way costs there."""
+    """The memory of `LeastWorkComing`; for each server the coming work and the cost of a whole way follow."""
 
     forget_ns = most = INT
 
 
 class ToCome(Record):
-    """Of a server: whole ways of images, what one costs, and when it was looked at last."""
+    """A server's coming whole ways of images, the cost of one, and the time of the last update."""
 
     images = REAL
     way_ns = seen_ns = INT
 
 
 class Packed(Record):
-    """`Packed`: a server in its order, and how much work it may have."""
+    """`Packed`: a server in its order, and the work that fills it."""
 
     server = full_ns = INT
 
 
 class Latest(Record):
-    """SlackFit: the latest time that is known of each bucket: of the first one."""
+    """SlackFit: the latest known time of each bucket: of the first one."""
 
     of_first_ns = INT
 
@@ -102,26 +102,26 @@ _TO_COME = WorkToCome.size
 
 @kernel
 def draw(plan: Plan) -> float:
-    """The next of the router's own uniform numbers."""
+    """Return the next of the router's uniform random numbers."""
     plan.draw += 1
     return reals_at(plan.uniforms_at)[plan.draw - 1]
 
 
 @kernel
 def drawn(plan: Plan, count: int) -> int:
-    """`context.drawn`: a number from 0 to count - 1."""
+    """Compute `context.drawn`: a number from 0 to count - 1."""
     return int(draw(plan) * count)
 
 
 @kernel
 def can_take(sheet: Sheet, index: int) -> bool:
-    """`ServerView.valid`."""
+    """Compute `ServerView.valid`."""
     return seen_at(sheet, index).code != 0
 
 
 @kernel
 def count_valid(plan: Plan, sheet: Sheet) -> int:
-    """How many of the servers that are looked at can take the block."""
+    """Return the number of examined servers that can take the block."""
     count = 0
     for place in range(looked(plan, sheet)):
         count += can_take(sheet, looked_at(sheet, place))
@@ -130,7 +130,7 @@ def count_valid(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
-    """The server with this number among them."""
+    """Return the server with this number among them."""
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
         if can_take(sheet, index):
@@ -145,7 +145,7 @@ def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
 
 @kernel
 def random_width(plan: Plan, holds: int) -> int:
-    """`widths.RandomWidth`."""
+    """Compute `widths.RandomWidth`."""
     count, width = 0, 0
     for n in range(plan.widths):
         count += holds >> n & 1
@@ -158,13 +158,13 @@ def random_width(plan: Plan, holds: int) -> int:
 
 @kernel
 def requests_per_server(sheet: Sheet) -> float:
-    """`widths.requests_per_server`."""
+    """Compute `widths.requests_per_server`."""
     return (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
 
 
 @kernel
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
-    """`widths.Ladder`: how many thresholds the load exceeds, or, of those it is below, still exceeds; or
+    """Compute `widths.Ladder`: the number of thresholds that the load exceeds, with hysteresis; or
     `controlled.ControlledLadder`."""
     load = requests_per_server(sheet)
     if rule.control_at:
@@ -182,7 +182,7 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
 
 @kernel
 def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
-    """`infaas.Variants`: the server's tuple, after its step of the moment; asked again at that time it is the same."""
+    """Compute `infaas.Variants`: the server's tuple, after its step; repeated calls at that time return the same."""
     steps, now = VariantSteps(plan, rule.variants_at), sheet.now_ns
     its = Variant(steps, _STEPS, server)
     if now - its.since_ns >= steps.hold_ns:
@@ -200,7 +200,7 @@ def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 
 @kernel
 def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
-    """The width for the candidate block on that server, by a rule of widths."""
+    """Return the width for the candidate block on that server, by a rule of widths."""
     holds, tuple_at = seen_at(sheet, server).holds, rule.tuple_at + sheet.service_class * plan.segments
     if rule.rule == RANDOM_WIDTH:
         return random_width(plan, holds)
@@ -219,7 +219,7 @@ def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 
 @kernel
 def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
-    """What a rule counts of a server; whole numbers are exact (`policies.plan_of` sees to it)."""
+    """Return a rule's count for a server; whole numbers are exact (guaranteed by `policies.plan_of`)."""
     seen = seen_at(sheet, index)
     if rule in (SHORTEST_QUEUE, POWER_OF_TWO):
         return seen.requests * 1.0
@@ -236,7 +236,7 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
 
 @kernel
 def least(plan: Plan, sheet: Sheet, rule: int) -> int:
-    """`ShortestQueue`, `ShortestQueueBySpeed`, `LeastWork`, `ShortestDelay`; the lowest of several."""
+    """Compute `ShortestQueue`, `ShortestQueueBySpeed`, `LeastWork`, `ShortestDelay`; ties go to the lowest."""
     best, chosen = 0.0, NONE
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
@@ -249,7 +249,7 @@ def least(plan: Plan, sheet: Sheet, rule: int) -> int:
 
 @kernel
 def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
-    """`PowerOfTwo`, `PowerOfTwoBySpeed`: of one valid server there is one draw all the same."""
+    """Compute `PowerOfTwo`, `PowerOfTwoBySpeed`: one valid server still costs one draw."""
     count = count_valid(plan, sheet)
     first = drawn(plan, count)
     if count == 1:
@@ -262,7 +262,7 @@ def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
 
 @kernel
 def weighted(plan: Plan, sheet: Sheet) -> int:
-    """`WeightedRandom`."""
+    """Compute `WeightedRandom`."""
     total, passed, drawn = 0.0, 0.0, NONE
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
@@ -281,7 +281,7 @@ def weighted(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def next_in_turn(plan: Plan, sheet: Sheet) -> int:
-    """`RoundRobin`."""
+    """Compute `RoundRobin`."""
     lowest, drawn = plan.servers, plan.servers
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
@@ -295,7 +295,7 @@ def next_in_turn(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def furthest_behind(plan: Plan, sheet: Sheet) -> int:
-    """`Milp._place`: one without a share only where there is no other."""
+    """Compute `Milp._place`: a server without a share only if there is no other."""
     images = min(largest_group(plan), sheet.candidates)
     total, least_ahead, best, is_shareless = images, 0.0, NONE, False
     for index in range(plan.servers):
@@ -313,13 +313,13 @@ def furthest_behind(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def to_come_at(plan: Plan, index: int) -> ToCome:
-    """What `LeastWorkComing` remembers of a server."""
+    """Update the memory of `LeastWorkComing` for a server."""
     return ToCome(plan, plan.coming_at + _TO_COME, index)
 
 
 @kernel
 def least_with_coming(plan: Plan, sheet: Sheet) -> int:
-    """`LeastWorkComing`."""
+    """Compute `LeastWorkComing`."""
     memory, location = WorkToCome(plan, plan.coming_at), sheet.location
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
@@ -339,7 +339,7 @@ def least_with_coming(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def next_packed(plan: Plan, sheet: Sheet) -> int:
-    """`Packed`."""
+    """Compute `Packed`."""
     for place in range(plan.servers):
         its = Packed(plan, plan.packed_at, place)
         if can_take(sheet, its.server) and measure(plan, sheet, LEAST_WORK, its.server) < its.full_ns:
@@ -349,7 +349,7 @@ def next_packed(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def place(plan: Plan, sheet: Sheet) -> int:
-    """The server for the candidate block."""
+    """Return the server for the candidate block."""
     location, rule = sheet.location, plan.placement
     if rule == LEAST_WORK_COMING:
         return least_with_coming(plan, sheet)
@@ -381,7 +381,7 @@ def place(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def group_for(plan: Plan) -> int:
-    """`RandomGroup`, `LargestGroup`."""
+    """Compute `RandomGroup`, `LargestGroup`."""
     number = plan.group_count - 1
     if plan.group_rule == RANDOM_GROUP:
         number = drawn(plan, plan.group_count)
@@ -390,14 +390,13 @@ def group_for(plan: Plan) -> int:
 
 @kernel
 def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
-    """`SlackFit`: the width and the group for that server.
+    """Compute `SlackFit`: the width and the group for that server.
 
-    Options are numbered by width and group; what is in a bucket is known by its number: `latest` of each stands in the
-    plan.
+    Options are numbered by width and group; the plan has the `latest` time of each bucket by its number.
     """
     candidates, seen, latest = sheet.candidates, seen_at(sheet, server), ints(Latest(plan, plan.scratch_at))
     holds = seen.holds
-    groups = 1  # beyond the first that takes all candidates they change nothing
+    groups = 1  # larger groups than the first that takes all candidates change nothing
     while groups < plan.group_count and ints(plan)[plan.groups_at + groups - 1] < candidates:
         groups += 1
     first_ns, last_ns = NONE, NONE
@@ -430,14 +429,14 @@ def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
 
 @kernel
 def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -> int:
-    """The expected latency of one of `SlackFit`'s options."""
+    """Return the expected latency of one of `SlackFit`'s options."""
     batch = min(ints(plan)[plan.groups_at + option % groups], sheet.candidates)
     return batch_ns(plan, server, key_of(plan, sheet, option // groups), batch)
 
 
 @kernel
 def limit_widths(plan: Plan, sheet: Sheet) -> None:
-    """What lies within each server's working set (`HoldingRouter.sets`)."""
+    """Limit the sheet to each server's working set (`HoldingRouter.sets`)."""
     for place in range(looked(plan, sheet)):
         index = looked_at(sheet, place)
         seen_at(sheet, index).holds &= ints(plan)[plan.masks_at + index * plan.segments + sheet.segment]
@@ -445,7 +444,7 @@ def limit_widths(plan: Plan, sheet: Sheet) -> None:
 
 @kernel
 def choose(plan: Plan, sheet: Sheet) -> None:
-    """Decide about the sheet; the choice stands in the plan."""
+    """Decide about the sheet; the choice is written to the plan."""
     rule = plan.width_rule.rule
     if plan.masks_at:
         limit_widths(plan, sheet)
