@@ -1,4 +1,4 @@
-"""A first-in-first-out queue whose items carry a key: oldest first overall, and oldest first within each key."""
+"""A first-in-first-out queue of items with a key: oldest first overall, and oldest first within each key."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class KeyedFifo(Generic[Key]):
         self.waiting -= len(taken)
         if not self.waiting:
             self._order.clear()
-        elif len(self._order) > 2 * self.waiting + 64:  # who never asks for the head must not keep every item for ever
+        elif len(self._order) > 2 * self.waiting + 64:  # bounds memory if the head is never read
             self._order = deque(entry for entry in self._order if _waits(entry[0], entry[2]))
         return taken
 

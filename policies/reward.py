@@ -92,7 +92,7 @@ class AccuracyPrior:
             for length in range(1, len(widths) + 1):
                 groups.setdefault(widths[:length], []).append(value)
         self._prior = {prefix: mean(values) for prefix, values in groups.items()}
-        self._answers = dict(self._prior)  # apart, so that an answer for a missing tuple is nobody's neighbor
+        self._answers = dict(self._prior)  # separate: the answer for a missing tuple is never a neighbour
 
     def __call__(self, widths: tuple[float, ...]) -> float:
         """Return the prior for the widths so far (at least one)."""

@@ -1,4 +1,4 @@
-"""A trained router in compiled code. It needs numba, so whoever may do without imports it late."""
+"""A trained router in compiled code. It needs numba, so other modules import it late."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice, ClusterView, Hold, ServerView
 
-_SEEN = 3  # numbers of the view, after the uniform ones; then come those of each server
+_SEEN = 3  # numbers of the view, after the uniform ones; those of each server follow
 _write_counts = Struct("=ddd").pack_into
 _write_server = Struct("=dddq").pack_into
 
 
 class _Page:
-    """What `kernels.choose` is asked about, and the servers' views that stand there."""
+    """The input of `kernels.choose`, and the servers' views in it."""
 
     def __init__(self, servers: int, heads: int) -> None:
         self.numbers = np.zeros(heads + _SEEN + 4 * servers)
@@ -31,13 +31,13 @@ class _Page:
 
 
 class CompiledRouter:
-    """One decision in a few microseconds: the view is read into a row of memory, which the kernel decides about.
+    """A router that decides in a few microseconds: the view is copied into a row of memory, which the kernel reads.
 
-    Servers whose view is the very object of the last decision about that segment are not read again. Not for two
-    threads at once: they would share that memory.
+    A server's view that is the very object of the segment's last decision is not read again. Not thread-safe: threads
+    would share that memory.
 
     Attributes:
-        weights, sizes: what `kernels.decide` takes.
+        weights, sizes: as for `kernels.decide`.
         limits_w: (N,) each server's power limit.
         scratch: memory for one caller.
     """

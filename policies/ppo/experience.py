@@ -1,4 +1,4 @@
-"""Decisions that have their reward: what a policy learns from."""
+"""Rewarded decisions: the training data of a policy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Experience:
         server_mask: (B, N) bool.
         width_mask: (B, W) bool, of the chosen server.
         actions: (B, 3) int64 indices of server, width and group; (B, 4) with that of the hold, if any.
-        log_prob: (B,) Eq. 6 when it was drawn.
-        eps: (B,) the exploration share it was drawn with.
+        log_prob: (B,) Eq. 6 at sampling.
+        eps: (B,) the exploration share at sampling.
         value: (B,) V_old(s).
         reward: (B,) R.
-        images: (B,) in the block that was decided about; 1 of a hold, whose reward is that of its oldest image.
-        hold_mask: (B, 1 + H) bool; (B, 0) where the policy may not hold.
+        images: (B,) in the decision's block; 1 for a hold, whose reward is that of its oldest image.
+        hold_mask: (B, 1 + H) bool; (B, 0) if the policy may not hold.
     """
 
     observation: Floats
@@ -44,12 +44,12 @@ class Experience:
         return len(self.reward)
 
     def rows(self, rows: npt.NDArray[np.int64]) -> Experience:
-        """A copy of these rows, in this order."""
+        """Return a copy of these rows, in this order."""
         return Experience(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def empty(spec: PolicySpec, capacity: int) -> Experience:
-    """So many rows of zeros."""
+    """Return this number of rows of zeros."""
     servers, widths, _, *holds = spec.head_sizes
     return Experience(
         observation=np.zeros((capacity, spec.observation.size), np.float32),
@@ -62,5 +62,5 @@ def empty(spec: PolicySpec, capacity: int) -> Experience:
 
 
 def joined(parts: Sequence[Experience]) -> Experience:
-    """All rows of one part or more, in order."""
+    """Return all rows of one part or more, in order."""
     return Experience(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Experience)))

@@ -1,11 +1,11 @@
-"""The policy in compiled code: the network, and drawing from it.
+"""The policy in compiled code: the network, and sampling from it.
 
 The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and group;
-where the policy may hold there is a fourth, over 1 + H outcomes (`policies.waits`). It is one more factor, independent
-of the others: server, width and group are drawn and scored in a decision to hold, too.
+if the policy may hold there is a fourth, over 1 + H outcomes (`policies.waits`). It is one more factor, independent of
+the others: server, width and group are drawn and scored in a decision to hold, too.
 
-A tile of decisions goes through the network at a time, weights are one row of float32 (`layout.Layout`), and nothing is
-allocated: a caller brings `Layout.scratch` float32 numbers, its own for each thread.
+The network processes a tile of decisions at a time, weights are one row of float32 (`layout.Layout`), and nothing is
+allocated: a caller passes `Layout.scratch` float32 numbers, separate ones for each thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ZERO = np.float32(0)
 
 @kernel
 def observe(observation: Singles, at: int, sizes: Ints, scratch: Singles, row: int) -> None:
-    """Put one observation where the network's inputs stand; the padding is 0."""
+    """Write one observation into the network's inputs; the padding is 0."""
     width = sizes[FIRST + INPUTS]
     observed = sizes[OBSERVED]
     for k in range(observed):
@@ -57,7 +57,7 @@ def observe(observation: Singles, at: int, sizes: Ints, scratch: Singles, row: i
 
 @kernel
 def forward(weights: Singles, sizes: Ints, scratch: Singles, rows: int) -> None:
-    """Inputs of at most TILE decisions -> logits and value, at `sizes[OUTPUT]` of the scratch memory.
+    """Compute logits and value, at `sizes[OUTPUT]` of the scratch memory, of at most TILE decisions.
 
     A row's outputs have the same bits whatever the number of rows.
     """
@@ -81,7 +81,7 @@ def forward(weights: Singles, sizes: Ints, scratch: Singles, rows: int) -> None:
 
 @kernel
 def _centre(logits: Singles, at: int, size: int) -> None:
-    """Take the largest of a head away from all, so that exp overflows nowhere."""
+    """Subtract a head's largest logit from all, so that exp never overflows."""
     largest = logits[at]
     for k in range(at + 1, at + size):
         largest = max(largest, logits[k])
@@ -91,7 +91,7 @@ def _centre(logits: Singles, at: int, size: int) -> None:
 
 @kernel
 def _weigh(logits: Singles, at: int, size: int) -> float:
-    """A head's logits -> numbers in proportion to their probabilities, exactly 0 if masked; returns the sum."""
+    """Turn a head's logits into numbers proportional to their probabilities, exactly 0 if masked; returns the sum."""
     _centre(logits, at, size)
     total = np.float64(0)
     for k in range(at, at + size):
@@ -102,7 +102,7 @@ def _weigh(logits: Singles, at: int, size: int) -> float:
 
 @kernel
 def _draw(shares: Singles, at: int, size: int, total: float, uniform: float) -> int:
-    """The index that `uniform` in [0, 1) falls on, by the inverse of the distribution; never one of 0."""
+    """Return the index for `uniform` in [0, 1), by the inverse of the distribution; never one of probability 0."""
     reached, drawn = np.float64(0), 0
     for k in range(size):
         share = shares[at + k]
@@ -116,7 +116,7 @@ def _draw(shares: Singles, at: int, size: int, total: float, uniform: float) -> 
 
 @kernel
 def _largest(logits: Singles, at: int, size: int) -> int:
-    """The index of the largest; ties to the lowest."""
+    """Return the index of the largest; ties to the lowest."""
     best = 0
     for k in range(1, size):
         if logits[at + k] > logits[at + best]:
@@ -126,7 +126,7 @@ def _largest(logits: Singles, at: int, size: int) -> int:
 
 @kernel
 def _mask_servers(logits: Singles, at: int, servers: int, codes: Ints, codes_at: int, codes_step: int) -> int:
-    """Mask the servers whose code is 0; returns how many there are left."""
+    """Mask the servers whose code is 0; returns the number of the others."""
     valid = 0
     for k in range(servers):
         if codes[codes_at + k * codes_step] != 0:
@@ -147,7 +147,7 @@ def _mask_widths(logits: Singles, at: int, widths: int, code: int) -> None:
 def _draw_server(
     logits: Singles, at: int, servers: int, codes: Ints, codes_at: int, codes_step: int, eps: float, uniform: float
 ) -> tuple[int, float]:
-    """A server from Eq. 5, and its probability; its head's logits become probabilities."""
+    """Sample a server from Eq. 5; returns it and its probability. Its head's logits become probabilities."""
     valid = _mask_servers(logits, at, servers, codes, codes_at, codes_step)
     total = _weigh(logits, at, servers)
     mixed = np.float64(0)
@@ -161,7 +161,7 @@ def _draw_server(
 
 @kernel
 def _draw_head(logits: Singles, at: int, size: int, uniform: float) -> tuple[int, float]:
-    """An index from Eq. 3 or 4, and its probability."""
+    """Sample an index from Eq. 3 or 4; returns it and its probability."""
     total = _weigh(logits, at, size)
     drawn = _draw(logits, at, size, total, uniform)
     return drawn, np.float64(logits[at + drawn]) / total
@@ -169,7 +169,7 @@ def _draw_head(logits: Singles, at: int, size: int, uniform: float) -> tuple[int
 
 @kernel
 def _mask_holds(logits: Singles, at: int, holds: int, may_hold: bool) -> None:
-    """Where nobody may be held, only the first outcome is left."""
+    """Mask all outcomes but the first if no hold is allowed."""
     if not may_hold:
         for k in range(1, holds):
             logits[at + k] = _MASKED
@@ -193,19 +193,19 @@ def act(
     may_hold: Bools,
     hold_mask: Bools,
 ) -> None:
-    """Draw server, then width among those it can hold, then group (then hold, if any), for each of R decisions.
+    """Sample server, then width among those it can hold, then group (then hold, if any), for each of R decisions.
 
-    What is stored of a decision stands in rows of large arrays, here called (B, ...); `rows` says in which.
+    A decision's data are stored in rows of large arrays, here called (B, ...); `rows` has their indices.
 
     Args:
         weights, sizes: the network.
         rows: (R,) the decisions' rows in the arrays of B.
         observation: (B, 2 + 3N).
-        codes: (R, N), bit w of each says whether that server may be chosen with width w; 0 says that it may not be.
+        codes: (R, N), bit w of each is whether that server may be chosen with width w; 0: it may not be chosen.
         uniforms: (R, 3 or 4) in [0, 1), one for each head.
         eps: the share of uniform exploration in the server head.
         scratch: `Layout.scratch` numbers.
-        actions, log_prob, value, server_mask, width_mask, hold_mask: what is written, as `Experience` has it.
+        actions, log_prob, value, server_mask, width_mask, hold_mask: the outputs, as in `Experience`.
         may_hold: (R,) whether the candidates may be held.
     """
     servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
@@ -255,11 +255,11 @@ def decide(
     greedy: bool,
     scratch: Singles,
 ) -> tuple[int, int, int, int]:
-    """A stored router's decision, for what `observe` put into row 0: indices of server, width, group and hold.
+    """Return a stored router's decision, for the input of `observe` in row 0: indices of server, width, group and hold.
 
-    All rows are raw memory (`jit.singles`, `jit.ints`, `jit.reals`); codes as in `act`, of server i at
-    `codes_at + i codes_step`. Greedy: the most probable of each head, ties to the lowest index; else drawn by the
-    uniform numbers at `uniforms_at`, one for each head. A router without a fourth head goes on: its hold is 0.
+    All rows are raw memory (`jit.singles`, `jit.ints`, `jit.reals`); codes as in `act`, of server i at `codes_at + i
+    codes_step`. Greedy: the most probable of each head, ties to the lowest index; otherwise sampled with the uniform
+    numbers at `uniforms_at`, one for each head. Without a fourth head the hold is 0.
     """
     servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
     forward(weights, sizes, scratch, 1)
@@ -289,14 +289,14 @@ def decide(
 
 @entry
 def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: bool, scratch: Singles) -> Any:
-    """`decide` for what a view holds: the joint index (server W + width) G + group; times 1 + H, + hold, if any.
+    """Return `decide` for a view: the joint index (server W + width) G + group; times 1 + H, + hold, if any.
 
     Args:
         weights, sizes, scratch: the network.
         limits_w: (N,) each server's power limit.
-        view: (6 + 4N,): three uniform numbers (four where there is a fourth head: 7 + 4N), the FIFO's length, requests
-            completed, whether the candidates may be held; then of each server its outstanding requests, power in
-            watts, utilization, and its code (the bits of an int64 here).
+        view: (6 + 4N,): three uniform numbers (four with a fourth head: 7 + 4N), the FIFO's length, requests completed,
+            whether the candidates may be held; then for each server its outstanding requests, power in watts,
+            utilization, and its code (the bits of an int64 here).
         greedy: as in `decide`.
     """
     parameters, memory, numbers, codes = singles(weights), singles(scratch), reals(view), ints(view)

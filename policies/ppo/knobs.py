@@ -1,4 +1,4 @@
-"""The settings of training (Eq. 5, Eq. 8-13), each with what it does. It knows nothing of the cluster."""
+"""The settings of training (Eq. 5, Eq. 8-13), independent of the cluster."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class PPOKnobs:
     """Settings of one training run.
 
     Attributes:
-        decisions: how many decisions to train for, over all environments.
-        batch: an update waits for at least so many rewarded decisions.
-        minibatch: decisions a gradient step.
+        decisions: number of decisions to train for, over all environments.
+        batch: the smallest number of rewarded decisions for an update.
+        minibatch: decisions for each gradient step.
         epochs: K, passes over a batch.
         hidden: the sizes of the shared layers.
         learning_rate: Adam's.
-        clip: the ratio is clipped to 1 +- this.
+        clip: the ratio is clipped to 1 +- this value.
         value_weight: c_v.
         entropy_weight: c_H.
         max_grad_norm: gradients are scaled down to this 2-norm.
@@ -56,6 +56,6 @@ class PPOKnobs:
             raise ValueError("value_weight and entropy_weight must not be negative")
 
     def eps(self, decisions: int) -> float:
-        """eps_t of Eq. 5 after so many decisions."""
+        """Return eps_t of Eq. 5 after this number of decisions."""
         share = min(1.0, decisions / self.eps_decay)
         return self.eps_max + (self.eps_min - self.eps_max) * share

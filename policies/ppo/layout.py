@@ -1,4 +1,5 @@
-"""Where a network's weights stand in one row of float32, as kernels want them. It computes nothing with them."""
+"""The layout of a network's weights in one row of float32, as kernels need it. This module computes nothing with
+them."""
 
 from __future__ import annotations
 
@@ -14,40 +15,40 @@ from kit.jit import Ints, Singles
 from policies.ppo.spec import RELU, PolicySpec
 from policies.ppo.vectors import LANES
 
-TILE: Final = 32  # decisions that go through the network together: their activations stay in the first cache
+TILE: Final = 32  # decisions that pass the network together: their activations stay in the first cache
 
-# Indices into `Layout.sizes`: of the network, then STRIDE numbers a layer.
+# Indices into `Layout.sizes`: of the network, then STRIDE numbers for each layer.
 SERVERS: Final = 0
 WIDTHS: Final = 1
 GROUPS: Final = 2
 OBSERVED: Final = 3  # 2 + 3N
 LAYERS: Final = 4
-OUTPUT: Final = 5  # where the last layer's outputs begin in the scratch memory
+OUTPUT: Final = 5  # the offset of the last layer's outputs in the scratch memory
 HOLDS: Final = 6  # 1 + H, or 0 if the policy may not hold
-RECTIFIED: Final = 7  # whether hidden layers are rectified (ReLU), else tanh
+RECTIFIED: Final = 7  # whether hidden layers are rectified (ReLU), otherwise tanh
 FIRST: Final = 8
 
 STRIDE: Final = 6
 INPUTS: Final = 0  # padded: rows of the weights
 OUTPUTS: Final = 1  # padded: columns of the weights
-WEIGHT: Final = 2  # where they begin in the row of weights
+WEIGHT: Final = 2  # their offset in the row of weights
 BIAS: Final = 3
-SOURCE: Final = 4  # where the inputs and outputs of a tile begin in the scratch memory
+SOURCE: Final = 4  # the offset of a tile's inputs and outputs in the scratch memory
 TARGET: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of a network with the shape of `PolicyNetwork`: heads and value are one last layer, in this order.
+    """The layout of a network with the shape of `PolicyNetwork`: heads and value are one last layer, in this order.
 
-    A layer's weights are (inputs, outputs) row-major, then come its biases. Outputs are padded to a multiple of
-    `LANES`; what is padded is 0, has no gradient and stays 0.
+    A layer's weights are (inputs, outputs) row-major, followed by its biases. Outputs are padded to a multiple of
+    `LANES`; the padding is 0, has no gradient and stays 0.
 
     Attributes:
         observed: 2 + 3N, the length of an observation.
         head_sizes: (N, W, G), or (N, W, G, 1 + H).
         hidden: the sizes of the shared layers.
-        is_rectified: they have ReLU in place of tanh.
+        is_rectified: whether they have ReLU instead of tanh.
     """
 
     observed: int
@@ -57,21 +58,21 @@ class Layout:
 
     @classmethod
     def of(cls, spec: PolicySpec, hidden: tuple[int, ...]) -> Layout:
-        """For a router's shape."""
+        """Return the layout for a router's shape."""
         return cls(spec.observation.size, spec.head_sizes, hidden, spec.activation == RELU)
 
     @property
     def parameters(self) -> int:
-        """Numbers in the row of weights, padding included."""
+        """Length of the row of weights, padding included."""
         return self._layers()[-1][BIAS] + self._layers()[-1][OUTPUTS]
 
     @property
     def scratch(self) -> int:
-        """Numbers of scratch memory that a call of a kernel needs: a tile's activations."""
+        """Length of the scratch memory for a kernel's call: a tile's activations."""
         return self._layers()[-1][TARGET] + TILE * self._layers()[-1][OUTPUTS]
 
     def sizes(self) -> Ints:
-        """All that kernels need to know of the shape: (FIRST + STRIDE layers,) int64."""
+        """The shape for the kernels: (FIRST + STRIDE layers,) int64."""
         layers = self._layers()
         heads, holds = self.head_sizes[:3], sum(self.head_sizes[3:])
         head = [*heads, self.observed, len(layers), layers[-1][TARGET], holds, int(self.is_rectified)]
@@ -89,7 +90,7 @@ class Layout:
     # ------------------------------------------------------------------------------------------------------ weights
 
     def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Singles:
-        """One row from tensors of `PolicyNetwork`'s names; where there is no value, 0. `KeyError` if another lacks."""
+        """Pack tensors of `PolicyNetwork`'s names into one row, with 0 in the padding. `KeyError` if one is missing."""
         row = np.zeros(self.parameters, np.float32)
         for name, place in self._places(row):
             if name in tensors or not name.startswith("value."):
@@ -97,7 +98,7 @@ class Layout:
         return row
 
     def _places(self, row: Singles) -> Iterator[tuple[str, Singles]]:
-        """Each tensor's name and its part of the row: (inputs, outputs) of a weight, (outputs,) of a bias."""
+        """Return each tensor's name and its part of the row: (inputs, outputs) of a weight, (outputs,) of a bias."""
         inputs = (self.observed, *self.hidden)
         logits = sum(self.head_sizes)
         spans = [[(f"trunk.{i}", 0, size)] for i, size in enumerate(self.hidden)]

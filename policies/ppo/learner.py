@@ -1,7 +1,7 @@
-"""One PPO update on a batch of rewarded decisions (Eq. 8-13). It knows nothing of where they came from.
+"""One PPO update on a batch of rewarded decisions (Eq. 8-13), independent of their source.
 
-All means are over images: a block's decision counts once for each of its images. Were they over blocks, a block of one
-image would have as much say as one of 32.
+All means are over images: a block's decision counts once for each of its images. With means over blocks, a block of one
+image would have the weight of one of 32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENTROPIES: Final = ("entropy_server", "entropy_width", "entropy_group", "entrop
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """Means over an update's gradient steps, but for `explained_variance`: that of R by V_old, before the update.
+    """Means over an update's gradient steps, except for `explained_variance`: that of R by V_old, before the update.
 
     `approx_kl` is `Surrogate.kl`; `entropy_hold` is None if the policy may not hold.
     """
@@ -48,21 +48,22 @@ class UpdateStats:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The figures by the log's names."""
+        """Return the figures by the log's names."""
         groups = {"policy_loss": "loss/policy", "value_loss": "loss/value"}
         groups |= {name: name.replace("_", "/") for name in _ENTROPIES}
         return {groups.get(name, f"update/{name}"): value for name, value in asdict(self).items() if value is not None}
 
 
 def advantages(reward: Floats, value: Floats, images: Floats) -> Floats:
-    """A = R - V_old(s), normalized over the batch's images to mean 0 and standard deviation 1 (Eq. 8-13). All (B,)."""
+    """Return A = R - V_old(s), normalized over the batch's images to mean 0 and standard deviation 1 (Eq. 8-13). All
+    (B,)."""
     raw = reward - value
     raw -= np.average(raw, weights=images)
     return np.asarray(raw / (np.sqrt(np.average(raw * raw, weights=images)) + 1e-8))
 
 
 def explained_variance(reward: Floats, value: Floats) -> float:
-    """1 - Var(R - V) / Var(R); 0 if R does not vary."""
+    """Return 1 - Var(R - V) / Var(R); 0 if R does not vary."""
     spread = float(reward.var())
     return 1 - float((reward - value).var()) / spread if spread > 0 else 0.0
 
@@ -73,7 +74,7 @@ class Learner:
     Args:
         layout: the network's.
         knobs: Eq. 8-13.
-        network: with the weights to begin with.
+        network: the network with its initial weights.
     """
 
     def __init__(self, layout: Layout, knobs: PPOKnobs, network: PolicyNetwork) -> None:
@@ -83,15 +84,15 @@ class Learner:
         self.optimizer = torch.optim.Adam(network.parameters(), lr=knobs.learning_rate, eps=1e-5)
 
     def tensors(self) -> Tensors:
-        """The weights, by name."""
+        """Return the weights, by name."""
         return {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
 
     def weights(self) -> Singles:
-        """The same as kernels want them."""
+        """Return the weights in the kernels' layout."""
         return self.layout.pack(self.tensors())
 
     def update(self, experience: Experience, rng: np.random.Generator) -> UpdateStats:
-        """K epochs of minibatch steps. `WorkError` where the gradient diverges; that step changes nothing."""
+        """Run K epochs of minibatch steps. `WorkError` if the gradient diverges; that step changes nothing."""
         knobs, advantage = self.knobs, advantages(experience.reward, experience.value, experience.images)
         parts = ceil(len(experience) / knobs.minibatch)  # equal ones, no small last one
         steps = []
@@ -109,7 +110,7 @@ class Learner:
         )
 
     def loss(self, decisions: Experience, advantage: Floats) -> tuple[Tensor, Tensor]:
-        """PPO's loss; and its figures: losses, divergence, clipped, the heads' entropies.
+        """Return PPO's loss and its figures: losses, divergence, clipped, the heads' entropies.
 
         Args:
             decisions: (B,) of a minibatch.
@@ -131,7 +132,7 @@ class Learner:
         return loss, figures.detach()
 
     def _chances(self, logits: Tensor, e: Experience) -> list[Tensor]:
-        """Log-probabilities of each head, where what is masked has none."""
+        """Return log-probabilities of each head; masked entries have none."""
         sizes = self.layout.head_sizes
         masks = [e.server_mask, e.width_mask, np.ones((len(e), sizes[2]), np.bool_), e.hold_mask]
         parts = torch.split(logits, list(sizes), dim=-1)

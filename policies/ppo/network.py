@@ -1,4 +1,4 @@
-"""The shared network: one MLP, categorical heads (server, width, group; hold) and a value. It knows no masks."""
+"""The shared network: one MLP, categorical heads (server, width, group; hold) and a value. It has no masks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from policies.ppo.spec import PolicySpec
 
 
 class PolicyNetwork(nn.Module):
-    """Observation (B, 2 + 3N) -> logits (B, L), the heads side by side, and value (B,).
+    """A network from observation (B, 2 + 3N) to logits (B, L), the heads next to each other, and value (B,).
 
-    L is the sum of `PolicySpec.head_sizes`: N + W + G, and 1 + H where the policy may hold.
+    L is the sum of `PolicySpec.head_sizes`: N + W + G, and 1 + H if the policy may hold.
 
     Args:
         spec: the sizes of observation and heads.
         hidden: the sizes of the shared tanh layers.
-        seed: of the weights: orthogonal, the heads' scaled by 0.01 so that training starts near uniform.
+        seed: seed of the weights: orthogonal, the heads' scaled by 0.01 so that training starts near uniform.
     """
 
     def __init__(self, spec: PolicySpec, hidden: tuple[int, ...], seed: int) -> None:
@@ -30,7 +30,7 @@ class PolicyNetwork(nn.Module):
         self.value = _linear(hidden[-1], 1, 1.0, generator)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 2 + 3N) -> (B, L), (B,)."""
+        """Map (B, 2 + 3N) to (B, L), (B,)."""
         hidden = observation
         for layer in self.trunk:
             hidden = torch.tanh(layer(hidden))
@@ -38,7 +38,7 @@ class PolicyNetwork(nn.Module):
 
 
 def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    """Made without the global generator, so that nobody else's draws shift."""
+    """Return orthogonal weights without the global generator, so that no other draws shift."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)

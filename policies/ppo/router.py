@@ -1,7 +1,7 @@
 """A trained router that decides, without exploration (eps = 0). It doesn't learn.
 
-One compiled code (`policies.ppo.compiled`) decides wherever a stored router decides: near-ties would else fall
-otherwise on hardware than in simulation. `PPORouter.logits` says in numpy what the network gives.
+One compiled code (`policies.ppo.compiled`) decides wherever a stored router decides: otherwise near-ties would differ
+between hardware and simulation. `PPORouter.logits` computes the network in numpy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from policies.vocabulary import Choice, ClusterView, Hold
 if TYPE_CHECKING:
     from policies.ppo.compiled import CompiledRouter
 
-CHECKPOINT: Final = "checkpoint.safetensors"  # a training's, which holds a router, too
+CHECKPOINT: Final = "checkpoint.safetensors"  # a training's, which contains a router, too
 
 
 class PPORouter:
@@ -34,9 +34,9 @@ class PPORouter:
 
     Args:
         spec: the shape.
-        weights: `trunk.I.weight`, `trunk.I.bias`, `heads.weight`, `heads.bias` (others are kept out), float32.
-        deterministic: take the most probable of each head; else draw from it, as it was trained. (Taking the most
-            probable of a policy that was trained to draw can send everything to one server.)
+        weights: `trunk.I.weight`, `trunk.I.bias`, `heads.weight`, `heads.bias` (others are ignored), float32.
+        deterministic: take the most probable of each head; otherwise sample from it, as in training. (The most probable
+            choices of a policy trained to sample can send everything to one server.)
 
     Raises `ValueError` if the weights are not of the spec's shape.
     """
@@ -61,19 +61,19 @@ class PPORouter:
         return (self._compiled or self.compiled()).choose(view, rng, self.deterministic)
 
     def compiled(self) -> CompiledRouter:
-        """What decides, made ready: compiled, or loaded from the cache.
+        """Return the compiled policy, ready to decide: compiled, or loaded from the cache.
 
-        The first decision would else take that long: call this before one that is timed.
+        Otherwise the first decision would take that long: call this before a timed one.
         """
         if self._compiled is None:
-            from policies.ppo.compiled import CompiledRouter  # late: who only looks at a file need not wait for numba
+            from policies.ppo.compiled import CompiledRouter  # late: reading a file alone needs no numba
 
             hidden = tuple(bias.size for _, bias in self._layers)
             self._compiled = CompiledRouter(self.spec, hidden, self._weights)
         return self._compiled
 
     def logits(self, observation: Floats) -> Floats:
-        """(2 + 3N,) -> (L,): the heads side by side."""
+        """Map (2 + 3N,) to (L,): the heads next to each other."""
         hidden = observation
         for weight, bias in self._layers:
             hidden = hidden @ weight + bias
@@ -84,7 +84,7 @@ class PPORouter:
     # ------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: str | Path, made_by: Mapping[str, Any] | None = None) -> None:
-        """Write weights, shape and mode, atomically; `made_by`: how it came about, on which no decision depends."""
+        """Write weights, shape and mode, atomically; `made_by`: its origin, which no decision depends on."""
         tensors = {checkpoint.POLICY + name: value for name, value in self._weights.items()}
         metadata = {} if made_by is None else {"made_by": json.dumps(made_by)}
         checkpoint.write(Path(path), tensors, header(self.spec, self.deterministic) | metadata)
@@ -101,10 +101,10 @@ class PPORouter:
         """Read a router, or the router in a training checkpoint.
 
         Args:
-            path: what `save` or training wrote.
-            config: the cluster it is to decide for; `InputError` says what differs.
-            deterministic: overrides the mode that is stored.
-            devices: the names of that cluster's devices, where they are known.
+            path: a file from `save` or training.
+            config: its cluster; `InputError` names the differences.
+            deterministic: overrides the stored mode.
+            devices: the names of that cluster's devices, if known.
         """
         router = cls.of(*checkpoint.read(Path(path)), str(path), deterministic=deterministic)
         if config is not None:
@@ -120,7 +120,7 @@ class PPORouter:
         *,
         deterministic: bool | None = None,
     ) -> PPORouter:
-        """From what a file holds; raises `InputError`, which names it, where that is no router."""
+        """Build a router from a file's content; raises `InputError`, which names the file, if it isn't a router."""
         try:
             spec = PolicySpec.from_json(metadata["spec"])
             mode = metadata["deterministic"] == "true" if deterministic is None else deterministic
@@ -140,9 +140,9 @@ class PPORouter:
 
 
 class EndlessRouter:
-    """A `PPORouter` in a run without an end: it counts what was completed in stretches as long as it was trained on.
+    """A `PPORouter` in an endless run: it counts completed requests in stretches as long as its training runs.
 
-    Else c_done of Eq. 1 would soon be what no training run has come to.
+    Otherwise c_done of Eq. 1 would soon exceed all values of training.
 
     Args:
         stretch_ns: the length of a training run.
@@ -161,16 +161,16 @@ class EndlessRouter:
 
 
 def header(spec: PolicySpec, deterministic: bool) -> dict[str, str]:
-    """What a router's file says of itself."""
+    """Return the header of a router's file."""
     return {"spec": spec.to_json(), "deterministic": "true" if deterministic else "false"}
 
 
 def policy_weights(tensors: Mapping[str, npt.NDArray[Any]]) -> checkpoint.Tensors:
-    """The network's tensors of a file, under their own names."""
+    """Return the network's tensors of a file, under their names."""
     prefix = checkpoint.POLICY
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _layer(weights: Mapping[str, npt.NDArray[Any]], name: str) -> tuple[Floats, Floats]:
-    """(inputs, outputs) and (outputs,): torch stores the transpose."""
+    """Transpose to (inputs, outputs) and (outputs,): torch stores the transpose."""
     return np.ascontiguousarray(weights[f"{name}.weight"].T), weights[f"{name}.bias"]

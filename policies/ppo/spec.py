@@ -1,4 +1,4 @@
-"""The shape of a learned router: for which cluster it can decide. It knows no weights."""
+"""The shape of a learned router, which determines the clusters that it can serve. It has no weights."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.waits import Waits, problem_with
 
-TANH: Final = "tanh"  # after each layer but the last; ours have it
+TANH: Final = "tanh"  # after each layer but the last, as in our networks
 RELU: Final = "relu"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """What the heads choose from, and the fixed scales of what is seen.
+    """The choices of the heads, and the fixed scales of the observation.
 
     Attributes:
-        segments: S; not an input of Eq. 1, but a router trained for other segments means nothing here.
+        segments: S; not an input of Eq. 1, but a router trained for other segments is meaningless here.
         widths: the width set W, ascending.
         groups: the group sizes, ascending.
         power_limits_w: (N,) each server's device power limit.
-        devices: (N,) the names of the servers' devices, or nothing where they are not known.
-        holds_s: (H,) the waits to choose from, ascending; empty: there is no fourth head, and nobody is held.
-        activation: what stands after each layer but the last: `TANH` or `RELU`.
+        devices: (N,) the names of the servers' devices, or empty if they are unknown.
+        holds_s: (H,) the waits to choose from, ascending; if empty there is no fourth head, and no hold.
+        activation: the activation after each layer but the last: `TANH` or `RELU`.
 
-    Raises `ValueError` if waits do not ascend, or are none, or the activation is unknown.
+    Raises `ValueError` if waits do not ascend, or are not numbers, or the activation is unknown.
     """
 
     segments: int
@@ -56,7 +56,7 @@ class PolicySpec:
         devices: tuple[str, ...] = (),
         holds_s: tuple[float, ...] = (),
     ) -> PolicySpec:
-        """The shape that fits a router core's settings."""
+        """Return the shape that fits a router core's settings."""
         for name, items in (("power limits", power_limits_w), ("devices", devices)):
             if len(items) != config.servers and (items or name == "power limits"):
                 raise ValueError(f"{config.servers} servers, but {len(items)} {name}")
@@ -74,20 +74,20 @@ class PolicySpec:
 
     @property
     def waits(self) -> Waits:
-        """What the fourth head chooses from."""
+        """The choices of the fourth head."""
         return Waits.of(self.holds_s, self.groups)
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """(N, W, G), and 1 + H where there are waits."""
+        """(N, W, G), and 1 + H if there are waits."""
         holds = (1 + len(self.holds_s),) if self.holds_s else ()
         return self.servers, len(self.widths), len(self.groups), *holds
 
     def require(self, config: RouterConfig, source: str, devices: Sequence[str] = ()) -> None:
-        """Raises `InputError` naming `source` where this router was trained for another cluster.
+        """Raise `InputError` naming `source` if this router was trained for another cluster.
 
-        The order of the servers counts: to a learned router a server is its place. Devices are held against each other
-        where both sides know them, without the words that vendors put before a name.
+        The order of the servers counts: a learned router identifies a server by its index. Devices are compared if both
+            sides know them, without vendors' words before a name.
         """
         pairs = {
             "servers": (config.servers, self.servers),
@@ -103,17 +103,17 @@ class PolicySpec:
             raise InputError(source, "", f"this router was trained for another cluster ({'; '.join(wrong)}); {remedy}")
 
     def to_json(self) -> str:
-        """The text that `from_json` reads back."""
+        """Return the text that `from_json` reads back."""
         given = asdict(self)
         if not self.holds_s:
-            del given["holds_s"]  # as the files that there are
+            del given["holds_s"]  # as in existing files
         if self.activation == TANH:
             del given["activation"]
         return json.dumps(given)
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
-        """Raises `ValueError`, `KeyError` or `TypeError` where the text is not of a spec."""
+        """Read a spec; raises `ValueError`, `KeyError` or `TypeError` if the text isn't one."""
         document = json.loads(text)
         return cls(
             int(document["segments"]),
@@ -127,6 +127,6 @@ class PolicySpec:
 
 
 def _is_same_device(one: str, other: str) -> bool:
-    """`RTX 2080 Ti` is `NVIDIA GeForce RTX 2080 Ti`."""
+    """Return whether two names are of one device, such as `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti`."""
     words, more = sorted((set(one.casefold().split()), set(other.casefold().split())), key=len)
     return words <= more

@@ -1,4 +1,4 @@
-"""What both learners share: the clipped objective, a gradient step, and Adam's state by torch's names."""
+"""The common parts of both learners: the clipped objective, a gradient step, and Adam's state by torch's names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")  # of one parameter
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """PPO's clipped objective of some decisions, all (B,).
+    """PPO's clipped objective for some decisions, all (B,).
 
     Attributes:
-        gain: what is made large.
+        gain: the objective, to be maximized.
         kl: Schulman's estimator, ratio - 1 - log ratio: never negative, of low variance.
-        clipped: 1 if the ratio was, else 0.
+        clipped: 1 if the ratio was clipped, otherwise 0.
     """
 
     gain: Tensor
@@ -32,7 +32,7 @@ class Surrogate:
 
     @classmethod
     def of(cls, log_ratio: Tensor, advantage: Tensor, clip: float) -> Surrogate:
-        """Of new over old probability, as its logarithm."""
+        """Compute the objective from the logarithm of new over old probability."""
         ratio = log_ratio.exp()
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
         return cls(gain, (ratio - 1 - log_ratio).detach(), ((ratio - 1).abs() > clip).float())
@@ -41,7 +41,8 @@ class Surrogate:
 def gradient_step(
     network: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float, remedy: str
 ) -> float:
-    """One step down the loss; the gradient's norm. `WorkError` where that is not finite: nothing has changed."""
+    """Make one step down the loss; returns the gradient's norm. `WorkError` if that isn't finite: nothing has
+    changed."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     norm = float(nn.utils.clip_grad_norm_(network.parameters(), max_norm))
@@ -52,7 +53,7 @@ def gradient_step(
 
 
 def moments_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Adam's state, `MOMENT.PARAMETER`; empty before the first step."""
+    """Return Adam's state, `MOMENT.PARAMETER`; empty before the first step."""
     return {
         f"{moment}.{name}": optimizer.state[parameter][moment].numpy().copy()
         for name, parameter in network.named_parameters()
@@ -64,7 +65,7 @@ def moments_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
 def put_state(
     network: nn.Module, optimizer: torch.optim.Optimizer, weights: Tensors, moments: Mapping[str, np.ndarray]
 ) -> None:
-    """Take over weights, and what `moments_of` gave."""
+    """Restore weights, and the result of `moments_of`."""
     network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     for name, parameter in network.named_parameters():
         known = {moment: moments[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in moments}

@@ -1,12 +1,11 @@
-"""Training: collects rewarded decisions, updates the policy, and keeps a checkpoint. It knows no simulator.
+"""Training: collects rewarded decisions, updates the policy, and stores a checkpoint. It uses no simulator.
 
-Whoever makes the decisions comes through a protocol. The policy stands still while a batch is collected, and so does
-the share of exploration. The same seed gives the same weights, however many threads make the decisions.
+A protocol provides the decisions. The policy is fixed while a batch is collected, and so is the share of exploration.
+The same seed gives the same weights, whatever the number of threads that decide.
 
 A checkpoint is written between updates. Resuming from one continues with the very weights, optimizer, counters and
-stream; episodes begin anew (decisions that were still waiting for a reward are lost), each with the seed that its next
-episode would have had. So a resumed run is a valid one, but not the run that was interrupted, unless its clusters have
-no state of their own.
+stream; episodes restart (decisions still without a reward are lost), each with the seed of its next episode. So a
+resumed run is a valid one, but equals the uninterrupted run only if its clusters have no state.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from policies.ppo.spec import PolicySpec
 from policies.ppo.steps import moments_of, put_state
 from policies.reward import RewardTerms
 
-_MAY_CHANGE = {"decisions", "checkpoint_every"}  # knobs that a resumed run may have otherwise
+_MAY_CHANGE = {"decisions", "checkpoint_every"}  # knobs that a resumed run may change
 _OPTIMIZER = "optimizer."
 
 Log = Callable[[int, Mapping[str, float]], None]
-"""Called after every update with the decisions so far and the scalars."""
+"""Report the decisions so far and the scalars; called after every update."""
 
 
 class Rollouts(Protocol):
-    """Many clusters, each in an episode of its own; episode e has the seed `derived_seed(seed, f"ppo:episode:{e}")`."""
+    """Many clusters, each in a separate episode; episode e has the seed `derived_seed(seed, f"ppo:episode:{e}")`."""
 
     @property
     def decisions(self) -> int:
-        """Made since the beginning."""
+        """Number of decisions made since the beginning."""
         ...
 
     @property
@@ -54,32 +53,32 @@ class Rollouts(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Decisions whose reward is to come."""
+        """Number of decisions whose reward is to come."""
         ...
 
     @property
     def forgotten(self) -> int:
-        """Decisions whose episode ended before their reward came, since the beginning."""
+        """Number of decisions whose episode ended before their reward came, since the beginning."""
         ...
 
     def collect(self, weights: Singles, eps: float, decisions: int) -> Experience:
-        """Let all clusters together make about so many decisions; those whose reward has come, in a fixed order.
+        """Let all clusters together make about `decisions` decisions; returns those with a reward, in a fixed order.
 
         Args:
-            weights: as `Layout` packs them.
+            weights: the row that `Layout` packs.
             eps: the share of uniform exploration in the server head.
-            decisions: how many.
+            decisions: their approximate number.
         """
         ...
 
     def take_terms(self) -> RewardTerms | None:
-        """Means of the rewards' terms since the last call; None if there were none."""
+        """Return means of the rewards' terms since the last call; None if there were none."""
         ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counters that a checkpoint keeps."""
+    """The counters in a checkpoint."""
 
     decisions: int = 0
     updates: int = 0
@@ -87,7 +86,7 @@ class Progress:
 
 
 class TrainingLoop(ABC):
-    """Trains for `knobs.decisions` decisions, over all clusters together; `run` is its loop.
+    """Training for `knobs.decisions` decisions, over all clusters together; `run` is its loop.
 
     Args:
         knobs: Eq. 5 and Eq. 8-13.
@@ -100,7 +99,7 @@ class TrainingLoop(ABC):
         self._minibatches = stream(seed, "ppo:minibatches")
 
     def run(self, log: Log | None = None, checkpoint_dir: Path | None = None, resume: bool = False) -> None:
-        """All of it, from the start or from the folder's checkpoint.
+        """Run all of it, from the start or from the folder's checkpoint.
 
         Raises:
             InputError: the checkpoint to resume from is of another training run.
@@ -120,30 +119,31 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def iterate(self) -> dict[str, float] | None:
-        """Decide until an update is due and make it; the log's scalars, or None if the decisions ran out before."""
+        """Decide until an update is due and make it; returns the log's scalars, or None if the decisions ran out
+        before."""
 
     @abstractmethod
     def header(self) -> dict[str, str]:
-        """What a router's file says of the policy."""
+        """Return the header of the router's file."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What else the learner remembers, as plain data."""
+        """Return the learner's other state, as plain data."""
 
     @abstractmethod
     def tensors(self) -> tuple[checkpoint.Tensors, checkpoint.Tensors]:
-        """The policy's, and the optimizer's."""
+        """Return the policy's tensors, and the optimizer's."""
 
     @abstractmethod
     def put(self, weights: checkpoint.Tensors, moments: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
-        """Take over what `tensors` and `state` gave."""
+        """Restore the results of `tensors` and `state`."""
 
     @abstractmethod
     def differences(self, metadata: Mapping[str, str]) -> list[str]:
-        """What a checkpoint's header says otherwise."""
+        """Return the changes to a checkpoint's header."""
 
     def save(self, path: Path) -> None:
-        """Everything that `restore` needs; the router alone can be read from it, too."""
+        """Write everything that `restore` needs; the router alone can be read from it, too."""
         weights, moments = self.tensors()
         tensors = {checkpoint.POLICY + name: value for name, value in weights.items()}
         tensors |= {_OPTIMIZER + name: value for name, value in moments.items()}
@@ -157,7 +157,7 @@ class TrainingLoop(ABC):
         checkpoint.write(path, tensors, self.header() | {"training": json.dumps(training)})
 
     def restore(self, path: Path) -> None:
-        """Continue from what `save` wrote; `InputError` where that was another training run."""
+        """Continue from a file of `save`; `InputError` if it is of another training run."""
         tensors, metadata = checkpoint.read(path)
         if "training" not in metadata:
             raise InputError(str(path), "", "this is a router alone; training resumes from its own checkpoint")
@@ -187,13 +187,13 @@ class TrainingLoop(ABC):
 
 
 class Trainer(TrainingLoop):
-    """Of the paper's policy.
+    """Training of the paper's policy.
 
     Args:
-        begin: makes the clusters; it is given the number of their first episode, 0 unless a run is resumed.
+        begin: creates the clusters from the number of their first episode, 0 unless a run is resumed.
         knobs, seed: as in `TrainingLoop`.
         spec: the router's shape.
-        deterministic: the mode that the router is given.
+        deterministic: the router's mode.
     """
 
     def __init__(
@@ -213,7 +213,8 @@ class Trainer(TrainingLoop):
         self._forgotten = 0
 
     def iterate(self) -> dict[str, float] | None:
-        """Decide until an update is due and make it; the log's scalars, or None if the decisions ran out before."""
+        """Decide until an update is due and make it; returns the log's scalars, or None if the decisions ran out
+        before."""
         if self._rollouts is None:
             self._rollouts = self._begin(self.progress.episodes)
         rollouts = self._rollouts
@@ -255,7 +256,7 @@ class Trainer(TrainingLoop):
     # ------------------------------------------------------------------------------------------------------ keeping
 
     def router(self) -> PPORouter:
-        """The policy as it is now."""
+        """Return the present policy as a router."""
         return PPORouter(self.spec, self.tensors()[0], deterministic=self.deterministic)
 
     def header(self) -> dict[str, str]:
@@ -263,7 +264,7 @@ class Trainer(TrainingLoop):
         return header(self.spec, self.deterministic)
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def tensors(self) -> tuple[checkpoint.Tensors, checkpoint.Tensors]:

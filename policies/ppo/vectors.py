@@ -1,7 +1,7 @@
-"""Arithmetic on rows of float32: matrix products in a fixed order, exp and tanh. It knows no network.
+"""Arithmetic on rows of float32: matrix products in a fixed order, exp and tanh, for any network.
 
-Every sum is taken in one order and rounded once a term (fused multiply-add), whatever the tile that a row stands in and
-the width of the machine's registers. So a row has the same bits alone, in a tile and in training.
+Every sum has one order and one rounding for each term (fused multiply-add), whatever the tile of a row and the width of
+the machine's registers. So a row has the same bits alone, in a tile and in training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit.jit import Singles, kernel
 from kit.jit_cache import IS_ON
 
 LANES = 16  # columns of a block; rows of weights are padded to a multiple of it
-_ROWS, _VECTORS = 4, 4  # of a block of several rows, and of a line of one: so many sums stay in registers
+_ROWS, _VECTORS = 4, 4  # of a block of several rows, and of a single row: this number of sums stays in registers
 
 if IS_ON:
     _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
@@ -26,9 +26,10 @@ if IS_ON:
     _code: Any = cgutils
 
     def _block(rows: int, vectors: int) -> Any:
-        """An intrinsic: C[i, :] += A[i, k] B[k, :] for so many rows i, so many times 16 columns and all k, ascending.
+        """Return an intrinsic: C[i, :] += A[i, k] B[k, :] for `rows` rows i, `vectors` times 16 columns and all k,
+        ascending.
 
-        A's element (i, k) stands at `a_at + i row_step + k k_step`; rows of B and C have `columns` numbers.
+        A's element (i, k) is at `a_at + i row_step + k k_step`; rows of B and C have `columns` numbers.
         """
 
         # fmt: off
@@ -43,7 +44,7 @@ if IS_ON:
         return intrinsic(block)
 
     def _block_code(context: Any, builder: Any, rows: int, vectors: int, *values: Any) -> Any:
-        """The sums are loaded, go round the loop over k in registers, and are stored."""
+        """Generate code: the sums are loaded, stay in registers through the loop over k, and are stored."""
         c, c_at, a, a_at, row_step, k_step, b, b_at, terms, columns = values
 
         def vector(base: Any, at: Any, index: Any, part: int) -> Any:
@@ -117,11 +118,11 @@ else:
     _line = _interpreted(1, _VECTORS)
 
     def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
-        """A b + c, rounded once (but for rare double rounding)."""
+        """Compute A b + c, rounded once (except for rare double rounding)."""
         return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
 
     def power_of_two(exponent: np.int32) -> np.float32:
-        """2 to an int32 in [-126, 127], as float32."""
+        """Compute 2 to the power of an int32 in [-126, 127], as float32."""
         return np.float32(math.ldexp(1.0, int(exponent)))
 
 
@@ -139,10 +140,10 @@ def multiply(
     terms: int,
     columns: int,
 ) -> None:
-    """C += A B, for A (rows, terms), B (terms, columns) and C (rows, columns), each at its place in a row of memory.
+    """Compute C += A B, for A (rows, terms), B (terms, columns) and C (rows, columns), each at its offset in memory.
 
-    B and C are row-major; A's element (i, k) stands at `a_at + i row_step + k k_step`, so A may be a transpose.
-    `columns` is a multiple of `LANES`. Each element of C is a sum over k, ascending, that begins with what is there.
+    B and C are row-major; A's element (i, k) is at `a_at + i row_step + k k_step`, so A may be a transpose. `columns`
+    is a multiple of `LANES`. Each element of C is a sum over k, ascending, that starts from its present value.
     """
     whole = rows - rows % _ROWS
     for i in range(0, whole, _ROWS):
@@ -161,11 +162,11 @@ def multiply(
 
 # -------------------------------------------------------------------------------------------------- exp, tanh
 
-LOWEST, _HIGHEST = np.float32(-87.0), np.float32(88.0)  # where exp is a normal float32
+LOWEST, _HIGHEST = np.float32(-87.0), np.float32(88.0)  # exp is a normal float32 in between
 _LOG2_E = np.float32(math.log2(math.e))
 _LN2_HIGH = np.float32(0.693359375)  # nine bits: times a whole number below 2^15 it is exact
 _LN2_LOW = np.float32(math.log(2) - 0.693359375)
-_TO_WHOLE = np.float32(1.5 * 2**23)  # added and taken away again, it rounds to a whole number
+_TO_WHOLE = np.float32(1.5 * 2**23)  # adding and subtracting it rounds to a whole number
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 _TWO = np.float32(2)
@@ -174,7 +175,7 @@ _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(n)) for n in range
 
 @kernel
 def exp(x: np.float32) -> np.float32:
-    """e^x for x up to 88; 0 below -87. Relative error below 1.2e-7.
+    """Compute e^x for x up to 88; 0 below -87. Relative error below 1.2e-7.
 
     x = n ln 2 + r with |r| <= ln 2 / 2: 2^n times Taylor's polynomial of degree 7 (its remainder is below 6e-9).
     """
@@ -188,5 +189,5 @@ def exp(x: np.float32) -> np.float32:
 
 @kernel
 def tanh(x: np.float32) -> np.float32:
-    """1 - 2 / (e^2x + 1). Absolute error below 2e-7; exactly 0 at 0."""
+    """Compute 1 - 2 / (e^2x + 1). Absolute error below 2e-7; exactly 0 at 0."""
     return _ONE - _TWO / (exp(x + x) + _ONE)
