@@ -317,7 +317,7 @@ class _Writer:
     def _remember_coming(self, placement: placements.LeastWorkComing) -> None:
         servers = self._config.servers
         self._require(len(placement.way_ns) == len(placement.coming) == len(placement.seen_ns) == servers)
-        self._require(placement.segments == self._config.segments and not self._head.stays)  # it stays by itself
+        self._require(placement.segments == self._config.segments and not self._head.stays)  # it keeps images itself
         memory, each = WorkToCome.blank(), np.zeros(servers, ToCome.dtype)
         memory.forget_ns = self._whole(placement.forget_ns)
         memory.most = self._whole(placement.most)

@@ -1,15 +1,15 @@
-"""Compass: one policy for any cluster, in numbers that no cluster's size or speed is in.
+"""Compass: one policy for any cluster, with numbers that do not depend on a cluster's size or speed.
 
-Times count in units: what a full-width batch of `UNIT_BATCH` needs for its whole way on the mean server. Each decision
-asks two questions.
+Times are in units: the time of a full-width batch of `UNIT_BATCH` through all segments on the mean server. Each
+decision answers two questions.
 
-*Which width tuple?* The one that is worth its device time at the price of the moment: accuracy per device time. The
-price's logarithm is `level`, and more with the load. The block runs at that tuple's width.
+*Which width tuple?* The one that is worth its device time at the present price: accuracy per device time. The price's
+logarithm is `level`, and rises with the load. The block runs at that tuple's width.
 
-*Which server?* That with the least expected time until the block ends: outstanding work, work still to come, transfer
-and the block's own batch, less a bonus for staying.
+*Which server?* That with the least expected time until the block ends: outstanding work, coming work, transfer and the
+block's batch, less a bonus for staying.
 
-New images wait at the first segment for company, without a decision (`policies.holds`).
+New images wait automatically at the first segment for larger batches (`policies.holds`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from policies.rules.widths import held_width
 from policies.vocabulary import Choice, ClusterView, HoldRule, WorkKey
 
 UNIT_BATCH: Final = 8
-FEW: Final = 8.0  # requests: from here on the load matters by its logarithm
-MAX_LOG_PRICE: Final = 20.0  # either way
+FEW: Final = 8.0  # requests: from here on the load enters by its logarithm
+MAX_LOG_PRICE: Final = 20.0  # in both directions
 UNITS_OF_HOST: Final = 9.4  # a unit over the host's time for an image: above it a hold for the host lasts longer
-REMEMBERED: Final = 4.0  # units over which what is to come is forgotten
+REMEMBERED: Final = 4.0  # units after which coming work is forgotten
 
 
 class Numbers(StrictModel):
@@ -75,7 +75,7 @@ class Numbers(StrictModel):
 
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
-        """From (K,) values, field after field; what is below a field's bound becomes the bound."""
+        """Return the numbers of (K,) values, field after field; values below a field's bound become the bound."""
         least = [
             max((each.ge for each in of.metadata if hasattr(each, "ge")), default=-inf)
             for of in cls.model_fields.values()
@@ -83,7 +83,7 @@ class Numbers(StrictModel):
         return cls(**dict(zip(cls.model_fields, np.maximum(values, least).tolist(), strict=True)))
 
     def to_vector(self) -> Reals:
-        """(K,) what `of_vector` makes it of."""
+        """Return the (K,) values that `of_vector` reads."""
         return np.array([getattr(self, name) for name in type(self).model_fields])
 
 
@@ -96,13 +96,13 @@ SPREAD: Final = Numbers(  # how far a search looks
 
 
 def log_price(weights: Numbers, load: float, shift: float) -> float:
-    """The price's logarithm; `shift` is the dial's."""
+    """Return the price's logarithm; `shift` is the dial's."""
     value = weights.level + weights.rise * log1p(load / FEW) - shift
     return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
 
 
 def units_until_end(weights: Numbers, work: float, to_come: float, moved: float, batch: float, is_here: bool) -> float:
-    """Units until the block ends at a server, but for the bonus of staying."""
+    """Return the units until the block ends at a server, less the bonus for staying."""
     return work + to_come + moved + batch - (weights.stay if is_here else 0.0)
 
 
@@ -111,10 +111,10 @@ def units_until_end(weights: Numbers, work: float, to_come: float, moved: float,
 
 @dataclass(slots=True)
 class Coming:
-    """What is to come at one server, in whole ways of an image, when it was looked at last.
+    """The work to come at one server, in whole ways of an image, at the last update.
 
-    Images that wait at the router between two segments are at no server, but their place is one, and there they will
-    most likely go on. Of images that are lost on their way nothing is heard, so it is forgotten by and by.
+    Images that wait at the router between two segments are at no server, but their activations are at one, where they
+    will most likely continue. Images lost in transfer are not reported, so the amount decays.
     """
 
     images: float = 0.0
@@ -122,12 +122,12 @@ class Coming:
 
 
 class PricedRungs(NamedTuple):
-    """What a model's width tuples are worth, in device time of which a way at its full width is 1.
+    """The worth of a model's width tuples, in device time; a whole way at full width is 1.
 
     Attributes:
-        rungs: those that are worth their time, the most accurate first.
-        thresholds: of each step to the next one, the price from which it pays.
-        savings: by how much that falls for each point of accuracy that a joule is worth.
+        rungs: the tuples that are worth their time, the most accurate first.
+        thresholds: for each step to the next one, the price above which it pays.
+        savings: the decrease of the threshold for each point of accuracy that a joule is worth.
     """
 
     rungs: tuple[tuple[float, ...], ...]
@@ -137,15 +137,15 @@ class PricedRungs(NamedTuple):
 
 @dataclass(slots=True)
 class Compass(Steered):
-    """See the module.
+    """The reference implementation of the module's policy.
 
     Attributes:
         groups: the group sizes; always the largest.
-        priced: for each class what its model's width tuples are worth.
+        priced: for each class the worth of its model's width tuples.
         unit_ns: a unit of time.
-        ways: (servers,) units that an image's whole way takes, at middle widths.
-        segments: of the network.
-        control: keeps goals: the price falls and rises with it, and joules are weighed.
+        ways: (servers,) units of an image's whole way, at middle widths.
+        segments: number of segments of the network.
+        control: keeps goals: it moves the price, and weighs joules.
     """
 
     costs: CostModel
@@ -160,7 +160,7 @@ class Compass(Steered):
     servers: list[Coming] = field(default_factory=list)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block; nothing is drawn."""
+        """Decide for the view's candidate block; draws no random numbers."""
         priced = self.priced[view.head.service_class]
         wanted = priced.rungs[self._rung(view, priced)][view.head.segment - 1]
         taken = min(self.groups[-1], view.candidates)
@@ -180,7 +180,7 @@ class Compass(Steered):
         return choice
 
     def _rung(self, view: ClusterView, priced: PricedRungs) -> int:
-        """The width tuple that the price asks for."""
+        """Return the rung of the width tuple for the price."""
         inside = view.fifo_length + sum(server.outstanding_requests for server in view.servers)
         load = inside / max(1, sum(is_up(server) for server in view.servers))
         shift, weight = 0.0, 0.0
@@ -206,7 +206,7 @@ class Compass(Steered):
         )
 
     def _note(self, view: ClusterView, choice: Choice, taken: int) -> None:
-        """What the block leaves to come, where it goes and where it was."""
+        """Update the work to come where the block goes and where it was."""
         location = view.head.location
         left, way = (self.segments - view.head.segment) / self.segments, 1 / self.segments
         if location >= 0:
@@ -231,7 +231,7 @@ class CompassRule(RuleSpec):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """All numbers, around those that ship."""
+        """Return the space of all numbers, around the built-in ones."""
         ships = Numbers().to_vector()
         return Space("CompassSpace", ships, SPREAD, lambda x: cls(numbers=Numbers.of_vector(x), control=None))
 
@@ -241,7 +241,7 @@ class CompassRule(RuleSpec):
         return self.model_copy(update={"numbers": numbers, "control": None})
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """See `RuleSpec`; a `hold` of the file's own takes the place of the numbers'."""
+        """See `RuleSpec`; a `hold` of the file replaces the numbers'."""
         router = self.chooser(context, source, key)
         hold = self.hold.rule() if self.hold is not None else hold_of(router.weights, context, router.unit_ns)
         return holding(router, hold, context)
@@ -255,8 +255,8 @@ class CompassRule(RuleSpec):
         priced = [priced_rungs(context, source, key, widths) for widths in config.model_widths]
         unit_ns = unit_of(context)
         ways_ns = [middle_way_ns(context, server) for server in servers]
-        most = MAX_STRETCH * max(1.0, its.rise)  # as far as leads to loads that are 3.5 times as large
-        is_asked = config.top1 or self.control != ControlSpec(p99_limit_s=0.0)  # else it goes without where it can't
+        most = MAX_STRETCH * max(1.0, its.rise)  # up to loads 3.5 times as large
+        is_asked = config.top1 or self.control != ControlSpec(p99_limit_s=0.0)  # default: only with a table
         control = None
         if self.control is not None and is_asked:
             control = self.control.make(config, source, key, most, weighs=True)
@@ -275,7 +275,7 @@ class CompassRule(RuleSpec):
 
 
 def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence[float]) -> PricedRungs:
-    """What width tuples of a model's widths are worth: the corners of its accuracy table's front over device time.
+    """Return the worth of a model's width tuples: the corners of its accuracy table's front over device time.
 
     Raises:
         InputError: the accuracy table has no tuple of these widths.
@@ -291,7 +291,7 @@ def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence
 
 
 def unit_of(context: RouterContext) -> float:
-    """Nanoseconds: a full-width batch's whole way, on the mean server; the mean of several models."""
+    """Return the nanoseconds of a full-width batch's whole way, on the mean server; the mean of several models."""
     servers, models = range(context.config.servers), context.config.model_widths
     keys = [key for widths in models for key in path(full_widths(context.config, widths))]
     whole_ns = sum(batch_ns(context.costs, server, key, UNIT_BATCH) for server in servers for key in keys)
@@ -299,7 +299,7 @@ def unit_of(context: RouterContext) -> float:
 
 
 def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRule:
-    """Until how many and for how long new images wait; no longer than the core allows."""
+    """Return the rule by which new images wait, no longer than the core allows."""
     config = context.config
     later, host_ns = [0] * (config.segments - 1), config.segments * context.block_ns
     block_ns = unit_ns / config.servers / config.outstanding_blocks

@@ -1,4 +1,4 @@
-"""What a rule may be built from, and what most are made of: a placement, a width rule and a group rule."""
+"""The data from which a rule is built, and the parts of most rules: a placement, a width rule and a group rule."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ WorkingSet = tuple[tuple[bool, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class RouterContext:
-    """What a router may be built from.
+    """The data from which a router is built.
 
     Attributes:
-        config: the router core's settings: S, W, the groups, what each server can hold.
+        config: the router core's settings: S, W, the groups, the widths of each server.
         costs: expected costs from the servers' profiles.
         prior: p_acc of Eq. 7.
         power_limits_w: (N,) each server's device power limit.
-        deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
-        block_ns: what a block costs the router's host, decided and returned, beyond its images.
-        working_sets: (N, S, W) which widths each server may serve, so that it holds all that it needs together
+        deadline_s: end-to-end latency target, if the scenario has one (`slackfit` and `infaas` use it).
+        block_ns: the host's time for a block, decided and returned, beyond its images.
+        working_sets: (N, S, W) which widths each server may serve, so that all its instances fit together
             (`policies.rules.working_sets`); empty if no server is limited.
     """
 
@@ -53,7 +53,7 @@ class ComposedRouter(Steered):
 
     @property
     def control(self) -> GoalControl | None:
-        """Where its goals are set: its width rule's."""
+        """The goals of its width rule."""
         return getattr(self.width, "control", None)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
@@ -64,15 +64,15 @@ class ComposedRouter(Steered):
 
 
 def drawn(count: int, rng: np.random.Generator) -> int:
-    """A number from 0 to count - 1, each as likely: one uniform draw."""
+    """Return a number from 0 to count - 1, uniform: one random draw."""
     return int(rng.random() * count)
 
 
 def looked_at(view: ClusterView) -> Sequence[int]:
-    """The servers that a decision looks at."""
+    """Return the servers that a decision examines."""
     return view.looked_at or range(len(view.servers))
 
 
 def is_up(server: ServerView) -> bool:
-    """As far as a router can see: a server that can't take a block and has none is out."""
+    """Return whether a server seems up: one that can't take a block and has none seems down."""
     return server.valid or server.outstanding_blocks > 0

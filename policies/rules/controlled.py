@@ -1,4 +1,4 @@
-"""A ladder that keeps goals: its thresholds rise and fall together (`policies.goal_control`)."""
+"""A ladder that keeps goals: its thresholds move together (`policies.goal_control`)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ControlSpec(StrictModel):
     energy_weight: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
 
     def make(self, config: RouterConfig, source: str, key: str, most: float, *, weighs: bool = False) -> GoalControl:
-        """A fresh controller that shifts towards accuracy by no more than `most`, of a router that `weighs` energy.
+        """Create a controller that shifts towards accuracy by at most `most`, of a router that `weighs` energy.
 
-        It has one for each class.
+        It has one controller for each class.
 
         Raises:
-            InputError: the router's core knows no accuracies; no width tuple has the floor; an energy weight that the
-                router can't heed.
+            InputError: the router's core has no accuracy table; no width tuple reaches the floor; the router can't use
+                an energy weight.
         """
         key = f"{key}.control" if key else "control"
         if not config.top1:
@@ -55,7 +55,7 @@ class ControlSpec(StrictModel):
         first, *others = [
             GoalControl(
                 floor=FOLLOW if self.floor is None else self.floor,
-                most=MAX_SHIFT if config.carried_img_s else most,  # elsewhere nothing else bounds what waits
+                most=MAX_SHIFT if config.carried_img_s else most,  # otherwise nothing bounds the queue
                 limit_ns=FOLLOW_NS if self.p99_limit_s is None else nanoseconds(self.p99_limit_s),
                 energy_weight=FOLLOW if self.energy_weight is None else self.energy_weight,
                 best=best,
@@ -69,7 +69,7 @@ class ControlSpec(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class ControlledLadder(Steered):
-    """`Ladder`, of whose load only so much counts as the goals allow."""
+    """A `Ladder` for a load scaled by the goals."""
 
     ladder: Ladder
     control: GoalControl
@@ -80,7 +80,7 @@ class ControlledLadder(Steered):
         return self.ladder.widths
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """The width for the view's candidate block on that server."""
+        """Return the width for the view's candidate block on that server."""
         control = self.control.of(view)
         rung = self.ladder.rung_of(view, exp(-control.step(view)))
         control.end = end_of_dial(rung, len(self.ladder.rungs[view.head.service_class]))

@@ -1,4 +1,4 @@
-"""Expected times as rules add and compare them: whole nanoseconds, so that the order of adding changes nothing."""
+"""Expected times as rules add and compare them: whole nanoseconds, so that the order of additions has no effect."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from policies.interfaces import CostModel, RouterConfig
 from policies.rules.context import RouterContext, WorkingSet
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 
-MIN_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
-EFFICIENT = 0.002  # so much less accuracy than one no dearer, and a tuple counts for a third
-TARGET_FACTOR = 2.0  # the default latency target, in times of the slowest full batch
+MIN_WORTH = 1e-5  # of a step to a wider width, if the table has a worse wider one
+EFFICIENT = 0.002  # a tuple with this much less accuracy than a cheaper one has a third of the weight
+TARGET_FACTOR = 2.0  # the default latency target, as a multiple of the slowest full batch
 
 
 def image_ns(costs: CostModel, server: int, key: WorkKey) -> int:
-    """Expected time of one queued image (`CostModel.image_s`)."""
+    """Return the expected time of one queued image (`CostModel.image_s`)."""
     return round(costs.image_s(server, key) * NS_PER_S)
 
 
 def batch_ns(costs: CostModel, server: int, key: WorkKey, batch: int) -> int:
-    """Expected time of one batch (`CostModel.batch_s`)."""
+    """Return the expected time of one batch (`CostModel.batch_s`)."""
     return round(costs.batch_s(server, key, batch) * NS_PER_S)
 
 
 def transfer_ns(costs: CostModel, view: ClusterView, server: int) -> int:
-    """Expected time to bring the candidates' inputs to a server; 0 for all where a block may mix locations."""
+    """Return the expected time to transfer the candidates' inputs to a server; 0 for all if a block may mix
+    locations."""
     head = view.head
     if head.location == ANYWHERE:
         return 0
@@ -39,27 +40,29 @@ def transfer_ns(costs: CostModel, view: ClusterView, server: int) -> int:
 
 
 def outstanding_ns(costs: CostModel, view: ClusterView, server: int) -> int:
-    """Expected time to run what was sent to a server and has not returned."""
+    """Return the expected time to run all requests sent to a server and not returned."""
     return sum(count * image_ns(costs, server, key) for key, count in view.servers[server].outstanding.items())
 
 
 def path(widths: Sequence[float]) -> list[WorkKey]:
-    """The work keys of a request that passes all segments at these widths."""
+    """Return the work keys of a request that passes all segments at these widths."""
     return [WorkKey(s, w, p) for s, (w, p) in enumerate(zip(widths, (IMAGE, *widths), strict=False), start=1)]
 
 
 def path_ns(costs: CostModel, server: int, widths: Sequence[float]) -> int:
-    """Expected time of one image through all segments at these widths, all on one server, in full batches."""
+    """Return the expected time of one image through all segments at these widths, all on one server, in full
+    batches."""
     return sum(image_ns(costs, server, key) for key in path(widths))
 
 
 def full_widths(config: RouterConfig, widths: Sequence[float] = ()) -> tuple[float, ...]:
-    """The widest tuple of these widths; of all by default."""
+    """Return the widest tuple of these widths; of all by default."""
     return ((widths or config.widths)[-1],) * config.segments
 
 
 def speeds_img_s(context: RouterContext) -> tuple[float, ...]:
-    """For each server: images a second through all segments at full width, in full batches, as many of each model."""
+    """Return each server's images a second through all segments at full width, in full batches, in equal parts by
+    model."""
     config = context.config
     full = [full_widths(config, widths) for widths in config.model_widths]
     ways_ns = [sum(path_ns(context.costs, server, each) for each in full) for server in range(config.servers)]
@@ -67,20 +70,21 @@ def speeds_img_s(context: RouterContext) -> tuple[float, ...]:
 
 
 def middle_way_ns(context: RouterContext, server: int) -> int:
-    """Expected time of one image through all segments at middle widths; the mean of several models."""
+    """Return the expected time of one image through all segments at middle widths; the mean of several models."""
     config = context.config
     middle = [middle_widths(config, widths) for widths in config.model_widths]
     return sum(path_ns(context.costs, server, each) for each in middle) // len(middle)
 
 
 def middle_widths(config: RouterConfig, widths: Sequence[float] = ()) -> tuple[float, ...]:
-    """A tuple of middling cost of these widths: narrow first segments, which lose little, and wide last ones."""
+    """Return a tuple of medium cost: narrow first segments, which lose little accuracy, and wide last ones."""
     widths = widths or config.widths
     return tuple(widths[min(len(widths) - 1, s + s // 3)] for s in range(config.segments))
 
 
 def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -> dict[tuple[float, ...], float]:
-    """Expected device time of one image through all segments at each width tuple, averaged over the servers."""
+    """Return the expected device time of one image through all segments at each width tuple, averaged over the
+    servers."""
     servers = range(context.config.servers)
 
     @cache
@@ -91,9 +95,9 @@ def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -
 
 
 def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tuple[float, ...], float]:
-    """The accuracy of each width tuple of the table whose every instance some server can hold; `allowed`: a model's.
+    """Return the accuracy of each width tuple of the table that servers can hold; `allowed`: a model's widths.
 
-    Where servers hold no whole one, of each of the core's widths: what they lack is then served narrower.
+    If no tuple can be held completely, all tuples of the core's widths: missing widths are served narrower.
     """
     config, allowed = context.config, allowed or context.config.widths
     table = {widths: top1 for widths, top1 in context.prior.top1.items() if set(allowed).issuperset(widths)}
@@ -105,10 +109,10 @@ def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tup
 
 
 def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
-    """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
+    """Return the tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
 
-    Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
-    neighbor; and that lie within some server's working set. The cost is that of one image through all segments,
+    The tuples must be in the table (the prior's guess for a missing one would make it look as accurate as a more
+    expensive neighbour) and within some server's working set. The cost is that of one image through all segments,
     averaged over the servers. `allowed`: the widths of one of several models.
     """
     sets, known = set(context.working_sets), held_top1(context, allowed)
@@ -119,7 +123,7 @@ def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> l
 
 
 def within(widths: Sequence[float], held: WorkingSet, every: Sequence[float]) -> bool:
-    """Whether a working set serves a width tuple; `every`: the width set."""
+    """Return whether a working set serves a width tuple; `every`: the width set."""
     return all(mask[every.index(width)] for width, mask in zip(widths, held, strict=True))
 
 
@@ -134,7 +138,7 @@ def _front(top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, .
 
 
 def corner_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
-    """Of the efficient tuples those that are best at some price of device time, the most accurate first."""
+    """Return the efficient tuples that are best at some price of device time, the most accurate first."""
     efficient = efficient_tuples(context, allowed)
     return corners(context.prior.top1, tuple_costs_s(context, efficient))
 
@@ -142,9 +146,9 @@ def corner_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list
 def corners(
     top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]
 ) -> list[tuple[float, ...]]:
-    """Of the tuples of `cost` the corners of the front's convex hull, the most accurate first.
+    """Return the tuples of `cost` at corners of the front's convex hull, the most accurate first.
 
-    From each to the next the accuracy lost for the time won grows.
+    From each to the next the ratio of accuracy lost to time saved grows.
     """
     hull: list[tuple[float, ...]] = []
     for widths in reversed(_front({widths: top1[widths] for widths in cost}, cost)):
@@ -160,9 +164,9 @@ def cost_at(
     top1: Mapping[tuple[float, ...], float],
     cost: Mapping[tuple[float, ...], float],
 ) -> float:
-    """Return what a mean accuracy of `floor` costs by a mix of two corners of a front, the most accurate first.
+    """Return the cost of a mean accuracy of `floor` by a mix of two corners of a front, the most accurate first.
 
-    Infinite where no corner is so accurate.
+    Infinite if no corner is as accurate.
     """
     best = front[0]
     if top1[best] < floor:
@@ -176,18 +180,19 @@ def cost_at(
 
 
 def _is_corner(before: tuple[float, float], its: tuple[float, float], after: tuple[float, float]) -> bool:
-    """Whether a point of a front lies above the line from the one before it to the one after it."""
+    """Return whether a point of a front is above the line from the previous one to the next one."""
     return (its[1] - before[1]) * (after[0] - its[0]) > (after[1] - its[1]) * (its[0] - before[0])
 
 
 def path_energy_j(context: RouterContext, widths: Sequence[float]) -> float:
-    """Expected energy of one image through all segments at these widths, above idle, averaged over the servers."""
+    """Return the expected energy of one image through all segments at these widths, above idle, averaged over the
+    servers."""
     servers = range(context.config.servers)
     return sum(context.costs.energy_j(server, key) for server in servers for key in path(widths)) / len(servers)
 
 
 def spread(rungs: Sequence[tuple[float, ...]], count: int) -> tuple[tuple[float, ...], ...]:
-    """At most `count` of them, evenly by position, the first and (from two on) the last among them."""
+    """Return at most `count` rungs, evenly by position, the first and (from two on) the last among them."""
     if len(rungs) <= count:
         return tuple(rungs)
     if count == 1:
@@ -196,14 +201,15 @@ def spread(rungs: Sequence[tuple[float, ...]], count: int) -> tuple[tuple[float,
 
 
 def default_target_s(context: RouterContext) -> float:
-    """The scenario's deadline, or twice the slowest server's time for full groups at full width, all segments."""
+    """Return the scenario's deadline, or twice the slowest server's time for full groups at full width, all
+    segments."""
     if context.deadline_s is not None:
         return context.deadline_s
     return TARGET_FACTOR * slowest_path_ns(context) / NS_PER_S
 
 
 def slowest_path_ns(context: RouterContext) -> int:
-    """The slowest server's time for full groups at full width, all segments."""
+    """Return the slowest server's time for full groups at full width, all segments."""
     config = context.config
     paths, largest = [path(full_widths(config, widths)) for widths in config.model_widths], config.groups[-1]
     ways = product(range(config.servers), paths)
@@ -211,9 +217,9 @@ def slowest_path_ns(context: RouterContext) -> int:
 
 
 def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDArray[np.float64]:
-    """(S, W - 1) what each step to a wider width of these adds to the accuracy, if segments only add up.
+    """Return (S, W - 1) the accuracy gained by each step to a wider width, if segments add up independently.
 
-    A least-squares fit, in which a tuple counts for less the more accuracy one that is no dearer has.
+    A least-squares fit, in which a tuple's weight falls with its deficit to the best tuple at no higher cost.
     """
     of = of or context.config.widths
     segments, widths = context.config.segments, len(of)

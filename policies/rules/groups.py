@@ -1,4 +1,4 @@
-"""How many of those that wait go into one block."""
+"""The rules for the number of waiting requests in one block."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from policies.vocabulary import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class LargestGroup:
-    """As many as there are, up to the largest of these groups: the default."""
+    """All candidates, up to the largest of these groups: the default."""
 
     groups: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The group size for the view's candidate block."""
+        """Return the group size for the view's candidate block."""
         return self.groups[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class RandomGroup:
-    """Uniform over the group sizes: the paper's baseline."""
+    """A uniform choice of the group sizes: the paper's baseline."""
 
     groups: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The group size for the view's candidate block."""
+        """Return the group size for the view's candidate block."""
         return self.groups[drawn(len(self.groups), rng)]

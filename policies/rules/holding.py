@@ -1,4 +1,4 @@
-"""A router whose lines the core holds back by a rule, and whose widths stay within the servers' working sets."""
+"""A router with a hold rule for the core, and with widths limited to the servers' working sets."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class HoldSpec(StrictModel):
         return self
 
     def check(self, config: RouterConfig, source: str, key: str) -> None:
-        """Whether it fits the network; raises `InputError` if not."""
+        """Check that it fits the network; raises `InputError` if not."""
         if len(self.requests) != config.segments:
             problem = f"holds {len(self.requests)} segments; the network has {config.segments}: one number for each"
             problem += "; `slimsched train` makes a rule for this network"
             raise InputError(source, f"{key}.hold" if key else "hold", problem)
 
     def rule(self) -> HoldRule:
-        """The rule, as the router's core takes it."""
+        """Return the rule in the router core's form."""
         wait_ns, arrivals_ns = (tuple(map(nanoseconds, each)) for each in (self.wait_s, self.arrivals_s))
         return HoldRule(self.requests, wait_ns, arrivals_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingRouter(Steered):
-    """A router, what its core holds, and the widths that it may choose from.
+    """A router, its hold rule, and the widths that it may choose from.
 
     Attributes:
         sets: (servers, segments, widths) each server's working set; empty if none is limited.
@@ -68,11 +68,11 @@ class HoldingRouter(Steered):
 
     @property
     def control(self) -> GoalControl | None:
-        """Where its goals are set: its router's."""
+        """The goals of its router."""
         return getattr(self.router, "control", None)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
-        """What the router decides."""
+        """Decide as the router does."""
         return self.router.choose(self._limited(view) if self.sets else view, rng)
 
     def _limited(self, view: ClusterView) -> ClusterView:
@@ -82,6 +82,6 @@ class HoldingRouter(Steered):
 
 
 def holding(router: RoutingPolicy, hold: HoldRule | None, context: RouterContext) -> RoutingPolicy:
-    """Wrap a router with what is to be held and a cluster's working sets; return itself where there is neither."""
+    """Wrap a router with a hold rule and a cluster's working sets; return the router itself if there is neither."""
     sets = context.working_sets
     return HoldingRouter(router, hold, sets) if hold is not None or sets else router

@@ -1,10 +1,10 @@
 """A variant for each server that follows its load, after INFaaS (Romero et al., ATC 2021).
 
-What is kept of it: a query names an accuracy floor and a latency target, and gets the cheapest variant that meets both;
-each worker then replaces its variant by a faster one while it is overloaded, and by a better one when it has room,
-with hysteresis between the two. What differs: variants are width tuples of one network that is loaded anyway, so that
-a change costs no start; the cost is expected device time, not money; there is nothing to rent, so neither horizontal
-scaling nor a choice of hardware; and room is used to gain accuracy above the floor, which INFaaS has no reason to.
+Kept from it: a query names an accuracy floor and a latency target, and gets the cheapest variant that meets both; each
+worker then replaces its variant by a faster one while it is overloaded, and by a better one when it has room, with
+hysteresis between the two. Different: variants are width tuples of one network that is loaded anyway, so that a change
+has no start-up cost; the cost is expected device time, not money; there is nothing to rent, so neither horizontal
+scaling nor a choice of hardware; and room is used to gain accuracy above the floor, for which INFaaS has no reason.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ VARIANTS: Final = 8  # at most, evenly over the efficient tuples: a step should 
 
 @dataclass(slots=True)
 class Variants:
-    """For each server one of its variants, one step cheaper or better at a time, by how long a request would wait.
+    """A variant for each server, one step cheaper or better at a time, according to a request's expected wait.
 
     The wait expected at a server is its outstanding work, and the FIFO's as if it were shared by speed. Above `down_ns`
-    the server goes one variant cheaper, below `up_ns` one better; it keeps each for `hold_ns` at least. Where `leap` is
-    above 1, at n times `down_ns` it goes n variants cheaper, up to so many. Asked again at the same time it answers the
-    same, so a placement may ask for every server's width.
+    the server steps one variant down (cheaper), below `up_ns` one up (better); it keeps each for `hold_ns` at least. If
+    `leap` is above 1, at n times `down_ns` it steps n variants down, up to `leap`. Repeated calls at the same time
+    return the same, so a placement may ask for every server's width.
 
     Attributes:
         variants: for each server, width tuples, the best first.
-        waiting_ns: what one request in the FIFO adds to every server's expected wait.
-        levels: for each server, its variant now; the cheapest at first.
-        since_ns: for each server, since when it has that.
+        waiting_ns: the addition of one request in the FIFO to every server's expected wait.
+        levels: for each server, its variant now; the cheapest initially.
+        since_ns: for each server, the time of its last step.
     """
 
     widths: tuple[float, ...]
@@ -67,7 +67,7 @@ class Variants:
         self.since_ns = [-self.hold_ns for _ in self.variants]  # free to step at once
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """The width for the view's candidate block on that server."""
+        """Return the width for the view's candidate block on that server."""
         step = self._step(view, server)
         if step != 0:
             self.levels[server] += step
@@ -94,14 +94,15 @@ def make_variants(
     hold_s: float | None = None,
     leap: int = 1,
 ) -> Variants:
-    """The rule for a cluster: on each server the efficient tuples that keep the floor and, alone, the latency target.
+    """Create the rule for a cluster: on each server the efficient tuples that keep the floor and, alone, the latency
+    target.
 
     Args:
         floor: accuracy in [0, 1] of the cheapest variant, at least.
         target_s: end-to-end latency target.
         up, down: shares of the target; a server whose wait is below `up` of it goes up, above `down` of it down.
-        hold_s: how long a server keeps a variant; as long as the target where it is None.
-        leap: how many variants at once it may go down.
+        hold_s: how long a server keeps a variant; the target if it is None.
+        leap: the largest number of variants in a step down.
 
     Raises:
         ValueError: no tuple of the accuracy table is as accurate as the floor.
@@ -164,10 +165,10 @@ class InfaasRule(PlacedRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points; the
-        logarithm of the hold over the target, and how many variants a leap has beyond one.
+        """Return the space of logarithms of `down`, of the target, and of up over down; the cheapest variant's
+        accuracy, in points; the logarithm of the hold over the target, and the number of variants in a leap beyond one.
 
-        At the floor itself that accuracy is kept whatever comes.
+        At the floor itself that accuracy is always kept.
         """
         accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
         least, most = min(accuracies), max(accuracies)

@@ -1,7 +1,7 @@
-"""A few blocks ahead: each choice is judged by when its block, and those that come next, would end.
+"""A lookahead of a few blocks: each choice is evaluated by the ends of its block and of the next ones.
 
-This is model-predictive control with the shortest of models, as one would write it who has expected costs and no
-learning: what is known of the cluster is rolled out for every choice, and only the first step of it is carried out.
+This is model-predictive control with a minimal model, from expected costs and without learning: the known state of the
+cluster is rolled out for every choice, and only the first step is executed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
 @dataclass(slots=True)
 class Lookahead(Steered):
-    """The server and width whose block, and the next ones, have the least mean latency, less the accuracy's worth.
+    """The choice of server and width with the least mean latency of this and the next blocks, less the accuracy's
+    worth.
 
-    The block ends after the server's outstanding work, the transfer and its own batch. What comes next are the images
-    that wait, and those that will arrive within the horizon at the rate seen, at each of their segments. They go in
-    equal lots, so many for each server that is up, one after the other, each where it ends first, at the mean cost of
-    the same width: whoever takes a width now would take it next, too. Of several choices the first server is taken, and
-    its narrowest width.
+    The block ends after the server's outstanding work, the transfer and its batch. The next work is the images that
+    wait, and those expected within the horizon at the rate seen, at each of their segments. It is split into equal
+    lots, `blocks` for each server that is up, placed one after the other at the server that ends each first, at the
+    mean cost of the same width: a width taken now would be taken next, too. Ties go to the first server, and to its
+    narrowest width.
 
     Attributes:
         groups: the group sizes; always the largest.
         image_ns: (servers, widths) an image's mean expected time at a segment, all of them at this width.
-        worth_ns: (segments, widths) the latency that the width's accuracy there is worth, against the narrowest.
-        horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
-        weight: what an image that comes next counts, in times of a candidate.
-        blocks: lots of what comes next, for each server that is up.
-        control: keeps goals: the worth rises and falls with it.
-        rate_img_s, arrived, seen_ns: the rate seen, how many had arrived at the last decision, and when that was.
+        worth_ns: (segments, widths) the latency that the width's accuracy there is worth, relative to the narrowest.
+        horizon_s: the time for which arrivals are predicted, and over which their rate is averaged.
+        weight: weight of a coming image, relative to a candidate.
+        blocks: number of lots of coming work, for each server that is up.
+        control: keeps goals: it moves the worth.
+        rate_img_s, arrived, seen_ns: the rate seen, the arrivals until the last decision, and its time.
     """
 
     costs: CostModel
@@ -67,7 +68,7 @@ class Lookahead(Steered):
     seen_ns: int = 0
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block; nothing is drawn."""
+        """Decide for the view's candidate block; draws no random numbers."""
         self._remember(view)
         taken = min(self.groups[-1], view.candidates)
         arriving = int(self.rate_img_s * self.horizon_s * len(self.worth_ns))
@@ -84,14 +85,14 @@ class Lookahead(Steered):
         scale = 1.0 if control is None else exp(control.step(view))
         server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots, scale))
         if control is not None:
-            can = [each for _, each in choices]  # widths that nobody can take are no part of its dial
+            can = [each for _, each in choices]  # widths that no server can take are not part of its dial
             control.end = end_of_dial(max(can) - width, max(can) - min(can) + 1)
         return Choice(server, self.widths[width], self.groups[-1])
 
     def _remember(self, view: ClusterView) -> None:
         arrived = view.completed + view.fifo_length + sum(server.outstanding_requests for server in view.servers)
         passed_s = (view.now_ns - self.seen_ns) / NS_PER_S
-        came = max(0, arrived - self.arrived)  # fewer where some have failed
+        came = max(0, arrived - self.arrived)  # fewer if some have failed
         self.rate_img_s += (came - self.rate_img_s * passed_s) / (self.horizon_s + passed_s)
         self.arrived, self.seen_ns = arrived, view.now_ns
 
@@ -123,7 +124,7 @@ class Lookahead(Steered):
 
 
 def in_lots(images: int, count: int) -> list[int]:
-    """So many lots, equal but for the last ones, which get what is left."""
+    """Return `count` lots, equal except for the last ones, which get the rest."""
     each = (images + count - 1) // count
     return [max(0, min(each, images - number * each)) for number in range(count)]
 
@@ -150,7 +151,7 @@ class LookaheadRule(RuleSpec):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """Logarithms of the worth (more is more accurate), of the horizon and of the weight."""
+        """Return the space of logarithms of the worth (more is more accurate), of the horizon and of the weight."""
 
         def rule(values: Reals) -> LookaheadRule:
             return cls(worth_s=exp(values[0]), horizon_s=min(60.0, exp(values[1])), weight=exp(values[2]))

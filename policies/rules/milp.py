@@ -1,8 +1,8 @@
-"""Accuracy scaling after Proteus (Ahmad et al., ASPLOS 2024): a plan every few seconds, carried out in between.
+"""Accuracy scaling after Proteus (Ahmad et al., ASPLOS 2024): a plan every few seconds, executed in between.
 
-What differs from Proteus: one network, so no variants of others compete for a device; no model is loaded to change a
+Differences from Proteus: one network, so no variants of others compete for a device; no model is loaded to change a
 variant; the latency target is kept through a limit on utilization, not through batch sizes, which Algorithm 1 forms;
-the demand is what was seen, with a margin. A plan is made within a decision, and remembered for its demand.
+the demand is the measured rate, with a margin. A plan is made within a decision, and cached for its demand.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from policies.rules.widths import held_width
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
 
 TUPLES: Final = 24  # at most, evenly over the efficient ones
-MIN_TUNED_S: Final = 0.05  # that tuning tries, between two plans and to clear what is inside
+MIN_TUNED_S: Final = 0.05  # lower bound for tuning the period and the time to clear the backlog
 
 
 @dataclass(slots=True)
 class Milp:
-    """Carries out a plan of tuples and shares; every period it is made anew for the rate of that period.
+    """An executor of a plan of tuples and shares; every period makes a new plan for its measured rate.
 
-    New images go where most are missing to the server's share; after that they stay. A width is that of the placed
-    server's tuple. Until the first period is over, nothing is known of the demand and every server is at its fastest.
+    New images go to the server furthest behind its share, and stay there. A width is that of the placed server's tuple.
+    Until the end of the first period the demand is unknown and every server has its fastest tuple.
 
     Attributes:
         groups: the group sizes; always the largest.
         tuples: width tuples, the most accurate first.
         accuracy: of each tuple.
-        capacity_img_s: (servers, tuples) what a server may take with each tuple.
-        headroom: the demand to plan for, in times of the rate seen.
-        clear_s: the time in which to plan to serve also what is inside; None to plan for arrivals alone.
-        plan: what is carried out now.
+        capacity_img_s: (servers, tuples) the capacity of a server with each tuple.
+        headroom: planned demand as a multiple of the rate seen.
+        clear_s: the planned time to serve also the backlog; None to plan for arrivals alone.
+        plan: the present plan.
         placed: for each server, images placed under this plan.
         since_ns: when it was made.
-        arrived: how many images had arrived then.
+        arrived: the number of arrivals until then.
     """
 
     widths: tuple[float, ...]
@@ -76,7 +76,7 @@ class Milp:
         return Choice(server, held_width(self.widths, view.servers[server].widths, wanted), group)
 
     def _place(self, view: ClusterView, images: int) -> int:
-        """The server that is furthest behind its share; one without a share only where there is no other."""
+        """Return the server that is furthest behind its share; one without a share only if there are no others."""
         total = sum(self.placed) + images
 
         def ahead(server: int) -> tuple[bool, float]:
@@ -88,10 +88,10 @@ class Milp:
         return server
 
     def plan_anew(self, view: ClusterView) -> None:
-        """For the rate since the last plan, with headroom, and what is inside, over the servers that are up."""
+        """Plan for the rate since the last plan, with headroom, and the backlog, over the servers that are up."""
         inside = view.fifo_length + sum(server.outstanding_requests for server in view.servers)
         arrived = view.completed + inside
-        rate_img_s = max(arrived - self.arrived, 0) / (view.now_ns - self.since_ns) * NS_PER_S  # less where some failed
+        rate_img_s = max(arrived - self.arrived, 0) / (view.now_ns - self.since_ns) * NS_PER_S  # less if some failed
         capacity = tuple(
             row if is_up(server) else (0.0,) * len(row)
             for row, server in zip(self.capacity_img_s, view.servers, strict=True)
@@ -105,7 +105,7 @@ class Milp:
 
 
 def is_up(server: ServerView) -> bool:
-    """As far as a router can see: one that could hold the block, but takes none and has none, is down."""
+    """Return whether a server seems down: it could hold the block, but takes none and has none."""
     return server.valid or server.outstanding_blocks > 0 or not any(server.widths)
 
 
@@ -117,14 +117,14 @@ def make_milp(
     utilization: float,
     clear_s: float | None = None,
 ) -> Milp:
-    """The rule for a cluster.
+    """Create the rule for a cluster.
 
     Args:
         groups: the group sizes to use.
-        period_s: how often a plan is made.
-        headroom: the demand to plan for, in times of the rate seen.
-        utilization: the share of its time that a server may be planned to be busy.
-        clear_s: the time in which to plan to serve also what is inside; None to plan for arrivals alone.
+        period_s: time between plans.
+        headroom: planned demand as a multiple of the rate seen.
+        utilization: the largest planned share of its time in which a server is busy.
+        clear_s: the planned time to serve also the backlog; None to plan for arrivals alone.
 
     Raises:
         ValueError: the accuracy table has no tuple of the network's widths.
@@ -161,7 +161,8 @@ class MilpRule(RuleSpec):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """Logarithms of the headroom (less of it is more accurate), of the period and of the time to clear."""
+        """Return the space of logarithms of the headroom (less is more accurate), of the period and of the time to
+        clear."""
 
         def rule(values: Reals) -> MilpRule:
             period_s = max(MIN_TUNED_S, exp(values[1]))

@@ -1,4 +1,4 @@
-"""Which server: the rules that are known from load balancing, over the servers that can take the block."""
+"""The placements: rules from load balancing that choose a server among those that can take the block."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from policies.rules.costs import (
 )
 from policies.vocabulary import ClusterView, WorkKey
 
-REMEMBERED = 20  # work to come is remembered for so many times the slowest image's way
+REMEMBERED = 20  # work to come is remembered for this multiple of the slowest image's way
 
 
 def valid_servers(view: ClusterView) -> list[int]:
-    """The servers that can take the block, ascending; never empty in a view that asks for a decision."""
+    """Return the servers that can take the block, ascending; never empty in a view that asks for a decision."""
     return [index for index, server in enumerate(view.servers) if server.valid]
 
 
 def candidate_servers(view: ClusterView) -> list[int]:
-    """Those of them that the decision looks at; ascending where it looks at all."""
+    """Return those of them that the decision examines; ascending if it examines all."""
     return [index for index in looked_at(view) if view.servers[index].valid]
 
 
 def two_of(servers: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Two different ones at random, ascending; of one there is one draw all the same."""
+    """Return two different ones at random, ascending; a single one still costs one draw."""
     first = drawn(len(servers), rng)
     if len(servers) == 1:
         return [servers[first]]
@@ -47,22 +47,22 @@ def two_of(servers: Sequence[int], rng: np.random.Generator) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RandomPlacement:
-    """Uniform over the valid servers: the paper's baseline."""
+    """A uniform choice of the valid servers: the paper's baseline."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         servers = candidate_servers(view)
         return servers[drawn(len(servers), rng)]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedRandom:
-    """At random, as likely as a server is fast."""
+    """A random choice with probabilities in proportion to the servers' speeds."""
 
     speeds_img_s: tuple[float, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         servers = candidate_servers(view)
         total = 0.0
         for server in servers:
@@ -82,7 +82,7 @@ class RoundRobin:
     last: int = -1
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         servers = candidate_servers(view)
         self.last = min((server for server in servers if server > self.last), default=min(servers))
         return self.last
@@ -93,18 +93,18 @@ class ShortestQueue:
     """The fewest outstanding requests (JSQ)."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         return _shortest(view, candidate_servers(view))
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestQueueBySpeed:
-    """The fewest outstanding requests for its speed: a queue counts for as long as it would take at full width."""
+    """The fewest outstanding requests relative to speed: a queue counts as its time at full width."""
 
     speeds_img_s: tuple[float, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         return _shortest_by_speed(view, candidate_servers(view), self.speeds_img_s)
 
 
@@ -113,27 +113,27 @@ class PowerOfTwo:
     """The shorter queue of two servers drawn at random (Mitzenmacher 2001)."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         return _shortest(view, two_of(candidate_servers(view), rng))
 
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwoBySpeed:
-    """Of two servers drawn at random, the one whose queue is the shorter for its speed."""
+    """Of two servers drawn at random, the one whose queue is shorter relative to its speed."""
 
     speeds_img_s: tuple[float, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         return _shortest_by_speed(view, two_of(candidate_servers(view), rng), self.speeds_img_s)
 
 
 @dataclass(frozen=True, slots=True)
 class IdleQueue:
-    """A server that has nothing outstanding, or else one at random (Join-Idle-Queue: Lu et al. 2011)."""
+    """A server without outstanding work, or otherwise one at random (Join-Idle-Queue: Lu et al. 2011)."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         servers = candidate_servers(view)
         idle = next((server for server in servers if view.servers[server].outstanding_requests == 0), None)
         return servers[drawn(len(servers), rng)] if idle is None else idle
@@ -149,25 +149,25 @@ def _shortest_by_speed(view: ClusterView, servers: Sequence[int], speeds_img_s: 
 
 @dataclass(frozen=True, slots=True)
 class LeastWork:
-    """The least expected time to run what is outstanding: queues in seconds, so a slow device's count for more."""
+    """The least expected time to run outstanding work: queues in seconds, so a slow device's queue counts more."""
 
     costs: CostModel
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         return min(candidate_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The server that needs the least energy an image, unless it has a full block of work; then the next one.
+    """The server with the least energy per image, unless it has a full block of work; then the next one.
 
-    It looks at all servers. So at low load some are left alone, and the others' batches are larger. Where all have as
-    much, it is the least work.
+    It examines all servers. So at low load some stay idle, and the others' batches are larger. If all have a full
+    block, it is the least work.
 
     Attributes:
         order: the servers, by their energy for an image's way at middle widths; of equal ones the first.
-        full_ns: for each server, expected time of a full block's share of that way: a segment's.
+        full_ns: for each server, expected time of a full block's share of that way: one segment.
     """
 
     costs: CostModel
@@ -175,7 +175,7 @@ class Packed:
     full_ns: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         for server in self.order:
             if view.servers[server].valid and outstanding_ns(self.costs, view, server) < self.full_ns[server]:
                 return server
@@ -192,18 +192,18 @@ def _packed(context: RouterContext) -> Packed:
 
 @dataclass(slots=True)
 class LeastWorkComing:
-    """The least work, with the work that will come back: images that wait at the router between two segments are at no
-    server, but their place is one, and there they will leave what is to do.
+    """The least work, including the work to come: images that wait at the router between two segments are at no server,
+    but their activations are at one, where they will add work.
 
-    That is counted in whole ways of an image, of which `way_ns` says what one costs. Of images that are lost on their
-    way nothing is heard, so what is to come is forgotten by and by, and at once of a server that is out.
+    It is counted in whole ways of an image, each of which takes `way_ns`. Images lost in transfer are not reported, so
+    the work to come decays, and is dropped at once for a server that is out.
 
     Attributes:
         way_ns: for each server, expected time of one image through all segments.
-        most: the most images of a block, as many as are expected to be sent.
-        forget_ns: how long something is remembered, about.
+        most: the largest number of images of a block that are expected to be sent.
+        forget_ns: about how long work to come is remembered.
         stays: keep images where their activations are, as `Sticky` does.
-        coming: for each server, what is remembered; `seen_ns`: when it was looked at last.
+        coming: for each server, the work to come; `seen_ns`: its last update.
     """
 
     costs: CostModel
@@ -216,7 +216,7 @@ class LeastWorkComing:
     seen_ns: list[int]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         for server in looked_at(view):
             keep = self.forget_ns / (self.forget_ns + (view.now_ns - self.seen_ns[server]))
             self.seen_ns[server] = view.now_ns
@@ -233,7 +233,7 @@ class LeastWorkComing:
         return outstanding_ns(self.costs, view, server) + self.coming[server] * self.way_ns[server]
 
     def _note(self, view: ClusterView, chosen: int) -> None:
-        """Whose place was elsewhere leaves nothing there."""
+        """Update the work to come: images whose activations were elsewhere leave none there."""
         images, location = min(self.most, view.candidates), view.head.location
         to_come = (self.segments - view.head.segment) / self.segments
         if location >= 0:
@@ -251,13 +251,14 @@ def _least_work_coming(context: RouterContext, stays: bool) -> LeastWorkComing:
 
 @dataclass(frozen=True, slots=True)
 class ShortestDelay:
-    """The earliest expected end of the block: outstanding work + transfer + its own batch at the width it would get."""
+    """The earliest expected end of the block: outstanding work + transfer + its batch at the width that it would
+    get."""
 
     costs: CostModel
     width: WidthRule
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         return min(candidate_servers(view), key=lambda server: self._delay_ns(view, server, rng))
 
     def _delay_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
@@ -268,12 +269,12 @@ class ShortestDelay:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """Where the activations are, if that server can take the block; else, and for new images, `elsewhere`."""
+    """The server with the activations, if it can take the block; otherwise, and for new images, `elsewhere`."""
 
     elsewhere: Placement
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """The server for the view's candidate block."""
+        """Return the server for the view's candidate block."""
         location = view.head.location
         stays = location >= 0 and view.servers[location].valid  # an image at the router is on no server
         return location if stays else self.elsewhere(view, rng)
@@ -299,5 +300,5 @@ PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
 
 
 def make_placement(name: str, context: RouterContext, width: WidthRule) -> Placement:
-    """A fresh placement by its name; `width` is what the blocks that it places will run at."""
+    """Create a placement by its name; `width` is the width rule for the blocks that it places."""
     return _PLACEMENTS[name](context, width)

@@ -1,7 +1,7 @@
-"""Which width tuple each server runs, and its share of the demand: accuracy scaling after Proteus (ASPLOS 2024).
+"""The width tuple of each server, and its share of the demand: accuracy scaling after Proteus (ASPLOS 2024).
 
-Ahmad et al. maximise the mean accuracy of what is served, subject to every server's throughput with its variant, as a
-mixed integer programme; so does `plan`. It is a pure function of numbers, and remembers what it has solved.
+Ahmad et al. maximise the mean accuracy of served requests, subject to every server's throughput with its variant, as a
+mixed integer linear program; so does `plan`. It is a pure function of numbers, and caches its solutions.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-GRID: Final = 1.02  # demands are rounded up to its powers, so that few plans are asked for
-GAP: Final = 1e-4  # how far from the best mean accuracy a plan may be, relatively
+GRID: Final = 1.02  # demands are rounded up to its powers, so that few plans are needed
+GAP: Final = 1e-4  # the largest relative distance of a plan from the best mean accuracy
 
 Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What every server does.
+    """The assignment of tuples and shares to servers.
 
     Attributes:
         choice: for each server, the index of its tuple.
@@ -38,20 +38,20 @@ class Placement:
 
 
 def rounded_up(demand_img_s: float) -> float:
-    """The next demand on the grid; from 1 image/s."""
+    """Return the next demand on the grid; from 1 image/s."""
     return GRID ** ceil(log(max(demand_img_s, 1.0)) / log(GRID))
 
 
 @lru_cache(maxsize=4096)
 def plan(demand_img_s: float, capacity_img_s: tuple[tuple[float, ...], ...], accuracy: tuple[float, ...]) -> Placement:
-    """The assignment of tuples to servers with the highest mean accuracy that serves the whole demand.
+    """Return the assignment of tuples to servers with the highest mean accuracy that serves the whole demand.
 
     Args:
         demand_img_s: images that arrive a second, above 0.
-        capacity_img_s: (servers, tuples) what a server may take with a tuple; 0 with all of them where it is down.
+        capacity_img_s: (servers, tuples) the capacity of a server with a tuple; all 0 if it is down.
         accuracy: (tuples,) in [0, 1], descending.
 
-    Beyond capacity every server has its fastest tuple, and a share by its speed.
+    Beyond capacity every server has its fastest tuple, and a share in proportion to its speed.
     """
     capacity, worth = np.array(capacity_img_s), np.array(accuracy)
     fastest = capacity.argmax(axis=1)
@@ -61,7 +61,7 @@ def plan(demand_img_s: float, capacity_img_s: tuple[tuple[float, ...], ...], acc
         return _plan(fastest, shares, worth, serves_all=False)
     choice = _assign(demand_img_s, capacity, worth)
     shares = _fill(choice, demand_img_s, capacity)
-    if (shares == 0).any():  # who is not needed may as well be accurate; then it may be needed
+    if (shares == 0).any():  # a server that is not needed may be accurate; then it may be needed
         choice = np.where(shares == 0, 0, choice)
         shares = _fill(choice, demand_img_s, capacity)
     return _plan(choice, shares, worth, serves_all=True)
@@ -72,7 +72,8 @@ def _plan(choice: NDArray[np.int64], shares: Reals, worth: Reals, *, serves_all:
 
 
 def _fill(choice: NDArray[np.int64], demand_img_s: float, capacity: Reals) -> Reals:
-    """The best shares for given tuples: the most accurate servers take all they can, equally accurate ones alike."""
+    """Return the best shares for given tuples: the most accurate servers are filled first, equally accurate ones
+    evenly."""
     shares: Reals = np.zeros(len(choice))
     left = demand_img_s
     for index in np.unique(choice):
@@ -87,12 +88,13 @@ def _fill(choice: NDArray[np.int64], demand_img_s: float, capacity: Reals) -> Re
 
 
 def _assign(demand_img_s: float, capacity: Reals, worth: Reals) -> NDArray[np.int64]:
-    """Solve it: x, how many servers of a kind run a tuple (integers), and y, which share of the demand they take.
+    """Solve for x, the number of servers of a kind that run a tuple (integers), and y, their share of the demand.
 
-    Maximise the sum of accuracy x y, where a tuple's share is within its servers' capacity, each kind's servers are all
-    there, and the shares are 1 together. Servers of equal capacities are one kind: they could be swapped in any plan.
+    Maximise the sum of accuracy x y, subject to each tuple's share being within its servers' capacity, the number of
+    servers of each kind, and the sum of shares 1. Servers of equal capacities are one kind: they could be swapped in
+    any plan.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and few need it
+    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and seldom needed
 
     kinds, kind_of, counts = np.unique(capacity, axis=0, return_inverse=True, return_counts=True)
     size, tuples = kinds.size, len(worth)

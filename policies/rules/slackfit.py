@@ -24,11 +24,11 @@ class SlackFit:
     """After SuperServe (Khare et al. 2025, SlackFit): the block's slack picks a bucket of expected latency.
 
     The choices (width, group) of the placed server are put into evenly spaced buckets of their expected latency. The
-    last bucket that fits the slack whole is taken, or the first where none does; in it, the largest group, then the
-    widest. So a long slack buys width when few wait, and batching when many do.
+    last bucket that fits the slack completely is taken, or the first if none does; in it, the largest group, then the
+    widest width. So a long slack allows width if the queue is short, and batching if it is long.
 
-    Slack = the segment's share of the latency target, less the time the oldest candidate has waited, less the
-    server's outstanding work and the transfer.
+    Slack = the segment's share of the latency target, less the wait of the oldest candidate so far, less the server's
+    outstanding work and the transfer.
 
     Attributes:
         share_ns: a segment's share of the end-to-end latency target.
@@ -57,7 +57,8 @@ class SlackFit:
         return Choice(server, width, group)
 
     def _options(self, view: ClusterView, server: int) -> list[tuple[int, int, float]]:
-        """(expected latency in ns, group, width); groups beyond the first that takes all candidates change nothing."""
+        """Return (expected latency in ns, group, width); groups beyond the first that takes all candidates change
+        nothing."""
         groups = [g for g in self.groups if g < view.candidates]
         groups += [g for g in self.groups if g >= view.candidates][:1]
         held = zip(self.widths, view.servers[server].widths, strict=True)
@@ -82,7 +83,7 @@ class SlackFitRule(PlacedRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """The target's logarithm."""
+        """Return the space of the target's logarithm."""
         first = np.array([log(default_target_s(context))])
         return Space("SlackFitSpace", first, np.array([1.5]), lambda x: cls(target_s=exp(x[0])))
 

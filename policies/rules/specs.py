@@ -1,16 +1,16 @@
-"""A rule with its parameters, as plain data: what a rule file (`*.rule.yaml`) holds, and what tuning searches over.
+"""Rules with their parameters, as plain data: the content of a rule file (`*.rule.yaml`), and the space of tuning.
 
     schema: slimsched.rule/1
     kind: ladder                    # one of `policies.registry.RULES`
     placement: sticky               # by name; a `milp` places itself
-    group: largest                  # or the most that a block may take
-    hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # what the core holds back; or nothing
+    group: largest                  # or the largest number of requests in a block
+    hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # the core's hold rule; or nothing
     rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
     thresholds: [24]
     made_by: {command: slimsched train ..., seed: 7}         # anything; no decision depends on it
 
-What a kind is told, and what is assumed where it isn't, stands at its class: here for the plain ones, beside the rule
-for one that has a module of its own (`slackfit`, `infaas`, `milp`).
+A kind's class has its parameters and defaults: the plain ones are here, those of rules in separate modules are there
+(`slackfit`, `infaas`, `milp`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
 _BY_MODEL: Final = "take ladder, compass, slackfit, lookahead, or `fixed` with tuples by class"
 LADDER_THRESHOLDS: Final[tuple[float, ...]] = (16.0, 32.0, 64.0, 128.0, 256.0)
-MIN_STEP: Final = 0.01  # that tuning tries between the logarithms of thresholds
-MAX_HYSTERESIS: Final = 0.9  # that tuning tries: beyond, a ladder hardly ever comes back
+MIN_STEP: Final = 0.01  # lower bound of tuning, between the logarithms of thresholds
+MAX_HYSTERESIS: Final = 0.9  # upper bound of tuning: beyond, a ladder hardly ever steps back up
 POINT: Final = 0.01  # of accuracy
 
 Reals = npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ From0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 ShareAbove0 = Annotated[float, Field(gt=0, le=1)]
-Widths = Annotated[tuple[ShareAbove0, ...], Field(min_length=1)]  # one a segment
+Widths = Annotated[tuple[ShareAbove0, ...], Field(min_length=1)]  # one for each segment
 Rungs = Annotated[tuple[Widths, ...], Field(min_length=1)]
 Thresholds = Annotated[tuple[From0, ...], Field(min_length=1), AfterValidator(_ascending)]
 PlacementName = Annotated[str, BeforeValidator(_placement)]
@@ -81,30 +81,31 @@ Group = Annotated[
 
 
 class RouterSpec(Protocol):
-    """A kind of router with its parameters: what every name and every file of a router stands for."""
+    """A kind of router with its parameters: the meaning of every name and every file of a router."""
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Whether it fits a cluster's network; raises `InputError` (naming `source` and `key`) if not."""
+        """Check that it fits a cluster's network; raises `InputError` (naming `source` and `key`) if not."""
         ...
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
+        """Create a router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
         ...
 
     def dialled(self, by: float, context: RouterContext) -> RouterSpec | None:
-        """The same kind, more accurate and slower for `by` above 0, without goals of its own; None without a dial."""
+        """Return the same kind, more accurate and slower for `by` above 0, without separate goals; None without a
+        dial."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What tuning searches over: the numbers of one kind of router.
+    """The search space of tuning: the numbers of one kind of router.
 
     Attributes:
-        stream: names the search's random stream.
-        start, spread: (K,) where the search begins, and how far it looks.
-        spec: makes the router's parameters of such numbers.
-        starts: (K,) each, where it may begin: with the first, unless that blows up and another does not.
+        stream: name of the search's random stream.
+        start, spread: (K,) the start of the search, and its initial step sizes.
+        spec: creates the router's parameters from such numbers.
+        starts: (K,) each, possible starts: the first one, unless it overloads the cluster and another does not.
     """
 
     stream: str
@@ -131,28 +132,28 @@ class RuleSpec(StrictModel, ABC):
     made_by: Plain = Field(default_factory=dict)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
+        """Create a router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
         hold = None if self.hold is None else self.hold.rule()
         return holding(self.chooser(context, source, key), hold, context)
 
     @abstractmethod
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """That router without what is held; raises `InputError` as `make` does."""
+        """Create that router without its hold rule; raises `InputError` as `make` does."""
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space | None:
-        """What tuning searches over, to keep a mean accuracy of `floor`; None where there is little to choose from."""
+        """Return the search space of tuning, for a mean accuracy of `floor`; None if there is little to choose from."""
         return None
 
     def dialled(self, by: float, context: RouterContext) -> RuleSpec | None:
-        """The same rule, more accurate and slower for `by` above 0, and without goals of its own; None without a dial.
+        """Return the same rule, more accurate and slower for `by` above 0, without separate goals; None without a dial.
 
-        A dial is the logarithm of the load, the price or the time at which the rule goes to narrower widths.
+        A dial is the logarithm of the load, the price or the time at which the rule changes to narrower widths.
         """
         return None
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Whether the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
+        """Check that the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
         if config.models and not self.BY_MODEL:
             raise InputError(source, key, f"{self.KIND} knows one model, here are {len(config.models)}; {_BY_MODEL}")
         self.groups(config, source, key)
@@ -160,16 +161,17 @@ class RuleSpec(StrictModel, ABC):
             self.hold.check(config, source, key)
 
     def groups(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
-        """The group sizes that it may use; raises `InputError` where there are none."""
+        """Return the group sizes that it may use; raises `InputError` if there are none."""
         sizes = tuple(size for size in config.groups if self.group == "largest" or size <= self.group)
         if not sizes:
             raise InputError(source, key, f"group {self.group} is below the smallest that there is, {config.groups[0]}")
         return sizes
 
     def to_dict(self) -> dict[str, Any]:
-        """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster.
+        """Return plain data from which `rule_from_dict` restores the rule, without values left to defaults of the
+        cluster.
 
-        Nothing is written where a file that leaves a field out would mean something: Compass' `control: null`.
+        A field is kept if its absence would have another meaning: Compass' `control: null`.
         """
         dumped = self.model_dump(mode="json", by_alias=True, exclude={"hold"})
         made_by, group = dumped.pop("made_by"), dumped.pop("group")
@@ -202,7 +204,7 @@ class PlacedRule(RuleSpec):
 def _check_tuple(
     tuple_: tuple[float, ...], config: RouterConfig, source: str, key: str, widths: Sequence[float] = ()
 ) -> None:
-    """`widths`: of a class's model; a tuple for all classes is of all models."""
+    """Check `widths`, of a class's model; a tuple for all classes is of all models."""
     if config.models and not widths:
         raise InputError(source, key, f"{list(tuple_)} is of one model, here are {len(config.models)}; {_BY_MODEL}")
     widths = widths or config.widths
@@ -230,7 +232,7 @@ class FixedRule(PlacedRule):
         return self
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Also its tuple."""
+        """Check its tuple, too."""
         super().check(config, source, key)
         if self.tuple_ is not None:
             _check_tuple(self.tuple_, config, source, key)
@@ -243,7 +245,7 @@ class FixedRule(PlacedRule):
             _check_tuple(self.tuples[name], config, source, key, widths)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """See `RuleSpec`; its tuple is its own, whether or not a server holds all of it together."""
+        """See `RuleSpec`; its tuple does not depend on whether a server holds all of it together."""
         return super().make(replace(context, working_sets=()), source, key)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
@@ -281,10 +283,11 @@ class LadderRule(PlacedRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """Of three numbers: the first threshold, the ratio of each to the one before, both as logarithms; hysteresis.
+        """Return the space of three numbers: the first threshold, the ratio of each to the previous one, both as
+        logarithms; hysteresis.
 
-        The rungs are the corners of the accuracy table's front. A threshold of its own for each of eight rungs was
-        found to be searched worse: on two scenarios the mean latencies of three searches lay 17 and 107 % apart.
+        The rungs are the corners of the accuracy table's front. A separate threshold for each of eight rungs was found
+        to be harder to search: on two scenarios the mean latencies of three searches differed by 17 and 107 %.
         """
         rungs = tuple(corner_tuples(context))
 
@@ -306,13 +309,13 @@ class LadderRule(PlacedRule):
         return self.model_copy(update={"thresholds": thresholds, "control": None})
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Also its rungs."""
+        """Check its rungs, too."""
         super().check(config, source, key)
         for rung in self.rungs or ():
             _check_tuple(rung, config, source, key)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
-        """See `RuleSpec`; a short accuracy table makes a short ladder: thresholds that are left over are dropped."""
+        """See `RuleSpec`; a short accuracy table makes a short ladder: surplus thresholds are dropped."""
         self.check(context.config, source, key)
         config, count = context.config, len(self.thresholds) + 1
         of_model = [self.rungs or spread(efficient_tuples(context, each), count) for each in config.model_widths]
@@ -333,11 +336,11 @@ class PaperRandom:
     """The paper's baseline: a valid server, a held width and a group, each uniform. It has no parameters."""
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """It fits every cluster."""
+        """Accept every cluster."""
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
-        """A fresh router for a cluster."""
+        """Create a router for a cluster."""
         return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))
 
     def dialled(self, by: float, context: RouterContext) -> None:
-        """It has none."""
+        """Return None: it has no dial."""

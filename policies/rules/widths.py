@@ -1,4 +1,5 @@
-"""Which width. One that a server can't hold becomes the next narrower one that it can, or else its narrowest."""
+"""The rules for the width. A width that a server can't hold becomes the next narrower one held, or else its
+narrowest."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ from policies.vocabulary import ClusterView
 
 @cache
 def held_width(widths: tuple[float, ...], held: tuple[bool, ...], wanted: float) -> float:
-    """The widest held width that is not above `wanted`, or else the narrowest held one. `widths` ascend."""
+    """Return the widest held width that isn't above `wanted`, or otherwise the narrowest held one. `widths` ascend."""
     can = [width for width, holds in zip(widths, held, strict=True) if holds]
     return max((width for width in can if width <= wanted), default=can[0])
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWidth:
-    """Uniform over the widths that the server can hold."""
+    """A uniform choice of the widths that the server can hold."""
 
     widths: tuple[float, ...]
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """The width for the view's candidate block on that server."""
+        """Return the width for the view's candidate block on that server."""
         can = [width for width, holds in zip(self.widths, view.servers[server].widths, strict=True) if holds]
         return can[drawn(len(can), rng)]
 
@@ -39,13 +40,13 @@ class FixedWidths:
     by_class: tuple[tuple[float, ...], ...] = ()
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """The width for the view's candidate block on that server."""
+        """Return the width for the view's candidate block on that server."""
         wanted = self.by_class[view.head.service_class] if self.by_class else self.tuple_
         return held_width(self.widths, view.servers[server].widths, wanted[view.head.segment - 1])
 
 
 def requests_per_server(view: ClusterView) -> float:
-    """All that are inside, for each server that is up."""
+    """Return the number of requests inside, for each server that is up."""
     outstanding = sum(each.outstanding_requests for each in view.servers)
     return (view.fifo_length + outstanding) / max(1, sum(is_up(each) for each in view.servers))
 
@@ -55,14 +56,14 @@ class Ladder:
     """Width tuples by load: each threshold that the load exceeds is one rung down.
 
     The load is (FIFO length + outstanding requests) per server that is up; a request takes its segment's width from the
-    rung of the moment, so it may pass segments on different rungs. With hysteresis the ladder stays on a lower rung
-    until the load is no more than so much of the threshold; it has one rung for the whole cluster, for each class.
+    present rung, so it may pass segments on different rungs. With hysteresis the ladder stays on a lower rung until the
+    load is down to a share of the threshold; it has one rung for the whole cluster, for each class.
 
     Attributes:
         rungs: width tuples, the most accurate first; by class.
-        thresholds: of the load, ascending, one fewer than rungs; a class with fewer rungs heeds the first ones.
+        thresholds: of the load, ascending, one fewer than rungs; a class with fewer rungs uses the first ones.
         hysteresis: a share in [0, 1); a rung is left upwards at its threshold times (1 - hysteresis).
-        at: by class, the rung where it is now. Asked again at the same load, it is still there.
+        at: by class, the present rung. Repeated calls at the same load do not change it.
     """
 
     widths: tuple[float, ...]
@@ -72,11 +73,11 @@ class Ladder:
     at: list[int] = field(default_factory=lambda: [0])
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """The width for the view's candidate block on that server."""
+        """Return the width for the view's candidate block on that server."""
         return self.width_at(self.rung_of(view), view, server)
 
     def rung_of(self, view: ClusterView, scale: float = 1.0) -> int:
-        """How many thresholds the load exceeds, of which only `scale` counts."""
+        """Return the number of thresholds that the load, multiplied by `scale`, exceeds, with hysteresis."""
         load, of = requests_per_server(view) * scale, view.head.service_class
         thresholds = self.thresholds[: len(self.rungs[of]) - 1]
         down = sum(load > threshold for threshold in thresholds)
@@ -85,6 +86,6 @@ class Ladder:
         return rung
 
     def width_at(self, rung: int, view: ClusterView, server: int) -> float:
-        """The width of that rung for the view's candidate block on that server."""
+        """Return the width of that rung for the view's candidate block on that server."""
         wanted = self.rungs[view.head.service_class][rung][view.head.segment - 1]
         return held_width(self.widths, view.servers[server].widths, wanted)

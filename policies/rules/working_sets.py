@@ -1,7 +1,7 @@
-"""Which instances each server's memory holds together: its working set.
+"""The working set of each server: the instances that its memory holds together.
 
-An instance serves every narrower width of its nest, so a working set has one of each segment for a slimmable network,
-and some members of a family. A router that stays within each server's working set needs no load after the first ones.
+An instance serves every narrower width of its nest, so a working set has one instance of each segment for a slimmable
+network, and some members of a family. A router within each server's working set needs no load after the first ones.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from policies.rules.costs import corners, cost_at, path_ns, within
 
 Widths = tuple[float, ...]
 Limits = tuple[Widths | None, ...]
-"""For each nest the widest instances that are held, one a segment; None for none."""
+"""For each nest the widest instances held, one for each segment; None for none."""
 
 
 def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: float) -> tuple[WorkingSet, ...]:
-    """Choose each server's working set: that in which an accuracy of `floor` costs the least device time.
+    """Choose each server's working set: the one in which an accuracy of `floor` costs the least device time.
 
-    Between two width tuples any mean accuracy costs what a mix of them does. Where no set reaches the floor, or it is
-    0, the most accurate set is taken, and of those the one with the quickest tuple. A server that holds no set at all
-    is not limited, nor is one of several models.
+    A mix of two width tuples costs the weighted mean for the weighted mean accuracy. If no set reaches the floor, or it
+    is 0, the most accurate set is taken, and of those the one with the fastest tuple. A server that holds no complete
+    set is not limited, nor is one of several models.
 
     Args:
         context: its accuracy table and expected costs.
-        servers: of each server, its instances' bytes and its memory.
+        servers: for each server, its instances' bytes and its memory.
         floor: of mean accuracy; 0 for none.
 
     Returns:
-        (N, S, W) what each server holds; empty if none is limited.
+        (N, S, W) the widths of each server; empty if none is limited.
     """
     config, alike = context.config, context.costs.alike
     everything: WorkingSet = ((True,) * len(config.widths),) * config.segments
@@ -59,7 +59,7 @@ def _masks(widths: Widths, nests: tuple[int, ...], limits: Limits) -> WorkingSet
 
 
 def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: float) -> Limits | None:
-    """None if no width tuple of the accuracy table fits."""
+    """Return a server's best set; None if no width tuple of the accuracy table fits."""
     top1, nests = context.prior.top1, nests_of(context.config.widths, knobs.nests)
     cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in top1}
 
@@ -79,7 +79,7 @@ def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: fl
 
 
 def _largest_sets(nests: Sequence[Widths], segments: int, knobs: GreedyKnobs) -> Iterator[Limits]:
-    """Those that fit and hold something, to which nothing could be added."""
+    """Yield the non-empty sets that fit and can't be extended."""
     for limits in product(*((None, *product(nest, repeat=segments)) for nest in nests)):
         if any(limits) and _fits(limits, knobs) and not any(_fits(more, knobs) for more in _wider(limits, nests)):
             yield limits
@@ -92,7 +92,7 @@ def _fits(limits: Limits, knobs: GreedyKnobs) -> bool:
 
 
 def _wider(limits: Limits, nests: Sequence[Widths]) -> Iterator[Limits]:
-    """By one step, in one place."""
+    """Yield the sets wider by one step, in one place."""
     segments = len(next(limit for limit in limits if limit is not None))
     for place, (limit, nest) in enumerate(zip(limits, nests, strict=True)):
         steps: list[Widths] = [(nest[0],) * segments] if limit is None else []
