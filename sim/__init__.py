@@ -1,1 +1,1 @@
-"""The simulated world: a SimPy model of the cluster that drives the decision cores of `policies`."""
+"""The simulation: a SimPy model of the cluster that drives the decision cores of `policies`."""

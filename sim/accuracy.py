@@ -1,4 +1,5 @@
-"""Whether an image's label is right after its last segment: replayed from a recorded matrix, or drawn from a table."""
+"""The correctness of an image's label after its last segment: replayed from a recorded matrix, or drawn from a
+table."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from policies.reward import AccuracyPrior
 
 
 class Correctness(Protocol):
-    """Says whether a request's label is right."""
+    """The source of whether a request's label is right."""
 
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
-        """For the request's complete width tuple; the same answer each time."""
+        """Return it for the request's complete width tuple; the same answer each time."""
         ...
 
 
 class MatrixCorrectness:
-    """Replays which test images the evaluated network got right (so correlations between widths are real).
+    """A replay of the evaluated network's results on test images (so correlations between widths are real).
 
     Args:
         tuples: T width tuples.
         correct: (images, T) bool.
-        images: for each request, the test image that it is.
+        images: for each request, its test image.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class MatrixCorrectness:
 
 
 class BernoulliCorrectness:
-    """Draws it with the tuple's accuracy, by a hash of the request: no state, the same draw for wider tuples."""
+    """A draw with the tuple's accuracy, by a hash of the request: stateless, with the same draw for wider tuples."""
 
     def __init__(self, prior: AccuracyPrior, salt: int) -> None:
         self.prior = prior
         self.salt = salt
 
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
-        """One draw a request; a wider tuple is right wherever a narrower, less accurate one is."""
+        """Draw once for each request; a wider tuple is right whenever a narrower, less accurate one is."""
         return hashed_share(self.salt, request, 0) < self.prior(widths)

@@ -2,13 +2,13 @@
 
 At one instant: arrivals, then by server the ends of transfers, blocks that reach their scheduler, batch starts, batch
 ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a device's
-slowdown (each by its own id), and last the operator's goal, and what the router's host has done: its decision, what it
-heard. The next decision's start comes when nothing is left at the instant (`is_instant_over`).
+slowdown (each by its id), and last the operator's goal, and the work of the router's host: its decision, its received
+messages. The next decision starts when nothing is left at the instant (`is_instant_over`).
 
-What has a course of its own is a SimPy process that waits by `until`: arrivals, sensors, deliveries, faults, slow
-spells. What a command begins and what ends once (a transfer, a load, a pass) is called by `at`: a process begins with
-an event of its own, after what the same call does next, and one a transfer made runs 9 % slower. A medium and the
-router's host are no resources of SimPy: they book when they are free, so that who goes first is declared.
+Recurring activities are SimPy processes that wait by `until`: arrivals, sensors, deliveries, faults, slow spells.
+Single events (the end of a transfer, a load, a pass) are calls by `at`: a process begins with an extra event, after
+what the same call does next, and a run with a process for each transfer was 9 % slower. A medium and the router's host
+are not resources of SimPy: they book when they are free, so that the order is declared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import simpy
 
 
 class Kind(IntEnum):
-    """What happens at a server, in the order in which it happens at one instant."""
+    """The kinds of events at a server, in their order at one instant."""
 
     TRANSFER_END = 0
     BLOCK_ARRIVAL = 1
@@ -39,20 +39,20 @@ class Kind(IntEnum):
 
 _KINDS = len(Kind)
 _ID_BITS = 32
-ARRIVAL = 2  # SimPy keeps 0 and 1 for itself: its zero-delay cascades settle first
+ARRIVAL = 2  # SimPy uses 0 and 1 itself: its zero-delay cascades settle first
 HOST = 1 << 62
 
 
 def rank(server: int, kind: Kind, number: int = 0) -> int:
-    """The place of a server's event among those of its instant."""
+    """Return the rank of a server's event among those of its instant."""
     return (ARRIVAL + 1 + server * _KINDS + kind) << _ID_BITS | number
 
 
-Process = Generator[simpy.Event, None, None]  # as SimPy has it: what it waits for, one after the other
+Process = Generator[simpy.Event, None, None]  # in SimPy's form: the events that it waits for, one after the other
 
 
 class Moment(simpy.Event):
-    """SimPy's timeout, but until a time, and with a place among the events of that instant."""
+    """An event like SimPy's timeout, but at an absolute time, and with a rank among the events of that instant."""
 
     def __init__(self, agenda: Agenda, when_ns: int, order: int) -> None:
         self.env = agenda
@@ -63,25 +63,25 @@ class Moment(simpy.Event):
 
 
 class Agenda(simpy.Environment):
-    """When what happens, in integer nanoseconds."""
+    """The queue of events, in integer nanoseconds."""
 
     @property
     def now_ns(self) -> int:
-        """The present."""
+        """The present time."""
         return cast(int, self._now)
 
     @property
     def next_ns(self) -> float:
-        """The time of the next event; infinity when there is none."""
+        """The time of the next event; infinity if there is none."""
         return self.peek()
 
     @property
     def is_instant_over(self) -> bool:
-        """Whether nothing more happens at the present time."""
+        """Return whether nothing more happens at the present time."""
         return self.peek() > self._now
 
     def until(self, when_ns: int, order: int) -> Moment:
-        """What a process waits for; `order` is `ARRIVAL`, `HOST` or a `rank`."""
+        """Return an event for a process to wait for; `order` is `ARRIVAL`, `HOST` or a `rank`."""
         return Moment(self, when_ns, order)
 
     def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
@@ -90,10 +90,10 @@ class Agenda(simpy.Environment):
 
 
 class _Call(msgspec.Struct):
-    """What SimPy asks of an event that has happened and has one callback: the cheapest kind there is."""
+    """The cheapest object that SimPy accepts as an event that has happened and has one callback."""
 
     act: Callable[..., None]
     arguments: tuple[Any, ...]
-    callbacks: Any = (lambda call: call.act(*call.arguments),)  # SimPy takes them away when it calls them
+    callbacks: Any = (lambda call: call.act(*call.arguments),)  # SimPy removes them when it calls them
 
     _ok: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """The simulated cluster: a SimPy model that drives the router's core and every server's scheduler.
 
-`Simulation` runs to the next decision and stops there, so that whoever holds it may be a rule, a learner or a person.
-It is deterministic: the same specs, seed and choices give the same records.
+`Simulation` runs to the next decision and stops there, so that a rule, a learner or a person may decide. It is
+deterministic: the same specs, seed and choices give the same records.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from sim.tables import DeviceTables
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What is simulated.
+    """The cluster to simulate.
 
     Attributes:
-        decision_ns: how long a policy takes for a routing decision.
-        host: what decisions and messages cost the router's host beyond that; None if they cost it nothing.
-        supervision: how a hung server is noticed, and when a dead one is started again.
+        decision_ns: the policy's time for a routing decision.
+        host: the additional costs of decisions and messages on the router's host; None for no cost.
+        supervision: how a hung server is detected, and when a failed one is restarted.
     """
 
     devices: tuple[DeviceTables, ...]
@@ -74,25 +74,25 @@ class ClusterSpec:
 
     @property
     def block_ns(self) -> int:
-        """What a block costs the router's host, decided and returned, beyond its images."""
+        """The host's time for a block, decided and returned, beyond its images."""
         return self.decision_ns + (0 if self.host is None else self.host.decision[0] + self.host.returned[0])
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What happens to it.
+    """The workload of a run.
 
     Attributes:
         arrivals_ns: ascending; request i arrives at arrivals_ns[i].
         horizon_ns: arrivals end here; so does the run under `end: cut`.
-        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
-        deadlines_ns: after its arrival, for every request of each class; None for no deadline.
+        end: `drain` continues until nothing is in flight, `drain_limit_ns` at most; not if no server ever comes back.
+        deadlines_ns: relative to arrival, for every request of each class; None for no deadline.
         classes: (n,) the class of each request; None if all are of one.
-        seed: of the jitter, the devices' slowdown and lost packets.
-        slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
-            from then on), ascending; the others' is drawn, where their profiles have one.
-        goals: when the operator asks for what, ascending, none after the horizon.
-        detail, keep_log: what the ledger keeps.
+        seed: seed of the jitter, the devices' slowdown and lost packets.
+        slowdowns: for some devices, the real course of their speed: (when, the factor on all times from then on),
+            ascending; for the others it is drawn if their profiles have one.
+        goals: the operator's goals by time, ascending, none after the horizon.
+        detail, keep_log: see `policies.ledger.Ledger`.
     """
 
     arrivals_ns: NDArray[np.int64]
@@ -111,19 +111,19 @@ class RunSpec:
 
     @property
     def class_of(self) -> NDArray[np.int64]:
-        """(n,) of each request."""
+        """(n,) the class of each request."""
         return np.zeros(len(self.arrivals_ns), np.int64) if self.classes is None else self.classes
 
 
 class _Delivery(msgspec.Struct):
-    """A block on its way: the transfers that are still moving, by their sources."""
+    """A block in transfer: the transfers in progress, by their sources."""
 
     command: SendBlock
     moving: set[int]
 
 
 class Simulation:
-    """One run. Call `advance` to get to a decision, `decide` to answer it, and so on; `record` when it has ended."""
+    """One run. Call `advance` to reach a decision, `decide` to answer it, and so on; `record` when it has ended."""
 
     def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
         self.cluster = cluster
@@ -146,7 +146,7 @@ class Simulation:
         self._arrived = 0
         self._limit = OwnLimit(FOLLOW_NS)
         self._ended_ns: int | None = None
-        self._wake_ns: int | None = None  # the last instant that the router's timer was planned for
+        self._wake_ns: int | None = None  # the last planned instant of the router's timer
         cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
         self._host = SimulatedHost(cluster.host, run.seed, cores)
         outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
@@ -179,16 +179,16 @@ class Simulation:
 
     @property
     def now_ns(self) -> int:
-        """The present."""
+        """The present time."""
         return self._agenda.now_ns
 
     @property
     def pending(self) -> Decide | None:
-        """The decision that is waited for."""
+        """The pending decision."""
         return self._pending
 
     def advance(self) -> Decide | None:
-        """Run to the next decision; None when the run has ended."""
+        """Run to the next decision; return None when the run has ended."""
         agenda, horizon_ns = self._agenda, self.spec.horizon_ns
         while self._pending is None and self._ended_ns is None:
             if agenda.is_instant_over and self._may_ask():
@@ -200,12 +200,12 @@ class Simulation:
         return self._pending
 
     def _may_ask(self) -> bool:
-        """Whether the router's timer has come, and its host is free."""
+        """Return whether the router's timer is due, and its host is free."""
         now_ns, wake_ns = self._agenda.now_ns, self.router.next_wake_ns
         return wake_ns is not None and wake_ns <= now_ns and self._host.free_ns <= now_ns
 
     def decide(self, choice: Choice | Hold) -> None:
-        """Answer the pending decision; it takes effect when policy and host are done with it."""
+        """Answer the pending decision; it takes effect when policy and host have finished it."""
         assert self._pending is not None, "no decision is pending"
         request, self._pending = self._pending, None
         number = request.decision
@@ -222,23 +222,23 @@ class Simulation:
             self._agenda.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
 
     def set_hold_rule(self, rule: HoldRule) -> None:
-        """What the router holds without a decision, where it may hold; for before the first one."""
+        """Set the router's hold rule, if holds are allowed; before the first decision."""
         if self.cluster.router.max_batching_delay_ns:
             self._tell_router(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:
-        """By which limit of p99 latency images are late from now on: the router's own, where it has one."""
+        """Set the router's separate limit of p99 latency, if it has one, by which images are late from now on."""
         if limit != self._limit:
             self._limit = limit
             self._tell_router(limit)
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
-        """Let a policy make every decision."""
+        """Let a policy make every decision; returns the record."""
         self.finish(policy, rng)
         return self.record()
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
-        """The same, for who wants no record."""
+        """Let a policy make every decision, without a record."""
         rule = hold_rule_of(policy)
         if rule is not None:
             self.set_hold_rule(rule)
@@ -248,11 +248,11 @@ class Simulation:
             self.set_limit(OwnLimit(limit_ns_of(policy)))
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """(decision, reward) of the blocks that have ended since the last call."""
+        """Return (decision, reward) of the blocks that have ended since the last call."""
         return self._ledger.take_credits()
 
     def record(self) -> RunRecord:
-        """What the run left behind; it must have ended."""
+        """Return the run's records; it must have ended."""
         assert self._ended_ns is not None, "the run has not ended"
         ended_ns, ledger = self._ended_ns, self._ledger
         ledger.close(ended_ns)
@@ -271,7 +271,7 @@ class Simulation:
         )
 
     def columns(self) -> RunColumns:
-        """What the run's figures are computed from; it must have ended."""
+        """Return the data for the run's figures; it must have ended."""
         return RunColumns.of(self.record())
 
     def _server_totals(self, server: SimulatedServer, ended_ns: int) -> ServerTotals:
@@ -290,7 +290,7 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------ the run's end
 
     def _is_over(self) -> bool:
-        """Whether the run ends before the next event, which is beyond the horizon."""
+        """Return whether the run ends before the next event, which is beyond the horizon."""
         if self.spec.end == "cut":
             return True
         drained = self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0
@@ -298,7 +298,7 @@ class Simulation:
         return drained or self._faults.is_all_gone or self._agenda.next_ns > limit_ns
 
     def _end_ns(self) -> int:
-        """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
+        """Return the end under `drain`: the horizon or the last completion (or failure), whichever is later."""
         if self.spec.end == "cut":
             return self.spec.horizon_ns
         if self.router.in_flight == 0 or self._faults.is_all_gone:
@@ -319,10 +319,10 @@ class Simulation:
         wake_ns = router.next_wake_ns
         if wake_ns is not None and wake_ns > now_ns and wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
-            self._agenda.at(wake_ns, HOST, self._pass)  # `advance` looks at the router's timer at that instant
+            self._agenda.at(wake_ns, HOST, self._pass)  # `advance` checks the router's timer at that instant
 
     def _hear(self, message: RouterMessage, number: int) -> None:
-        """A server's message is at the router's host: its core hears it when the host comes to it."""
+        """Queue a server's message at the router's host: its core receives it when the host reaches it."""
         if self.cluster.host is None:
             self._tell_router(message)
             return
@@ -332,7 +332,7 @@ class Simulation:
             self._agenda.at(self._host.free_ns, HOST, self._pass)
 
     def _pass(self) -> None:
-        """An instant at which nothing happens by itself."""
+        """Do nothing: `advance` only needs an event at this instant."""
 
     def _arrivals(self) -> Process:
         deadlines_ns = self.spec.deadlines_ns
@@ -345,7 +345,7 @@ class Simulation:
             self._tell_router(RequestArrived(request, deadline_ns, service_class))
 
     def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
-        """For requests that have just passed their last segment at `width`."""
+        """Return whether labels are right, for requests that have just passed their last segment at `width`."""
         is_correct, widths_of = self.spec.correctness.is_correct, self.router.widths_of
         return tuple(is_correct(request, (*widths_of(request), width)) for request in requests)
 
@@ -375,7 +375,7 @@ class Simulation:
         if source not in delivery.moving or block.block not in self._deliveries:
             return  # it failed meanwhile
         if source != ROUTER and self.servers[source].is_hung:
-            return  # a stopped process sends nothing, but what it should take is written for it into its memory
+            return  # a stopped process sends nothing, but incoming data are written into its memory
         delivery.moving.discard(source)
         self._tell_router(TransferFinished(block.block, source, block.server, requests))
         if not delivery.moving:
@@ -383,11 +383,11 @@ class Simulation:
             self.servers[block.server].hand_over(block)
 
     def _fail_transfers(self, server: int) -> None:
-        """A server died: what was on its way to it is dropped, what was on its way from it is lost."""
+        """Handle a server's death: what was in transfer to it is dropped, what was in transfer from it is lost."""
         for block, delivery in list(self._deliveries.items()):
             sent = delivery.command.block
             if sent.server == server:
-                del self._deliveries[block]  # the router took its members back with the server's death
+                del self._deliveries[block]  # the router requeued its members at the server's death
             elif server in delivery.moving:
                 del self._deliveries[block]
                 self._tell_router(TransferFailed(block, server, sent.server, sent.requests, "server_down"))

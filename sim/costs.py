@@ -11,15 +11,15 @@ from sim.tables import DeviceTables, KeyTable
 
 
 class ProfileCosts:
-    """Costs on otherwise idle devices.
+    """The costs on otherwise idle devices.
 
     Args:
         devices: for each server, the tables of its device.
         batch_limits: for each server, its batch limit.
-        attachments: for each server, how it hangs on the network.
+        attachments: for each server, its connection to the network.
 
     Attributes:
-        alike: servers whose devices have the very same tables, and the same batch limit; and the same links.
+        alike: servers with the very same tables of their devices, the same batch limit and the same links.
     """
 
     def __init__(
@@ -38,31 +38,32 @@ class ProfileCosts:
         self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
-        """Until a batch is back: handover, dispatch, solo latency; more than the limit is several batches in a row."""
+        """Return the time until a batch is back: handover, dispatch, solo latency; above the limit, several batches in
+        a row."""
         whole, rest = divmod(batch, self._batch_limits[server])
         total_ns = self._handovers_ns[server] + whole * self._batch_ns(server, key, self._batch_limits[server])
         return (total_ns + (self._batch_ns(server, key, rest) if rest else 0)) / NS_PER_S
 
     def image_s(self, server: int, key: WorkKey) -> float:
-        """One image's share of a full batch."""
+        """Return one image's share of a full batch."""
         limit = self._batch_limits[server]
         return self._batch_ns(server, key, limit) / limit / NS_PER_S
 
     def energy_j(self, server: int, key: WorkKey) -> float:
-        """One image's share of a full batch's energy above idle; what a power cap saves or costs is left out."""
+        """Return one image's share of a full batch's energy above idle; the effect of a power cap is left out."""
         table, limit = self._table(server, key), self._batch_limits[server]
         padded = self._padded(server, limit)
         return table.power_mw[padded] / 1000 * (table.latency_ns[padded] / NS_PER_S) / limit
 
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
-        """On a free medium; 0 if the inputs are already."""
+        """Return the transfer time on a free medium; 0 if the inputs are there already."""
         if source == server:
             return 0.0
         moved_bytes = images * input_bytes(self._devices[server], segment, previous_width)
         return self._network.duration_s(source, server, moved_bytes)
 
     def uplink_s(self, source: int, server: int, segment: int, previous_width: float) -> float:
-        """How much of one image's transfer it is on the uplink of the server's rack; 0 if it comes over none."""
+        """Return the time of one image's transfer on the uplink of the server's rack; 0 if it uses none."""
         return self._network.uplink_s(source, server, input_bytes(self._devices[server], segment, previous_width))
 
     def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:
@@ -73,7 +74,7 @@ class ProfileCosts:
         return self._devices[server].keys[key.segment, key.width, key.previous_width]
 
     def _padded(self, server: int, batch: int) -> int:
-        """The size that the device sees."""
+        """Return the padded size on the device."""
         return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
 
 
@@ -82,7 +83,7 @@ def _mean(values: Sequence[int]) -> float:
 
 
 def input_bytes(tables: DeviceTables, segment: int, previous_width: float) -> int:
-    """Bytes of one request's input to a segment: its image, or the activations of the segment before."""
+    """Return the bytes of one request's input to a segment: its image, or the activations of the previous segment."""
     model = tables.profile.model
     if segment == 1:
         return model.input_bytes

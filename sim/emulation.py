@@ -1,8 +1,8 @@
-"""One server's device as the simulator models it, driven by a real clock.
+"""The simulator's model of one server's device, driven by a real clock.
 
-A process that emulates a device makes it from bytes and asks it when a pass ends. It is `sim.physics` under
-`sim.server`'s rules: dispatch, jitter, halves where memory is short, slow spells, a sensor that averages and lags. Time
-comes in, in nanoseconds from any origin that does not go back.
+A process that emulates a device builds it from bytes and asks it when a pass ends. It is `sim.physics` under
+`sim.server`'s rules: dispatch, jitter, halves if memory is short, slow spells, a sensor that averages and lags. Times
+are inputs, in nanoseconds from any origin, and never decrease.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sim.tables import BatchKey, UtilMetric, compile_tables
 
 FACTORY = "sim.emulation:device_model"
 _ONLY = 0  # the server on the device
-_MAX_PAST = 1 << 10  # entries; then what no window reaches any more is forgotten
-_START, _END, _SPELL = range(3)  # the order of what happens at one instant, as in `sim.agenda`
+_MAX_PAST = 1 << 10  # entries; then entries that no window reaches are dropped
+_START, _END, _SPELL = range(3)  # the order at one instant, as in `sim.agenda`
 
 
 class Emulation(msgspec.Struct, frozen=True):
-    """What a device model is made from.
+    """The parameters of a device model.
 
     Attributes:
-        profile: its text, of the device as it is emulated (`emulated`).
+        profile: text of the profile of the emulated device (`emulated`).
         batch_limit, jitter, util_metric: see `sim.tables.compile_tables`.
-        seed: of jitter, dispatches and slow spells, as a run's.
-        server: the number that they are drawn with, of the server and of its device.
+        seed: seed of jitter, dispatches and slow spells, as a run's.
+        server: index of the server and of its device in those draws.
     """
 
     profile: str
@@ -46,21 +46,20 @@ class Emulation(msgspec.Struct, frozen=True):
 
 
 def to_bytes(emulation: Emulation) -> bytes:
-    """As `device_model` takes it."""
+    """Return the parameters as `device_model` reads them."""
     return msgspec.msgpack.encode(emulation)
 
 
 def device_model(data: bytes) -> DeviceModel:
-    """A device with nothing on it; raises `InputError` for a profile that is none."""
+    """Return an idle device; raises `InputError` for an invalid profile."""
     return DeviceModel(msgspec.msgpack.decode(data, type=Emulation))
 
 
 def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
-    """The profile of a device that is emulated after this one, `slowdown` times as slow.
+    """Return the profile of a device emulated after this one, `slowdown` times as slow.
 
-    Every pass, load and unload takes so many times as long; one that was emulated itself is named by how slow it is in
-    all. What a device draws, how busy it is and what its sensor averages over stay, so that an image takes so many
-    times the joules.
+    Every pass, load and unload takes `slowdown` times as long; an emulated profile is named by its total slowdown. The
+    device's power, its utilization and its sensor's averaging stay, so that an image takes `slowdown` times the energy.
     """
     of_emulation = {"provenance": Provenance.EMULATED}
     slow = profile.slowdown
@@ -68,7 +67,7 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
         update={
             **of_emulation,
             "checksum": None,
-            "errors": (),  # those were of the device that was measured: this one is its own truth
+            "errors": (),  # those of the measured device: this one is exact by definition
             "ranges": (),
             "omitted": (),
             "device": profile.device.model_copy(
@@ -76,7 +75,7 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
             ),
             "served_extra_s": profile.served_extra_s * slowdown,
             "served_extra_per_byte_s": profile.served_extra_per_byte_s * slowdown,
-            "beside_load": 1.0,  # these four were of a host: the one that emulates has its own
+            "beside_load": 1.0,  # these four were of a host: the emulating host has its own
             "extra_after_pause_s": None,
             "busy_serving": None,
             "chores": None,
@@ -102,7 +101,7 @@ def _slower_instance(cost: InstanceCost, slowdown: float) -> InstanceCost:
 
 
 class _Planned(msgspec.Struct, frozen=True, order=True):
-    """A pass that begins by itself."""
+    """A pass that begins at a planned time."""
 
     at_ns: int
     batch: int
@@ -112,7 +111,7 @@ class _Planned(msgspec.Struct, frozen=True, order=True):
 
 
 class _Integrals(msgspec.Struct, frozen=True):
-    """Energy in millijoules and utilization in permille times seconds, both in all until `at_ns`."""
+    """Energy in millijoules and utilization in permille times seconds, both totals until `at_ns`."""
 
     at_ns: int
     energy_mj: float
@@ -120,7 +119,7 @@ class _Integrals(msgspec.Struct, frozen=True):
 
 
 class DeviceModel:
-    """What `hw.agent.emulated` asks of a device. Times go up from call to call."""
+    """The device model behind `hw.agent.emulated`. Times increase from call to call."""
 
     def __init__(self, emulation: Emulation) -> None:
         profile = Profile.from_yaml(emulation.profile, "the profile of an emulated device")
@@ -137,8 +136,8 @@ class DeviceModel:
         self._set_off(0, self._seed)
 
     def reset(self, now_ns: int) -> None:
-        """Nothing runs, nothing is the matter, and the sensor has no past; the first run draws as a simulation does,
-        each later one anew: repeats of one trace differ by more than the host's noise."""
+        """Reset to an idle device without impairments and a sensor without a past. The first run draws as a simulation
+        does, each later one differently: repeats of one trace differ by more than the host's noise."""
         self._runs += 1
         self._set_off(now_ns, self._seed if self._runs == 1 else derived_seed(self._seed, f"run:{self._runs}"))
 
@@ -159,29 +158,29 @@ class DeviceModel:
     # ------------------------------------------------------------------------------------------------------- passes
 
     def start(self, batch: int, key: BatchKey, images: int, padded: int, at_ns: int) -> None:
-        """A pass will begin, now or later.
+        """Plan a pass, now or later.
 
         Args:
             key: (segment, width, previous width).
-            padded: the batch size that the device sees, at least `images`; a batch in parts is not padded.
+            padded: the padded batch size on the device, at least `images`; a batch in parts is not padded.
         """
         heappush(self._starts, _Planned(at_ns - self._origin_ns, batch, key, images, padded))
 
     def dispatch_ns(self, batch: int) -> int:
-        """From a batch's command until its pass begins: the mean, or a quantile drawn by hash."""
+        """Return the time from a batch's command until its pass begins: the mean, or a quantile drawn by hash."""
         return dispatch_ns(self._tables, False, self._dispatch_salt, self._server, batch)
 
     def impair(self, impairment: Impairment, now_ns: int) -> None:
-        """From now on this is the matter: what runs becomes slow at once, what begins later runs in parts."""
+        """Set an impairment: running batches become slow at once, later ones run in parts."""
         self._impairment = impairment
         self._physics.straggle(_ONLY, impairment.slow_factor, now_ns - self._origin_ns)
         self._remember(now_ns - self._origin_ns)
 
     def advance(self, now_ns: int) -> list[tuple[int, int, int, bool]]:
-        """Let everything happen that is due by now, each at its own time.
+        """Process everything due by now, each at its own time.
 
-        A device does not wait for whoever looks at it: the passes that are left run faster from the model's end of
-        another on, not from when that was noticed.
+        A device does not wait for its observer: the remaining passes speed up from the model's end of another on, not
+            from its detection.
 
         Returns:
             (batch, when it began, when it ended, whether it fitted into memory) in the order of their ends.
@@ -204,12 +203,12 @@ class DeviceModel:
 
     @property
     def next_ns(self) -> int | None:
-        """When `advance` has something to do that somebody waits for."""
+        """The time at which `advance` has something to do whose result is awaited."""
         due = self._due() if self._starts or self._physics.running else None
         return None if due is None else self._origin_ns + due[0]
 
     def _due(self) -> tuple[int, int] | None:
-        """(when, what) comes next."""
+        """Return the next (when, what)."""
         due = []
         if self._starts:
             due.append((self._starts[0].at_ns, _START))
@@ -247,28 +246,29 @@ class DeviceModel:
     # ------------------------------------------------------------------------------------------- instances and sizes
 
     def load_ns(self, segment: int, width: float, from_disk: bool) -> int:
-        """How long a load takes."""
+        """Return a load's duration."""
         cost = self._tables.instances[segment, width]
         return cost.load_ns if from_disk else cost.reload_ns
 
     def unload_ns(self, segment: int, width: float) -> int:
-        """How long an unload takes."""
+        """Return an unload's duration."""
         return self._tables.instances[segment, width].unload_ns
 
     def instance_bytes(self, segment: int, width: float) -> int:
-        """Device memory of an instance."""
+        """Return the device memory of an instance."""
         return self._tables.instances[segment, width].vram_bytes
 
     def output_bytes(self, segment: int, width: float) -> int:
-        """One image's activations after a segment."""
+        """Return the bytes of one image's activations after a segment."""
         return self._model.activation_bytes[segment - 1][self._model.widths.index(width)]
 
     # ------------------------------------------------------------------------------------------------------- sensor
 
     def sample(self, now_ns: int) -> tuple[float, float]:
-        """(power in watts, utilization) as a sensor shows them now: averages over its windows, as old as its lag.
+        """Return (power in watts, utilization) as a sensor reads them now: averages over its windows, as old as its
+        lag.
 
-        What is due by now must have happened (`advance`).
+        `advance` must have processed everything due by now.
         """
         tables, until_ns = self._tables, now_ns - self._origin_ns - self._tables.lag_ns
         self._remember(now_ns - self._origin_ns)
@@ -277,7 +277,7 @@ class DeviceModel:
         return power_w, utilization
 
     def energy_j(self, now_ns: int) -> float:
-        """Joules since `reset`."""
+        """Return the joules since `reset`."""
         return self._physics.energy_mj(now_ns - self._origin_ns) / 1000
 
     def _remember(self, at_ns: int) -> None:
@@ -288,7 +288,7 @@ class DeviceModel:
         self._past.append(_Integrals(at_ns, self._physics.energy_mj(at_ns), self._physics.busy_ms(at_ns)))
 
     def _average(self, until_ns: int, window_ns: int) -> tuple[float, float]:
-        """Of power and utilization; those of an idle device before it has a past."""
+        """Return averages of power and utilization; those of an idle device before it has a past."""
         if until_ns <= 0:
             return self._tables.context_idle_mw / 1000, 0.0
         first, last = self._integrals(max(0, until_ns - window_ns)), self._integrals(until_ns)
@@ -296,7 +296,8 @@ class DeviceModel:
         return (last.energy_mj - first.energy_mj) * scale, (last.busy_ms - first.busy_ms) * scale
 
     def _integrals(self, at_ns: int) -> _Integrals:
-        """At any time of the kept past: power and utilization are constant between two of its entries."""
+        """Return the integrals at any time of the kept past: power and utilization are constant between two of its
+        entries."""
         after = self._place(at_ns)
         one, other = self._past[max(0, after - 1)], self._past[after]
         share = 1.0 if other.at_ns == one.at_ns else (at_ns - one.at_ns) / (other.at_ns - one.at_ns)
@@ -307,5 +308,5 @@ class DeviceModel:
         )
 
     def _place(self, at_ns: int) -> int:
-        """Of the first entry of the past that is no earlier."""
+        """Return the index of the first entry of the past that isn't earlier."""
         return bisect_left(self._past, at_ns, key=lambda each: each.at_ns)

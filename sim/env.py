@@ -23,52 +23,52 @@ Action = NDArray[np.int64]
 
 
 class Run(Protocol):
-    """What is asked of a simulation: `sim.cluster.Simulation` and `CompiledSimulation` have it."""
+    """The part of a simulation that the environment uses: `sim.cluster.Simulation` and `CompiledSimulation` have it."""
 
     cluster: ClusterSpec
     spec: RunSpec
 
     @property
     def pending(self) -> Decide | None:
-        """The decision that is waited for."""
+        """The pending decision."""
         ...
 
     def advance(self) -> Decide | None:
-        """Run to the next decision; None when the run has ended."""
+        """Run to the next decision; return None when the run has ended."""
         ...
 
     def decide(self, choice: Choice | Hold) -> None:
-        """Answer it."""
+        """Answer the pending decision."""
         ...
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """(decision, reward) of the blocks that have ended since the last call."""
+        """Return (decision, reward) of the blocks that have ended since the last call."""
         ...
 
     def columns(self) -> RunColumns:
-        """What a run's figures are computed from, once it has ended."""
+        """Return the data for a run's figures, once it has ended."""
         ...
 
 
 Figures = Callable[[RunSpec, RunColumns], Mapping[str, float]]
-"""What is told of a run that has ended: numbers by name, the same names for each; not-a-number where one has none."""
+"""The figures of a run that has ended: numbers by name, the same names for each; not-a-number if one has none."""
 
 
 class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     """One step is one routing decision.
 
-    Observation: Eq. 1, float32 of shape (2 + 3 N,), scaled as `policies.observation` says.
-    Action: (server, width index, group index), MultiDiscrete (N, W, G). A choice that is masked is replaced by a legal
-        one (the first valid server; the nearest width that it holds), and `info["replaced"]` says so.
+    Observation: Eq. 1, float32 of shape (2 + 3 N,), scaled as in `policies.observation`.
+    Action: (server, width index, group index), MultiDiscrete (N, W, G). A masked choice is replaced by a legal one (the
+        first valid server; the nearest width that it holds), and `info["replaced"]` is set.
     Reward: the sum of Eq. 7 over the blocks that ended since the last step. `info["credits"]` lists them as
         (decision id, reward): the credit belongs to the decision that made the block.
-    Info: `decision` (the id of the decision that is asked for), `server_mask` (N,), `width_mask` (N, W), bool.
-    Holds: with `holds_s`, H waits in seconds, an action has a fourth index: 0 goes on, k holds the candidates until the
-        next larger group is full, for `holds_s[k - 1]` at most; the other three are not looked at then. `info` has
-        `hold_mask` (1 + H,), bool; a hold that is masked is replaced by going on.
-    Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates by itself. The last
-        `info` has `figures`, a dictionary of floats: what the argument of that name tells of the run, and
-        `replaced_share`, the share of the episode's actions that were replaced as they were masked.
+    Info: `decision` (the id of the pending decision), `server_mask` (N,), `width_mask` (N, W), bool.
+    Holds: with `holds_s`, H waits in seconds, an action has a fourth index: 0 for no hold, k holds the candidates until
+        the next larger group is full, for `holds_s[k - 1]` at most; the other three are then ignored. `info` has
+        `hold_mask` (1 + H,), bool; a masked hold is replaced by none.
+    Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates otherwise. The last
+        `info` has `figures`, a dictionary of floats: the result of the argument of that name, and `replaced_share`, the
+        share of the episode's actions that were masked and replaced.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
@@ -82,7 +82,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     ) -> None:
         self._simulate = simulate
         self._observer, self._figures = observation, figures
-        self._simulation: Run | None = None  # none that has not begun: it could not be pickled
+        self._simulation: Run | None = None  # None until it begins: it could not be pickled
         self._steps = self._replaced = 0
         config = simulate(0).cluster.router
         self._widths, self._groups = config.widths, config.groups
@@ -95,7 +95,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start a run; without a seed, the next one of this environment's own generator."""
+        """Start a run; without a seed, the next one of this environment's generator."""
         super().reset(seed=seed)
         self._simulation = self._simulate(int(self.np_random.integers(2**31)))
         self._steps = self._replaced = 0
@@ -139,11 +139,10 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         return {**self._figures(simulation.spec, simulation.columns()), "replaced_share": share}
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """What may be chosen now, part by part: (N + W + G,) bool, or (N + W + G + 1 + H,) with `holds_s`.
+        """Return the action masks, part by part: (N + W + G,) bool, or (N + W + G + 1 + H,) with `holds_s`.
 
-        sb3-contrib's `MaskablePPO` asks for it by this name. A width is allowed where any valid server holds it; of
-        such a server another width may still be replaced by the nearest that it holds. All is allowed where no
-        decision is asked for.
+        sb3-contrib's `MaskablePPO` calls it by this name. A width is allowed if any valid server holds it; with a
+        server that lacks it, the nearest held width still replaces it. All is allowed if no decision is pending.
         """
         if (request := self._pending) is None:
             return np.ones(sum(self._choices), np.bool_)
@@ -154,7 +153,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
 
     def _parts(self, action: Action) -> tuple[int, ...]:
         try:
-            parts = tuple(index(part) for part in action)  # no fraction is cut
+            parts = tuple(index(part) for part in action)  # raises for fractions
         except (TypeError, ValueError):
             parts = ()
         is_one = len(parts) == len(self._choices)

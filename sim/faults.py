@@ -1,8 +1,8 @@
-"""Brings a run's faults about in simulated time, and brings dead servers back when their supervision says so.
+"""The injection of a run's faults in simulated time, and the restart of failed servers by their supervision.
 
-At one instant what ends comes before what begins: a server that is back may die at once, but never the other way.
-Of several ends (or beginnings) at one server the fault that the scenario lists first comes first, so a fault's process
-takes both its moments before it waits for the first.
+At one instant ends come before beginnings: a server that is back may fail at once, but never the other way. Of several
+ends (or beginnings) at one server that of the fault listed first in the scenario comes first, so a fault's process
+reserves both its times before it waits for the first.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _BEGINS: Final = 1
 
 
 def poisoned_requests(faults: Iterable[Fault]) -> frozenset[int]:
-    """Every request whose image is broken."""
+    """Return every request whose image is broken."""
     return frozenset().union(*(fault.requests for fault in faults if isinstance(fault, Poison)))
 
 
 class FaultDriver:
-    """Plans faults on the agenda, and decides when a dead server is up again.
+    """A planner of faults on the agenda, which decides when a failed server is up again.
 
     Args:
-        drop_transfers: told of a server's death, for what was on its way to it or from it.
+        drop_transfers: called at a server's death, for transfers to it or from it.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class FaultDriver:
         self._supervision = supervision
         self._drop_transfers = drop_transfers
         self._plans = [RestartPlan(supervision) for _ in servers]
-        self._down: dict[int, int] = {}  # of those that are down, the place in `_downtimes`
+        self._down: dict[int, int] = {}  # by server that is down, the index in `_downtimes`
         self._out_until_ns: list[float] = [0.0] * len(servers)
-        self._ready_at_ns = [0] * len(servers)  # when a crash's new process is
+        self._ready_at_ns = [0] * len(servers)  # when a crash's new process is ready
 
     def come_up(self, server: int) -> None:
-        """Into service, unless it is there already, a planned outage keeps it out, or its new process is not ready.
+        """Bring a server into service, unless it is up, in a planned outage, or its new process is not ready.
 
         Whichever of outage and restart ends last brings it up.
         """
@@ -80,16 +80,16 @@ class FaultDriver:
 
     @property
     def downtimes(self) -> tuple[Downtime, ...]:
-        """Of the run so far, in the order in which servers went down."""
+        """The downtimes of the run so far, in the order in which servers went down."""
         return tuple(self._downtimes)
 
     @property
     def is_all_gone(self) -> bool:
-        """Whether no server is up and none ever will be."""
+        """Return whether no server is up and none ever will be."""
         return all(not s.is_up and until == inf for s, until in zip(self._servers, self._out_until_ns, strict=True))
 
     def plan(self, fault: Fault) -> None:
-        """Let one fault happen. A crash or hang of a server that is down then is nothing."""
+        """Inject one fault. A crash or hang of a server that is then down has no effect."""
         self._agenda.process(self._happen(fault))
 
     def _happen(self, fault: Fault) -> Process:
@@ -121,7 +121,7 @@ class FaultDriver:
                 yield self._until(at_ns, server, _BEGINS)
                 yield from self._hang(server)
             case Poison():
-                pass  # no event: it comes to light where the requests' last batch ends
+                pass  # no event: it shows when the requests' last batch ends
 
     def _until(self, when_ns: int, server: int, order: int) -> Moment:
         return self._agenda.until(when_ns, rank(server, Kind.FAULT, order))
@@ -139,7 +139,7 @@ class FaultDriver:
         self._drop_transfers(server)
 
     def _crash(self, server: int, reason: str) -> Process:
-        """It dies now and is ready again after its back-off and the time that a process needs to start."""
+        """Fail a server now; it is ready again after its back-off and the time to start a process."""
         if not self._servers[server].is_up:
             return
         self._kill(server, reason)
@@ -155,6 +155,6 @@ class FaultDriver:
             yield from self._notice_hang(server, epoch)
 
     def _notice_hang(self, server: int, epoch: int) -> Process:
-        """There is nothing to notice if it has died of something else."""
+        """Detect a hang; there is nothing to detect if the server has failed otherwise."""
         if self._servers[server].epoch == epoch:
             yield from self._crash(server, WORKER_HUNG)

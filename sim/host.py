@@ -1,7 +1,7 @@
-"""The router's process as a server of its own: it does one thing at a time, in the order in which things come.
+"""The router's process as a server: it does one thing at a time, in the order of arrival.
 
-Decisions and the messages that bring requests back cost it a part a block (or message) and a part an image. So what it
-can carry is limited, and who comes while it is busy waits.
+Decisions and the messages that return requests cost it a part for each block (or message) and a part for each image. So
+its capacity is limited, and work that arrives while it is busy is queued.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kit.chance import derived_seed, hashed
 from policies.vocabulary import nanoseconds
 from sim.profile import PAUSES_S, RouterHost, WorkCost, pause_number
 
-DECISIONS, RETURNS = "decision", "returned"  # the names of what its costs are drawn by: `derived_seed(seed, name)`
+DECISIONS, RETURNS = "decision", "returned"  # names of its costs' random streams: `derived_seed(seed, name)`
 
 
 @dataclass(frozen=True, slots=True)
 class HostTable:
-    """What a host costs, in nanoseconds: `(block + image * images)` times one of `spread`, itself where that is empty.
+    """A host's costs in nanoseconds: `(block + image * images)` times one of `spread`, or times 1 if that is empty.
 
     Attributes:
-        decision, returned: (block, image) of a decision, and of a message that brings requests back.
-        sent_permille: of a decision's cost, how much has passed when its block is sent; the rest keeps the books.
-        received_permille: of a message's cost, how much has passed when its requests are back; likewise.
-        after_pause: see `sim.profile.RouterHost`; led by 1, for no pause.
-        devices: on whose cores the router's process runs; empty if it has one of its own.
+        decision, returned: (block, image) of a decision, and of a message that returns requests.
+        sent_permille: the part of a decision's cost until its block is sent; the rest is bookkeeping.
+        received_permille: the part of a message's cost until its requests are back; the rest is bookkeeping.
+        after_pause: see `sim.profile.RouterHost`; preceded by 1, for no pause.
+        devices: the devices on whose cores the router's process runs; empty if it has a separate core.
     """
 
     decision: tuple[int, int]
@@ -40,13 +40,13 @@ class HostTable:
 
     @classmethod
     def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
-        """From a profile; without jitter every cost is its mean."""
+        """Build the table from a profile; without jitter every cost is its mean."""
         shares = round(1000 * host.sent_share), round(1000 * host.received_share)
         table = cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), *shares)
         return table if host.after_pause is None else replace(table, after_pause=(1.0, *host.after_pause))
 
     def cost_ns(self, cost: tuple[int, int], images: int, drawn: int, pause_ns: int) -> int:
-        """One cost, after a pause; `drawn` is a large random number."""
+        """Return one cost, after a pause; `drawn` is a large random number."""
         block_ns, image_ns = cost
         factor = self.after_pause[pause_number(pause_ns)]
         if self.spread:
@@ -62,11 +62,11 @@ class Core(Protocol):
     """A device's cores, on which the router's process runs, too."""
 
     def free_ns(self) -> int:
-        """When it would get one."""
+        """Return when the process would get a core."""
         ...
 
     def occupy(self, work_ns: int, *, waits: bool) -> tuple[int, int]:
-        """From when until when it has one, for so much work; it may have to wait for it."""
+        """Occupy a core for this much work, perhaps after a wait; returns start and end."""
         ...
 
 
@@ -74,7 +74,7 @@ class SimulatedHost:
     """One run's host; it is free again at `free_ns`. Without a table decisions and messages cost it nothing.
 
     Args:
-        cores: of the devices that it shares cores with; none if it has one of its own.
+        cores: the cores of the devices that it shares; none if it has a separate core.
     """
 
     def __init__(self, table: HostTable | None, seed: int, cores: Sequence[Core] = ()) -> None:
@@ -89,7 +89,7 @@ class SimulatedHost:
         """Begin a decision on a free host; returns when its block is sent.
 
         Args:
-            decision_ns: the policy's own time, which comes on top.
+            decision_ns: the policy's time, which is added.
         """
         if self.table is None:
             return now_ns + decision_ns
@@ -99,7 +99,7 @@ class SimulatedHost:
         return min(self.free_ns, begun_ns + decision_ns + cost_ns * self.table.sent_permille // 1000)
 
     def hear(self, server: int, message: int, images: int, now_ns: int) -> int:
-        """A message has arrived; returns when its requests are back. `table` is not None."""
+        """Process a message that has arrived; returns when its requests are back. `table` is not None."""
         assert self.table is not None, "a host without costs hears at once"
         drawn, before_ns = hashed(self._returned_salt, server, message), self.free_ns
         cost_ns = self.table.cost_ns(self.table.returned, images, drawn, now_ns - before_ns)
@@ -107,10 +107,10 @@ class SimulatedHost:
         return min(self.free_ns, begun_ns + cost_ns * self.table.received_permille // 1000)
 
     def _work(self, work_ns: int, now_ns: int) -> int:
-        """Do something after all that is to be done; returns when it begins.
+        """Do work after all queued work; returns when it begins.
 
-        It holds nobody up while some core is free: the operating system moves it there. Else who has slept takes the
-        core that is free first, the first of equal ones, and waits for it; who works stays.
+        It delays no other process while some core is free: the operating system moves it there. Otherwise a host that
+            has slept waits for the core that is free first, the first of equal ones; a busy host stays.
         """
         free_ns = [core.free_ns() for core in self._cores]
         if not free_ns or min(free_ns) <= now_ns:

@@ -1,7 +1,7 @@
-"""Between measured batch sizes: solo latency by a monotone curve that keeps shapes, everything else by straight lines.
+"""Interpolation between measured batch sizes: solo latency by a monotone shape-preserving curve, all else linearly.
 
-Both the fit and the simulator's tables call these functions, so what was tested is what is replayed. It guesses nothing
-beyond the largest measured batch: there it refuses.
+Both the fit and the simulator's tables call these functions, so the tested curves are the replayed ones. Beyond the
+largest measured batch they refuse.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ Floats = npt.NDArray[np.float64]
 
 
 def interpolate_latency_s(batches: Sequence[int], latency_s: Sequence[float], batch: int) -> float:
-    """Solo latency of a batch: monotone PCHIP inside the measured batches, `fit_affine`'s shape below the first.
+    """Return the solo latency of a batch: monotone PCHIP inside the measured batches, `fit_affine`'s shape below the
+    first.
 
-    Exact at the measured points where they ascend; points that fall (noise) are pooled with their neighbours first.
+    Exact at the measured points if they ascend; points that fall (noise) are first pooled with their neighbours.
 
     Raises:
-        ValueError: the batch is below 1 or beyond the largest that was measured.
+        ValueError: the batch is below 1 or beyond the largest measured one.
     """
     if batch < 1:
         raise ValueError(f"a batch holds at least one image, not {batch}")
@@ -28,12 +29,13 @@ def interpolate_latency_s(batches: Sequence[int], latency_s: Sequence[float], ba
 
 
 def latency_table_s(batches: Sequence[int], latency_s: Sequence[float], batch_limit: int) -> Floats:
-    """`interpolate_latency_s` for every batch up to the limit: (batch_limit + 1,) seconds, index = batch, [0] = 0.0.
+    """Return `interpolate_latency_s` for every batch up to the limit: (batch_limit + 1,) seconds, index = batch, [0] =
+    0.0.
 
     Non-decreasing.
 
     Raises:
-        ValueError: the limit is beyond the largest batch that was measured.
+        ValueError: the limit is beyond the largest measured batch.
     """
     _refuse_beyond(batches, batch_limit)
     nodes = np.asarray(batches, dtype=np.float64)
@@ -52,17 +54,17 @@ def latency_table_s(batches: Sequence[int], latency_s: Sequence[float], batch_li
 
 
 def interpolate_linear(batches: Sequence[int], values: Sequence[float], batch: int) -> float:
-    """A straight line between the measured batches; the first value below them.
+    """Return a linear interpolation between the measured batches; the first value below them.
 
     Raises:
-        ValueError: the batch is beyond the largest that was measured.
+        ValueError: the batch is beyond the largest measured one.
     """
     _refuse_beyond(batches, batch)
     return float(np.interp(batch, np.asarray(batches, dtype=np.float64), np.asarray(values, dtype=np.float64)))
 
 
 def ascending(values: Sequence[float]) -> Floats:
-    """The non-decreasing sequence nearest to `values` in least squares: adjacent violators are pooled."""
+    """Return the non-decreasing sequence nearest to `values` in least squares: adjacent violators are pooled."""
     pools: list[tuple[float, int]] = []  # (mean, members)
     for value in values:
         mean, members = float(value), 1
@@ -74,9 +76,9 @@ def ascending(values: Sequence[float]) -> Floats:
 
 
 def fit_affine(batches: Sequence[int], latency_s: Sequence[float]) -> tuple[float, float, float]:
-    """(t0, c0, c1) of L(b) = max(t0, c0 + c1 b), least squares in the relative error; four points are enough.
+    """Return (t0, c0, c1) of L(b) = max(t0, c0 + c1 b), least squares in the relative error; four points are enough.
 
-    t0 and c1 are never negative, and L stays positive from b = 1 on.
+    t0 and c1 are never negative, and L is positive from b = 1 on.
     """
     sizes = np.asarray(batches, dtype=np.float64)
     values = np.asarray(latency_s, dtype=np.float64)
@@ -87,13 +89,13 @@ def fit_affine(batches: Sequence[int], latency_s: Sequence[float]) -> tuple[floa
 
 
 def affine_s(parameters: tuple[float, float, float], batch: float | Floats) -> Floats:
-    """L(b) = max(t0, c0 + c1 b)."""
+    """Return L(b) = max(t0, c0 + c1 b)."""
     t0, c0, c1 = parameters
     return np.maximum(t0, c0 + c1 * np.asarray(batch, dtype=np.float64))
 
 
 def _flat_then_line(sizes: Floats, values: Floats, flat: int) -> tuple[float, float, float]:
-    """The best model whose first `flat` points lie on t0 and whose others lie on the line."""
+    """Return the best model whose first `flat` points are at t0 and whose others are on the line."""
     t0 = _relative_mean(values[:flat]) if flat else 0.0
     start = min(flat, len(sizes) - 2)  # a line needs two points
     if flat == len(sizes) or start < 0:
@@ -111,14 +113,14 @@ def _relative_line(sizes: Floats, values: Floats) -> tuple[float, float]:
 
 
 def _relative_mean(values: Floats) -> float:
-    """The constant that is nearest in relative error."""
+    """Return the constant that is nearest in relative error."""
     return float(np.sum(1.0 / values) / np.sum(1.0 / values**2))
 
 
 def _pchip(x: Floats, y: Floats, at: Floats) -> Floats:
-    """Monotone PCHIP through points that never fall, at places from the first to the last (Fritsch and Butland 1984).
+    """Return monotone PCHIP through points that never fall, within their range (Fritsch and Butland 1984).
 
-    `scipy.interpolate.PchipInterpolator` to the last bit, held by a test: to import that takes as long as a short run.
+    Equal to `scipy.interpolate.PchipInterpolator` to the last bit (tested): its import takes as long as a short run.
     """
     h = np.diff(x)
     secants = np.diff(y) / h
@@ -131,11 +133,12 @@ def _pchip(x: Floats, y: Floats, at: Floats) -> Floats:
 
 
 def _slopes(h: Floats, secants: Floats) -> Floats:
-    """At each point: the weighted harmonic mean of the secants beside it; at the ends by three points, from 0 up."""
+    """Return each point's slope: the weighted harmonic mean of the adjacent secants; at the ends by three points, from
+    0 up."""
     if len(h) == 1:
         return np.repeat(secants, 2)
     before, after = 2 * h[1:] + h[:-1], h[1:] + 2 * h[:-1]
-    with np.errstate(divide="ignore"):  # 1 / inf: flat beside a flat piece
+    with np.errstate(divide="ignore"):  # 1 / inf: flat next to a flat piece
         inner = 1.0 / ((before / secants[:-1] + after / secants[1:]) / (before + after))
     first, last = (
         ((2 * h[near] + h[far]) * secants[near] - h[near] * secants[far]) / (h[near] + h[far])

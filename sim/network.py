@@ -1,13 +1,13 @@
 """Links between the router's host and the servers: named media, each first-in-first-out, with latency and bandwidth.
 
 A transfer occupies the medium of its destination for its bytes and arrives one latency later. Servers that name the
-same medium share it (`wifi5` is one medium for all of them; a switch has one a host).
+same medium share it (`wifi5` is one medium for all of them; a switch has one for each host).
 
-Servers may stand in racks. What comes into a rack from elsewhere, or from the router's host, which is in none, passes
-the rack's uplink, too; an uplink's latency counts at both ends of the way.
+Servers may be in racks. Transfers into a rack from elsewhere, or from the router's host, which is in none, use the
+rack's uplink, too; an uplink's latency counts at both ends of the path.
 
-Where packets get lost, those of a transfer that are missing are sent again one round trip later, until all are there.
-The medium carries the expected number of bytes; how many rounds it takes is drawn by hash, one draw a transfer.
+If packets are lost, the missing packets of a transfer are sent again one round trip later, until all are there. The
+medium is occupied for the expected number of bytes; the number of rounds is drawn by hash, one draw for each transfer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PRESETS: dict[str, Link] = {
     "loopback": Link(latency_s=10e-6, bandwidth_bytes_s=5e9),
 }
 SHARED_PRESETS = frozenset({"wifi5"})
-FREE = Link.model_construct(latency_s=0.0, bandwidth_bytes_s=inf, loss=0.0)  # no file may say infinity
+FREE = Link.model_construct(latency_s=0.0, bandwidth_bytes_s=inf, loss=0.0)  # no file may contain infinity
 PACKET_BYTES = 1500
 LINKS = "links"  # the name of the networks' chance: `derived_seed(seed, LINKS)` is their salt in both worlds
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """How a server hangs on the network; `uplink` is what its rack hangs on, and has for all that comes into it."""
+    """A server's connection to the network; `uplink` is its rack's connection, for all transfers into it."""
 
     medium: str
     link: Link
@@ -49,19 +49,19 @@ class _Path:
     uplink_bytes_s: float = inf
 
     def occupied_s(self, transfer_bytes: int) -> float:
-        """How long the medium carries it, what is lost and sent again included (the expected value)."""
+        """Return how long a transfer occupies the medium, with losses and resends (the expected value)."""
         return transfer_bytes / (1 - self.loss) / self.bandwidth_bytes_s
 
     def uplink_s(self, transfer_bytes: int) -> float:
-        """The same of the uplink of the rack that it comes into from elsewhere."""
+        """Return the same for the uplink of the destination's rack, for transfers from elsewhere."""
         return transfer_bytes / (1 - self.loss) / self.uplink_bytes_s
 
 
 class Interconnect:
-    """All media of a cluster; it keeps when each is free again.
+    """All media of a cluster, with the times at which they are free again.
 
     Args:
-        salt: of the hash that draws each transfer's rounds.
+        salt: salt of the hash that draws each transfer's rounds.
     """
 
     def __init__(self, attachments: tuple[Attachment, ...], salt: int = 0) -> None:
@@ -74,7 +74,7 @@ class Interconnect:
         self._salt = salt
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
-        """Book a transfer; returns (start_ns, arrival_ns). The slower end of the path sets its pace.
+        """Book a transfer; returns (start_ns, arrival_ns). The slower end of the path determines its rate.
 
         Into a rack it is booked on the uplink first, then on the server's medium.
         """
@@ -94,12 +94,12 @@ class Interconnect:
         return started_ns, free_at_ns + nanoseconds(latencies * path.latency_s)
 
     def duration_s(self, source: int, destination: int, transfer_bytes: int) -> float:
-        """What a transfer takes on a free medium; of losses it knows the bytes, not the rounds."""
+        """Return a transfer's time on a free medium; with losses, its expected bytes, but not its rounds."""
         path = self._path(source, destination)
         return path.latency_s + path.uplink_s(transfer_bytes) + path.occupied_s(transfer_bytes)
 
     def uplink_s(self, source: int, destination: int, transfer_bytes: int) -> float:
-        """How much of that is on the uplink of the destination's rack."""
+        """Return the part of that on the uplink of the destination's rack."""
         return self._path(source, destination).uplink_s(transfer_bytes)
 
     def _path(self, source: int, destination: int) -> _Path:
@@ -122,7 +122,7 @@ class Interconnect:
 
 
 def rounds(transfer_bytes: int, loss: float, chance: float) -> int:
-    """How often the missing packets are sent until all have arrived: the smallest r >= 1 with (1 - loss^r)^n >= chance.
+    """Return the number of rounds until all packets arrived: the smallest r >= 1 with (1 - loss^r)^n >= chance.
 
     Args:
         transfer_bytes: n packets of `PACKET_BYTES`.
@@ -132,5 +132,5 @@ def rounds(transfer_bytes: int, loss: float, chance: float) -> int:
     packets = ceil(transfer_bytes / PACKET_BYTES)
     if packets == 0 or chance == 0.0:
         return 1
-    one_missing = -expm1(log(chance) / packets)  # 1 - chance^(1/n), exact where that is tiny
+    one_missing = -expm1(log(chance) / packets)  # 1 - chance^(1/n), exact if that is tiny
     return max(1, ceil(log(one_missing) / log(loss)))

@@ -1,7 +1,7 @@
-"""A device at work: batches that share it, each with its remaining solo work, re-rated at every start and finish.
+"""A device with running batches that share it, each with its remaining solo work, re-rated at every start and finish.
 
-It integrates power and busy time exactly (both are constant between changes), and says when the next batch will end.
-It knows no queue and no scheduler; `sim.server` drives it.
+It integrates power and busy time exactly (both are constant between changes), and computes the next end of a batch. It
+has no queue and no scheduler; `sim.server` drives it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sim.device import clock_ratio, contention, total_load
 from sim.profile import pause_number
 from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable, SlowdownTable
 
-_FIRST = 1 << 32  # no number of a change
+_FIRST = 1 << 32  # above all numbers of changes
 
 
 class RunningBatch(msgspec.Struct):
-    """One batch on the device: `work_ns` is what is left of its solo time, `end_ns` when it will end as things are.
+    """One batch on the device: `work_ns` is its remaining solo time, `end_ns` its end at the present rate.
 
-    A `frozen` one never ends (it waits to be killed), but occupies the device and draws power as if it ran.
+    A `frozen` one never ends (it waits for the kill), but occupies the device and draws power as if it ran.
     """
 
     server: int
@@ -42,7 +42,7 @@ class SimulatedDevice:
     """Processor sharing with saturation, bandwidth contention and a power cap (`sim.device` has the equations).
 
     Attributes:
-        chores_from_ns, chores_until_ns: when the last thing begins, and ends, that processes do there besides passes.
+        chores_from_ns, chores_until_ns: start and end of the processes' last chore there.
     """
 
     def __init__(self, tables: DeviceTables) -> None:
@@ -61,10 +61,10 @@ class SimulatedDevice:
         self._paused_from_ns = 0
         self._passes_ended_ns = 0
         self._is_full = False
-        self.waiting_ns: dict[tuple[int, int], int] = {}  # of the batches that wait for a core: how long each takes
+        self.waiting_ns: dict[tuple[int, int], int] = {}  # by batch that waits for a core: its duration
 
     def advance(self, now_ns: int) -> None:
-        """Account for the time since the last change."""
+        """Integrate over the time since the last change."""
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns == 0:
             return
@@ -78,43 +78,43 @@ class SimulatedDevice:
         self._updated_ns = now_ns
 
     def energy_mj(self, now_ns: int) -> float:
-        """Energy drawn until now, in millijoules (milliwatts times seconds)."""
+        """Return the energy until now, in millijoules (milliwatts times seconds)."""
         return (self._energy_mw_ns + self._drawn_mw_ns(now_ns)) / NS_PER_S
 
     def extrapolated_ns(self, now_ns: int) -> int:
-        """Time until now with more batches at once than calibration measured."""
+        """Return the time until now with more batches at once than calibration measured."""
         return self._extrapolated_ns + (now_ns - self._updated_ns if self._is_extrapolated else 0)
 
     def busy_ms(self, now_ns: int) -> float:
-        """The integral of utilization until now, in milliseconds (permille times seconds)."""
+        """Return the integral of utilization until now, in milliseconds (permille times seconds)."""
         return (self._busy_permille_ns + self._kept_busy_permille_ns(now_ns)) / NS_PER_S
 
     def _chores_ns(self, now_ns: int) -> int:
-        """Of the time since the last change, how long passes stood still."""
+        """Return how long passes were stopped since the last change."""
         return max(0, min(self.chores_until_ns, now_ns) - max(self._paused_from_ns, self._updated_ns))
 
     def _drawn_mw_ns(self, now_ns: int) -> float:
-        """Energy since the last change."""
+        """Return the energy since the last change."""
         chores_ns, chores_mw = self._chores_ns(now_ns), max(self.power_mw, self.tables.chores_mw)
         drawn_mw_ns = self.power_mw * (now_ns - self._updated_ns - chores_ns) + chores_mw * chores_ns
         return drawn_mw_ns + self.tables.awake_mw * self._awake_ns(now_ns)
 
     def _awake_ns(self, now_ns: int) -> int:
-        """Of the time since the last change, how long clocks stayed up although nothing ran."""
+        """Return how long clocks stayed up without work since the last change."""
         if self.running or self._passes_ended_ns == 0:
             return 0
         return max(0, min(now_ns, self._passes_ended_ns + self.tables.awake_ns) - self._updated_ns)
 
     def _kept_busy_permille_ns(self, now_ns: int) -> int:
-        """The integral of utilization since the last change."""
+        """Return the integral of utilization since the last change."""
         chores_ns, busy_permille = self._chores_ns(now_ns), max(self.busy_permille, self.tables.chores_permille)
         return self.busy_permille * (now_ns - self._updated_ns - chores_ns) + busy_permille * chores_ns
 
     def free_ns(self, now_ns: int, limit_ns: int, behind_ns: int = 0) -> int:
-        """When a core is free, if no pass is interrupted; but no later than the limit.
+        """Return when a core is free without interrupting a pass, at most the limit.
 
         Args:
-            behind_ns: what goes first when the pass that ends first has ended.
+            behind_ns: work that goes first when the first pass has ended.
         """
         if not self._is_full or limit_ns <= now_ns:
             return now_ns
@@ -122,12 +122,12 @@ class SimulatedDevice:
         return now_ns if first is None else min(limit_ns, max(now_ns, first.end_ns) + behind_ns)
 
     def chores_end_ns(self, now_ns: int) -> int:
-        """When those end that are done now; now, where none are."""
+        """Return when the present chores end; now, if there are none."""
         return max(now_ns, self.chores_until_ns) if self._paused_from_ns <= now_ns else now_ns
 
     def do_chore(self, work_ns: int, now_ns: int, from_ns: int) -> None:
-        """A process does something besides its passes on the cores that compute: one chore after the other, and passes
-        stand still meanwhile. Where it need not wait for other chores, it begins at `from_ns`."""
+        """Run a process' chore on the computing cores: chores run one after the other, and passes stop meanwhile. If it
+        need not wait for other chores, it begins at `from_ns`."""
         self.advance(now_ns)
         if self.chores_until_ns > now_ns:
             self.chores_from_ns = self.chores_until_ns
@@ -137,28 +137,28 @@ class SimulatedDevice:
         self._rerate(now_ns)
 
     def stretched_ns(self, work_ns: int) -> int:
-        """How long something takes now that is done on the device's own cores."""
+        """Return the present duration of work on the device's cores."""
         return ceil(work_ns * self._slowdown)
 
     def pause(self, now_ns: int) -> int:
-        """The number of the pause since a pass has run here (`sim.profile.pause_number`)."""
+        """Return the number of the pause since the last pass here (`sim.profile.pause_number`)."""
         return 0 if self.running else pause_number(now_ns - self._passes_ended_ns)
 
     def start(self, batch: RunningBatch, now_ns: int) -> None:
-        """A batch begins its forward pass."""
+        """Begin a batch's forward pass."""
         self.advance(now_ns)
         self.running[batch.server, batch.batch] = batch
         self._rerate(now_ns)
 
     def finish(self, server: int, batch: int, now_ns: int) -> None:
-        """A batch has ended (or was killed)."""
+        """Remove a batch that has ended (or was killed)."""
         self.advance(now_ns)
         del self.running[server, batch]
         self._passes_ended_ns = now_ns
         self._rerate(now_ns)
 
     def kill(self, server: int, now_ns: int) -> None:
-        """A server died: its batches are gone."""
+        """Remove a failed server's batches."""
         self.advance(now_ns)
         self.waiting_ns = {key: takes_ns for key, takes_ns in self.waiting_ns.items() if key[0] != server}
         self.loading = {key for key in self.loading if key[0] != server}
@@ -168,13 +168,13 @@ class SimulatedDevice:
         self._rerate(now_ns)
 
     def freeze(self, server: int, now_ns: int) -> None:
-        """A server hangs: its batches stop where they are."""
+        """Freeze the batches of a server that hangs."""
         self.advance(now_ns)
         for running in self.running.values():
             running.frozen = running.frozen or running.server == server
 
     def straggle(self, server: int, factor: float, now_ns: int) -> None:
-        """A server's batches run `factor` times slower than the model says."""
+        """Slow a server's batches down by `factor`, relative to the model."""
         self.advance(now_ns)
         for running in self.running.values():
             if running.server == server:
@@ -182,25 +182,25 @@ class SimulatedDevice:
         self._rerate(now_ns)
 
     def set_slowdown(self, factor: float, now_ns: int) -> None:
-        """From now on everything takes so many times as long."""
+        """Set the device's slowdown: all times are multiplied by it from now on."""
         self.advance(now_ns)
         self._slowdown = factor
         self._rerate(now_ns)
 
     def begin_load(self, server: int, instance: int, now_ns: int) -> None:
-        """An instance is being loaded from now on: passes take `beside_load` times as long."""
+        """Begin an instance's load: passes take `beside_load` times as long."""
         self.advance(now_ns)
         self.loading.add((server, instance))
         self._rerate(now_ns)
 
     def end_load(self, server: int, instance: int, now_ns: int) -> None:
-        """It is loaded."""
+        """End a load."""
         self.advance(now_ns)
         self.loading.discard((server, instance))
         self._rerate(now_ns)
 
     def next_end(self) -> RunningBatch | None:
-        """The batch that ends first; ties go to the lower server, then the lower batch."""
+        """Return the batch that ends first; ties go to the lower server, then the lower batch."""
         first: RunningBatch | None = None
         for running in self.running.values():
             if not running.frozen and (first is None or _ends_before(running, first)):
@@ -208,7 +208,8 @@ class SimulatedDevice:
         return first
 
     def _rerate(self, now_ns: int) -> None:
-        """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
+        """Compute every batch's slow-down and end, and the device's power and utilization, for the set that runs from
+        now on."""
         if not self.running:
             self._is_full = False
             self._is_extrapolated = False
@@ -245,14 +246,14 @@ class SimulatedDevice:
         self.busy_permille = min(1000, busy)
 
     def _end_ns(self, now_ns: int, takes_ns: int) -> int:
-        """When a pass that takes so long ends: it stands still during chores."""
+        """Return when a pass of this duration ends: it stops during chores."""
         if now_ns >= self._paused_from_ns:
             return max(now_ns, self.chores_until_ns) + takes_ns
         ends_ns = now_ns + takes_ns
         return ends_ns if ends_ns <= self._paused_from_ns else ends_ns + self.chores_until_ns - self._paused_from_ns
 
     def _load_across(self) -> int:
-        """x of a running set of several processes, in permille."""
+        """Return x of a running set of several processes, in permille."""
         running = self.running.values()
         load, _ = total_load(
             [r.table.demand_permille[r.size] for r in running],
@@ -272,7 +273,7 @@ def _ends_before(one: RunningBatch, other: RunningBatch) -> bool:
 
 
 def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> int:
-    """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""
+    """Return this very batch's solo time: the mean, or the median times a quantile drawn by hash."""
     if not table.jitter:
         return table.latency_ns[size]
     row = table.jitter[size]
@@ -280,15 +281,15 @@ def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> i
 
 
 def dispatch_ns(tables: DeviceTables, is_busy: bool, salt: int, server: int, batch: int) -> int:
-    """From this very batch's command until its pass begins: the mean, or a quantile drawn by hash."""
+    """Return the time from this very batch's command until its pass begins: the mean, or a quantile drawn by hash."""
     quantiles_ns = tables.busy_dispatches_ns if is_busy and tables.busy_dispatches_ns else tables.dispatches_ns
     return quantiles_ns[hashed(salt, server, batch) % len(quantiles_ns)] if quantiles_ns else tables.dispatch_ns
 
 
 def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
-    """The sizes that a batch runs in where `room` images fit at once: halves of halves, as the hardware tries them.
+    """Return the sizes of a batch's parts if `room` images fit at once: halves of halves, as on hardware.
 
-    Empty where nothing fits.
+    Empty if nothing fits.
     """
     if room < 1:
         return ()
@@ -299,9 +300,9 @@ def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
 
 
 def sampled_spells(slowdown: SlowdownTable, salt: int) -> Iterator[tuple[int, float]]:
-    """(when, how many times as long things take from then on), without end; `salt` is of the hash that draws.
+    """Yield (when, the factor on all times from then on), without end; `salt` is of the hash that draws.
 
-    It starts at 0 in either state, as it would be found at any time.
+    It starts at 0 in either state, with the stationary probabilities.
     """
     full_ns, slow_ns = sum(slowdown.full_ns), sum(slowdown.slow_ns)
     is_slow = hashed(salt, _FIRST, _FIRST) % (full_ns + slow_ns) < slow_ns

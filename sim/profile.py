@@ -1,7 +1,7 @@
-"""A profile: all that is known of one device running one model, with where each number came from.
+"""A profile: the parameters of one device running one model, with each number's source.
 
 It is the parameter set of the simulator's device model (`sim.device`): `calibrate` fits it by calling the very
-functions that the simulator replays. The type knows its own consistency; `sim.tables` compiles it.
+functions that the simulator replays. The type checks its consistency; `sim.tables` compiles it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from policies.vocabulary import IMAGE, Provenance
 
 SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"
 JITTER_QUANTILES = 33
-AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds how many were measured together
-PROCESSES = "processes at once"  # the same of the processes that they belonged to
-NEARLY = 1e-6  # as exact as a mean of written numbers must be
+AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds the number of batches measured together
+PROCESSES = "processes at once"  # the same for their processes
+NEARLY = 1e-6  # tolerance for a mean of written numbers
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -34,14 +34,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Loss = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Cost = Annotated[float, Field(ge=0, le=60)]  # s
-LatencyFit = Literal["each key", "surface"]  # a curve through each key's own points; one surface over all keys
+LatencyFit = Literal["each key", "surface"]  # a curve through each key's points; one surface over all keys
 
 
 class DeviceInfo(StrictModel):
-    """The device, and the stack it was measured on (`stamps`: driver, torch, cores, threads, date ...).
+    """The device, and the software stack of the measurement (`stamps`: driver, torch, cores, threads, date ...).
 
     Attributes:
-        emulated_slowdown: of a device that is emulated: how many times as long passes and loads take as on the one that
+        emulated_slowdown: for an emulated device, the factor on times of passes and loads relative to the device that
             it is named after. None for a real one.
     """
 
@@ -53,16 +53,16 @@ class DeviceInfo(StrictModel):
 
 
 class ModelInfo(StrictModel):
-    """The network that the profile is of.
+    """The profile's network.
 
     Attributes:
-        segments: S, how many segments it is cut into.
+        segments: S, the number of its segments.
         widths: the width set W, ascending.
-        input_bytes: one image as it travels from the router to a server.
+        input_bytes: size of one image in transfer from the router to a server.
         activation_bytes: (S, W) bytes of one image's activations after each segment at each width.
-        labels: what people call each width: of a family, its networks. Empty where a width is called by its number.
-        nests: how many widths each nest has (`policies.nests`); empty where all are one.
-        models: of several models each one's name, and how many of the widths are its; empty where there is one.
+        labels: display names of the widths: for a family, its networks. Empty if a width is named by its number.
+        nests: how many widths each nest has (`policies.nests`); empty if all are one.
+        models: for several models, each one's name and its number of widths; empty if there is one.
     """
 
     name: str
@@ -91,39 +91,39 @@ class ModelInfo(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_what_is_usual(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Of a slimmable network these say nothing."""
+        """Omit labels, nests and models if they are empty, as for a slimmable network."""
         written: dict[str, Any] = write(self)
         return {key: value for key, value in written.items() if key not in ("labels", "nests", "models") or value}
 
     def name_of(self, width: float) -> str:
-        """What people call a width."""
+        """Return a width's display name."""
         return self.labels[self.widths.index(width)] if self.labels else f"{width:g}"
 
     @property
     def widths_by_model(self) -> dict[str, tuple[float, ...]]:
-        """Of several models the widths of each, by its name."""
+        """The widths of each model, by its name, if there are several."""
         counts = tuple(count for _, count in self.models)
         return dict(zip((name for name, _ in self.models), nests_of(self.widths, counts), strict=False))
 
     def previous_widths(self, segment: int, width: float) -> tuple[float, ...]:
-        """What a request for a width of `segment` can come from: `IMAGE` at segment 1, any of its nest after."""
+        """Return the possible previous widths of a width of `segment`: `IMAGE` at segment 1, any of its nest after."""
         return (IMAGE,) if segment == 1 else nest_by_width(self.widths, self.nests)[width]
 
 
 class LatencyCurve(StrictModel):
-    """One (segment, width, previous width): solo latency and what a batch draws, at each measured batch size.
+    """One (segment, width, previous width): solo latency, power and shares of a batch, at each measured batch size.
 
-    All lists run along `batches`.
+    All lists are parallel to `batches`.
 
     Attributes:
         mean_s, p50_s, p95_s, p99_s: of the solo forward pass.
-        samples: repeats behind each point; 0 where it was not measured but follows from other points (`latency_fit`).
+        samples: repeats for each point; 0 if it was derived from other points (`latency_fit`).
         utilization: busy share u of the device in a solo loop (NVML's sense: the share of time any kernel ran).
-        sm_utilization: the share of the SMs, where it is known.
+        sm_utilization: the share of the SMs, if it is known.
         energy_j_per_image: k, joules above context idle.
-        host_share: h, the share of the time that the launching thread is busy.
+        host_share: h, the share of the time in which the launching thread is busy.
         bandwidth_share: m, bytes moved per second over the device's bandwidth (modelled from shapes).
-        jitter: 33 quantiles of sample / p50, a list for each batch size; empty where none were kept.
+        jitter: 33 quantiles of sample / p50, a list for each batch size; empty if none were kept.
     """
 
     segment: Count
@@ -157,7 +157,7 @@ class LatencyCurve(StrictModel):
 
 
 class InstanceCost(StrictModel):
-    """What holding one (segment, width) costs: weights and workspace at the batch limit, load and unload times."""
+    """The costs of one (segment, width): weights and workspace at the batch limit, load and unload times."""
 
     segment: Count
     width: Positive
@@ -175,12 +175,12 @@ class DeviceMemory(StrictModel):
 
 
 class Concurrency(StrictModel):
-    """How batches that run together slow each other down (`sim.device`): alpha, beta >= 0.
+    """The slow-down of batches that run together (`sim.device`): alpha, beta >= 0.
 
     Attributes:
-        across_beta: takes the place of beta where the batches are of several processes; None: the same.
-        alpha_ci95, beta_ci95, across_beta_ci95: half-widths of the 95 % intervals; None where nothing was measured, or
-            where alpha is not told from 0 and taken as 0.
+        across_beta: replaces beta for batches of several processes; None: the same.
+        alpha_ci95, beta_ci95, across_beta_ci95: half-widths of the 95 % confidence intervals; None if nothing was
+            measured, or if alpha is not significantly different from 0 and taken as 0.
     """
 
     alpha: NonNegative
@@ -193,12 +193,12 @@ class Concurrency(StrictModel):
 
 
 class Power(StrictModel):
-    """Idle powers, the power cap, and how clocks fall above it.
+    """The idle powers, the power cap, and the reduction of clocks above it.
 
     Attributes:
         bare_idle_w: before any process holds a context on the device.
         context_idle_w: with contexts, nothing running, clocks down.
-        awake_w, awake_s: nothing running, but clocks still up: for so long after a pass has ended; None where that was
+        awake_w, awake_s: nothing running, but clocks still up: power, and time after a pass has ended; None if it was
             not measured, or a device has no such state.
         cap_w: the power limit.
         throttle: a of phi = clip(1 - a (P_u / P_cap - 1), phi_min, 1).
@@ -224,25 +224,25 @@ class Power(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_what_is_unknown(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Most devices have no such state."""
+        """Omit the awake state if it is unknown; most devices have none."""
         written: dict[str, Any] = write(self)
         return written if self.awake_w is not None else {k: v for k, v in written.items() if not k.startswith("awake")}
 
     @property
     def awake_surplus_w(self) -> float:
-        """What clocks that are up draw while nothing runs."""
+        """The power of clocks that are up while nothing runs."""
         return 0.0 if self.awake_w is None else self.awake_w - self.context_idle_w
 
 
 class Slowdown(StrictModel):
-    """How a device's own speed comes and goes: its host lends a part of it to others (a virtual machine's cores).
+    """The variation of a device's speed: its host gives a part of it to others (a virtual machine's cores).
 
-    Latencies are of its full speed; now and then it is `slow_factor` times slower, for `mean_slow_s` on average
-    (exponentially distributed), `slow_share` of the time in all.
+    Latencies are at full speed; at times it is `slow_factor` times slower, for `mean_slow_s` on average (exponentially
+    distributed), for a share `slow_share` of the time in total.
 
     Attributes:
-        reference_s: at full speed, of the fixed piece of work that tells the slowdown; 0 where it is not known.
-        reference_exponent: what makes that piece x times slower makes passes x to this power slower.
+        reference_s: time at full speed of the fixed piece of work that measures the slowdown; 0 if it is unknown.
+        reference_exponent: if that piece is x times slower, passes are x to this power slower.
     """
 
     slow_factor: Annotated[float, Field(ge=1)]
@@ -254,7 +254,7 @@ class Slowdown(StrictModel):
 
     @property
     def mean_factor(self) -> float:
-        """How much longer things take on average."""
+        """The mean factor on times."""
         return 1.0 + self.slow_share * (self.slow_factor - 1.0)
 
 
@@ -268,9 +268,9 @@ class SensorModel(StrictModel):
 
 
 class Link(StrictModel):
-    """What carries activations: a fixed latency, and a bandwidth shared by all that use the same medium.
+    """A network link: a fixed latency, and a bandwidth shared by all that use the same medium.
 
-    `loss` is the share of packets (of 1500 bytes) that get lost and are sent again.
+    `loss` is the share of packets (of 1500 bytes) that are lost and sent again.
     """
 
     latency_s: NonNegative
@@ -279,7 +279,7 @@ class Link(StrictModel):
 
 
 class WorkCost(StrictModel):
-    """What something with images costs on average, as CPU time: `block_s + image_s * images`."""
+    """The mean CPU time of work with images: `block_s + image_s * images`."""
 
     block_s: Cost
     image_s: Cost
@@ -291,7 +291,7 @@ _PAUSES: Final = len(PAUSES_S)
 
 
 def pause_number(pause_ns: int) -> int:
-    """0 for a pause that is shorter than all of `PAUSES_S`, 1 for one that is as long as the first of them ..."""
+    """Return 0 for a pause shorter than all of `PAUSES_S`, 1 for one as long as the first of them ..."""
     return bisect_right(PAUSES_NS, pause_ns)
 
 
@@ -299,16 +299,16 @@ Factors = Annotated[tuple[NonNegative, ...], Field(min_length=_PAUSES, max_lengt
 
 
 class RouterHost(StrictModel):
-    """What the router's process costs, as CPU time: it does one thing at a time, whatever for.
+    """The CPU time of the router's process, which does one thing at a time.
 
     Attributes:
-        decision: a decision, the sending of its block, and the books that are kept after it.
-        returned: a message that brings requests back.
-        sent_share: of a decision's cost, what has passed when its block is sent.
-        received_share: of a message's cost, what has passed when its requests are back.
-        spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty where nothing is known
-            but the mean.
-        after_pause: how many times as much a cost is after a pause of at least each of `PAUSES_S`: caches are cold.
+        decision: a decision, the sending of its block, and the bookkeeping after it.
+        returned: a message that returns requests.
+        sent_share: the part of a decision's cost until its block is sent.
+        received_share: the part of a message's cost until its requests are back.
+        spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty if only the mean is
+            known.
+        after_pause: factors on a cost after a pause of at least each of `PAUSES_S`: caches are cold.
     """
 
     decision: WorkCost
@@ -326,10 +326,10 @@ class RouterHost(StrictModel):
 
 
 class HandoverTimes(StrictModel):
-    """From the router's process to a server's and back, nobody else being under way; seconds, quantiles in equal parts.
+    """The times between the router's process and a server's, without other traffic; seconds, quantiles in equal parts.
 
     Attributes:
-        there_s: from where a block's inputs are at its server until its scheduler has it, ascending.
+        there_s: from when a block's inputs are at its server until its scheduler has it, ascending.
         back_s: from the scheduler's return of requests until the message is at the router's process, ascending.
     """
 
@@ -344,14 +344,14 @@ class HandoverTimes(StrictModel):
 
     @property
     def mean_s(self) -> float:
-        """There and back."""
+        """The mean time there and back."""
         return _mean(self.there_s) + _mean(self.back_s)
 
 
 class BusyServing(StrictModel):
-    """What serving takes while some pass runs on the device; seconds, quantiles in equal parts, each row ascending.
+    """The times of serving while some pass runs on the device; seconds, quantiles in equal parts, each row ascending.
 
-    `dispatch_s` stands beside a profile's `dispatch_quantiles_s`, `there_s` and `back_s` beside its `handover`.
+    `dispatch_s` corresponds to a profile's `dispatch_quantiles_s`, `there_s` and `back_s` to its `handover`.
     """
 
     dispatch_s: tuple[Cost, ...] = Field(min_length=1)
@@ -366,18 +366,18 @@ class BusyServing(StrictModel):
 
 
 class Chores(StrictModel):
-    """What a server's process does besides its passes, on the cores that compute: CPU time at the device's full speed.
+    """The work of a server's process besides its passes, on the computing cores: CPU time at the device's full speed.
 
-    Chores go before passes, which stand still meanwhile, and one after the other.
+    Chores have priority over passes, which stop meanwhile, and run one after the other.
 
     Attributes:
-        taken: a block is taken in.
-        taken_after_pause: how many times as much that is where no pass has run for at least each of `PAUSES_S`.
-        moved: activations are copied to another server.
-        begun: a batch, from its command until its pass begins.
-        ended: a batch, after its pass.
-        slice_s: for how long a process that is woken up, or a batch that is to begin, lets a pass go on that has the
-            core; then they share the device.
+        taken: receiving a block.
+        taken_after_pause: factors on that if no pass has run for at least each of `PAUSES_S`.
+        moved: copying activations to another server.
+        begun: work of a batch, from its command until its pass begins.
+        ended: work of a batch, after its pass.
+        slice_s: how long a process that wakes up, or a batch about to begin, leaves the core to a running pass; then
+            they share the device.
     """
 
     taken: WorkCost
@@ -389,11 +389,11 @@ class Chores(StrictModel):
 
 
 class StatedError(StrictModel):
-    """How wrong the profile is, in per cent of what was measured, without the sign.
+    """The profile's error, in per cent of the measured value, as an absolute value.
 
     Attributes:
-        kind: `held out`: on points that no fit saw. `cross-validated`: on fitted points, each left out of a fit in its
-            turn. `repeatability`: no error of a fit, but how far measurements of one thing lie apart.
+        kind: `held out`: on points that no fit used. `cross-validated`: on fitted points, each left out of a fit in
+            turn. `repeatability`: not an error of a fit, but the spread of repeated measurements.
     """
 
     metric: str
@@ -406,7 +406,7 @@ class StatedError(StrictModel):
 
 
 class Range(StrictModel):
-    """What a metric was measured over: beyond `low` to `high` of a quantity it is extrapolated."""
+    """The measured range of a metric: beyond `low` to `high` of a quantity it is extrapolated."""
 
     metric: str
     quantity: str
@@ -418,32 +418,32 @@ class Profile(StrictModel):
     """One device running one model; see the attributes' own types.
 
     Attributes:
-        checksum: of the file's other keys, where it has one; None once it was compared with them.
+        checksum: checksum of the file's other keys, if it has one; None once it was compared with them.
         dispatch_s: within the server's process, from a command to the forward's start plus from its end to the
-            scheduler; it holds the instance.
-        dispatch_quantiles_s: of the same, in equal parts, ascending, with that mean; empty where it is not known.
-        router_host: what the router's process costs on this host, where it was measured.
-        handover: how far that process is from a server's, where it was measured.
-        fetch_s: from when a block is sent until activations that another server has are at its own, at least: that
-            server's process is asked, writes them, and answers.
-        served_extra_s, served_extra_share, served_extra_per_byte_s: what a served pass takes of the device beyond its
-            solo pass, where it was measured: always, as a share of that, and for each byte of the instance's weights,
-            which come from memory and not from a cache.
-        extra_after_pause_s: what is added to that where no pass has run for at least each of `PAUSES_S`.
-        served_ratios: quantiles, in equal parts, of what served passes took at full speed, over what all of the above
-            makes of the calibrated mean; they take the place of `jitter`. Empty if not measured.
-        busy_serving: what serving takes while passes run, where it was measured; else it takes the same.
-        chores: what else a server's process does on a CPU device's cores, where it was measured.
-        slowdown: how the device's speed comes and goes; None where it was not seen to.
-        latency_fit: how the latency curves were made from measured points; None where nothing says so.
-        made_with: settings that it was calibrated with, in words; None where nothing says so.
-        padded_sizes: the only batch sizes that the device is given, ascending: a batch is padded to the next of them.
-            Every latency curve is of exactly these. Empty for batches of any size.
-        beside_load: how many times as long passes take while an instance is loaded on the device.
-        link: this host's own transport between two servers on it, where it was measured.
-        errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
-        ranges: what the metrics were measured over.
-        omitted: what a small budget left out, in words.
+            scheduler; it occupies the instance.
+        dispatch_quantiles_s: quantiles of the same, in equal parts, ascending, with that mean; empty if unknown.
+        router_host: costs of the router's process on this host, if measured.
+        handover: times between that process and a server's, if measured.
+        fetch_s: lower bound of the time from when a block is sent until activations of another server are at its own:
+            that server's process is asked, writes them, and answers.
+        served_extra_s, served_extra_share, served_extra_per_byte_s: device time of a served pass beyond its solo pass,
+            if measured: constant, as a share of that, and for each byte of the instance's weights, which come from
+            memory and not from a cache.
+        extra_after_pause_s: addition to that if no pass has run for at least each of `PAUSES_S`.
+        served_ratios: quantiles, in equal parts, of times of served passes at full speed, over the model's time from
+            all of the above and the calibrated mean; they replace `jitter`. Empty if not measured.
+        busy_serving: times of serving while passes run, if measured; otherwise they are the same.
+        chores: other work of a server's process on a CPU device's cores, if measured.
+        slowdown: the variation of the device's speed; None if it was not measured.
+        latency_fit: how the latency curves were made from measured points; None if unknown.
+        made_with: settings of the calibration, in words; None if unknown.
+        padded_sizes: the only batch sizes on the device, ascending: a batch is padded to the next of them. Every
+            latency curve is of exactly these. Empty for batches of any size.
+        beside_load: the factor on times of passes while an instance is loaded on the device.
+        link: this host's transport between two servers on it, if measured.
+        errors: held-out and cross-validated ones; empty for a datasheet profile, which guarantees nothing.
+        ranges: the measured ranges of the metrics.
+        omitted: parts omitted for a small budget, in words.
     """
 
     schema_: Literal["slimsched.profile/2"] = Field(alias="schema")
@@ -508,7 +508,7 @@ class Profile(StrictModel):
 
     @property
     def origin(self) -> str:
-        """Where it comes from, as people see it: its provenance, and the slowdown of an emulated device."""
+        """The display form of its origin: its provenance, and the slowdown of an emulated device."""
         return origin_of(self.provenance, emulated_slowdowns([self]))
 
     @property
@@ -517,43 +517,43 @@ class Profile(StrictModel):
         return self.device.kind == "cpu" and self.device.emulated_slowdown is None
 
     def weights_bytes(self, segment: int, width: float) -> int:
-        """Of the instance of a segment at a width."""
+        """Return the costs of the instance of a segment at a width."""
         return next(cost.vram_bytes for cost in self.memory.instances if (cost.segment, cost.width) == (segment, width))
 
     @property
     def batch_limit(self) -> int:
-        """The largest batch that every curve covers; beyond it the simulator refuses to guess."""
+        """The largest batch that every curve covers; beyond it the simulator refuses."""
         return min(curve.batches[-1] for curve in self.latency)
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Profile:
-        """Read a profile; raises `InputError` naming `source` and the key where it is not one."""
+        """Read a profile; raises `InputError` naming `source` and the key if it is invalid."""
         try:
             return _read(text)
         except InputError as error:
             raise InputError(source, error.key, error.problem) from None
 
     def to_yaml(self) -> str:
-        """The text that `from_yaml` reads back as this profile, with a checksum near its beginning."""
+        """Return the text that `from_yaml` reads back as this profile, with a checksum near its beginning."""
         schema, name, *others = strict.plain(self).items()
         content = dict([schema, name, *others])
         return strict.dump(dict([schema, name, ("checksum", _checksum(content)), *others]))
 
 
 def emulated_slowdowns(profiles: Iterable[Profile]) -> tuple[float, ...]:
-    """Those of the emulated devices among them, ascending, each once."""
+    """Return the slowdowns of the emulated devices among them, ascending, each once."""
     slowdowns = {profile.device.emulated_slowdown for profile in profiles}
     return tuple(sorted(slowdown for slowdown in slowdowns if slowdown is not None))
 
 
 def origin_of(provenance: str, slowdowns: Sequence[float]) -> str:
-    """`measured`, `emulated x10`; devices of several slowdowns are `emulated x1/x20`."""
+    """Return `measured`, `emulated x10`; devices of several slowdowns are `emulated x1/x20`."""
     return f"{provenance} {'/'.join(f'x{slowdown:g}' for slowdown in slowdowns)}" if slowdowns else str(provenance)
 
 
 @lru_cache(maxsize=64)
 def _read(text: str) -> Profile:
-    """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
+    """Cache the parsed profile: it is large, frozen, and read for every server that names it, at each check."""
     raw = strict.mapping(text, "")
     stored = raw.pop("checksum", None)
     profile = strict.validate(Profile, raw, "")
@@ -573,7 +573,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """16 hex digits of what a file says, whatever its layout and its version."""
+    """Return 16 hex digits of a file's content, whatever its layout and its version."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
