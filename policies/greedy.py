@@ -440,8 +440,8 @@ class GreedyScheduler:
                 return
 
     def _may_have_another(self, key: WorkKey) -> bool:
-        """Load for a queue above Q_th, within N_new; or for the key's width, if a wider instance would serve at its
-        own."""
+        """Return whether a key may load another instance: above Q_th within N_new, or if only wider ones serve at their
+        width."""
         if self.knobs.served_width == "instance" and all(
             instance.width != key.width or instance.state is InstanceState.UNLOADING
             for instance in self._by_segment[key.segment]

@@ -28,7 +28,7 @@ PRESETS: dict[str, Link] = {
 SHARED_PRESETS = frozenset({"wifi5"})
 FREE = Link.model_construct(latency_s=0.0, bandwidth_bytes_s=inf, loss=0.0)  # no file may contain infinity
 PACKET_BYTES = 1500
-LINKS = "links"  # the name of the networks' chance: `derived_seed(seed, LINKS)` is their salt in both worlds
+LINKS = "links"  # the networks' random stream: `derived_seed(seed, LINKS)` is their salt in both engines
 
 
 @dataclass(frozen=True, slots=True)

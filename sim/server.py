@@ -1,4 +1,4 @@
-"""Drives one server's `GreedyScheduler` in simulated time: commands become delays, and what ends becomes an event."""
+"""One server's `GreedyScheduler` in simulated time: commands become delays, and their ends become events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from sim.telemetry import WindowedSensor
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One server: `device` is the index of the device it runs on, which it may share."""
+    """One server: `device` is the index of its device, which it may share."""
 
     name: str
     device: int
@@ -53,7 +53,7 @@ class ServerSpec:
 
 
 class SharedDevice:
-    """A device on the agenda: whoever's batch ends first is told, whatever was planned before the last change."""
+    """A device on the agenda: the end of the batch that ends first is an event, replanned at each change."""
 
     def __init__(self, physics: SimulatedDevice, agenda: Agenda) -> None:
         self.physics = physics
@@ -62,7 +62,7 @@ class SharedDevice:
         self._servers: dict[int, SimulatedServer] = {}
 
     def attach(self, server: SimulatedServer) -> None:
-        """A server runs here."""
+        """Register a server on the device."""
         self._servers[server.index] = server
 
     @property
@@ -71,15 +71,15 @@ class SharedDevice:
         return bool(self.physics.running)
 
     def do_chore(self, cost: tuple[int, int], images: int, slice_ns: int = 0) -> None:
-        """What a server's process does besides its passes; see `SimulatedDevice.do_chore`. It waits for a free core for
-        a slice at most."""
+        """Do a chore of a server's process; see `SimulatedDevice.do_chore`. It waits for a free core for at most a
+        slice."""
         (block_ns, image_ns), now_ns = cost, self._agenda.now_ns
         from_ns = self.physics.free_ns(now_ns, now_ns + slice_ns, sum(self.physics.waiting_ns.values()))
         self.physics.do_chore(block_ns + image_ns * images, now_ns, from_ns)
         self.replan()
 
     def free_ns(self) -> int:
-        """When a process of another kind would get a core of it (`sim.host.Core`)."""
+        """Return when a process of another kind would get a core (`sim.host.Core`)."""
         physics, now_ns = self.physics, self._agenda.now_ns
         chores = physics.tables.chores
         slice_ns = 0 if chores is None else chores.slice_ns
@@ -87,26 +87,26 @@ class SharedDevice:
         return max(physics.chores_until_ns, free_ns)
 
     def occupy(self, work_ns: int, *, waits: bool) -> tuple[int, int]:
-        """Such a process has a core from when until when: as a chore (`sim.host.Core`)."""
+        """Occupy a core for such a process, as a chore; returns start and end (`sim.host.Core`)."""
         now_ns = self._agenda.now_ns
         self.physics.do_chore(work_ns, now_ns, self.free_ns() if waits else now_ns)
         self.replan()
         return self.physics.chores_from_ns, self.physics.chores_until_ns
 
     def begin_load(self, server: int, instance: int) -> None:
-        """See `SimulatedDevice.begin_load`; nothing if loads slow nothing down."""
+        """Begin a load (`SimulatedDevice.begin_load`); do nothing if loads have no effect on passes."""
         if self.physics.tables.beside_load > 1.0:
             self.physics.begin_load(server, instance, self._agenda.now_ns)
             self.replan()
 
     def end_load(self, server: int, instance: int) -> None:
-        """Likewise; nothing either for a load that took no time."""
+        """End a load; also do nothing for a load that took no time."""
         if (server, instance) in self.physics.loading:
             self.physics.end_load(server, instance, self._agenda.now_ns)
             self.replan()
 
     def replan(self) -> None:
-        """The running set has changed: plan the next end anew."""
+        """Plan the next end after a change of the running set."""
         self._plan += 1
         batch = self.physics.next_end()
         if batch is not None:
@@ -114,7 +114,7 @@ class SharedDevice:
             self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
 
     def sampled_slowdown(self, salt: int) -> Process:
-        """Its speed comes and goes, where its profile says that it does; `salt` is of the hash that draws."""
+        """Start the random variation of the device's speed if its profile has one; `salt` is of the hash that draws."""
         slowdown = self.physics.tables.slowdown
         if slowdown is not None:
             spells = sampled_spells(slowdown, salt)
@@ -123,7 +123,7 @@ class SharedDevice:
             yield from self._spells(spells)
 
     def followed_slowdown(self, changes: Sequence[tuple[int, float]]) -> Process:
-        """Its speed comes and goes as it really did."""
+        """Start the recorded variation of the device's speed."""
         mean = self.physics.tables.mean_slowdown
         return self._spells((when_ns, factor / mean) for when_ns, factor in changes)
 
@@ -147,12 +147,12 @@ class SharedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What a run has drawn beforehand for its batches, blocks and messages.
+    """The advance draws of a run for its batches, blocks and messages.
 
     Attributes:
-        is_correct: (requests, width) -> for each whether its label is right, asked at the last segment.
-        seed: of the hashes that draw jitter, dispatches and handovers.
-        poisoned: requests for which the last segment finds no label.
+        is_correct: (requests, width) -> for each whether its label is right, called at the last segment.
+        seed: seed of the hashes that draw jitter, dispatches and handovers.
+        poisoned: requests whose images get no label from the last segment.
     """
 
     is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]]
@@ -172,8 +172,8 @@ class SimulatedServer:
     """One server in simulated time.
 
     Args:
-        to_router: takes what the router's core hears of it at once.
-        to_host: takes what brings requests back as it arrives at the router's host, with its number among the server's.
+        to_router: called with the events that reach the router's core at once.
+        to_host: called with messages that return requests as they arrive at the router's host, numbered by server.
     """
 
     def __init__(
@@ -209,14 +209,14 @@ class SimulatedServer:
         self._sensor = WindowedSensor(device.physics)
         self._in_host_memory: set[tuple[int, float]] = set()
         self._instances: dict[int, tuple[int, float]] = {}
-        self._is_prepared = False  # what is ordered now was loaded before the run's clock started
+        self._is_prepared = False  # whether loads ordered now were done before the run's clock started
         self._armed_ns: int | None = None
         self._messages = 0
-        self._there: deque[tuple[int, Block]] = deque()  # blocks on their way, and when each arrives by itself
-        self._last_back_ns = 0  # when the last message on its way arrives
+        self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive
+        self._last_back_ns = 0  # when the last message in transfer arrives
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
-        self._room_images: int | None = None  # images that fit at once; None for as many as come
+        self._room_images: int | None = None  # images that fit at once; None for no limit
         self._do: dict[type, Callable[[Any], None]] = {
             RunBatch: self._dispatch,
             ReturnRequests: self._return,
@@ -229,7 +229,7 @@ class SimulatedServer:
     # ------------------------------------------------------------------------------------------------ events in
 
     def deliver(self, event: ServerEvent) -> None:
-        """Hand an event to the scheduler and carry out what it answers."""
+        """Give an event to the scheduler and execute its commands."""
         now_ns = self._agenda.now_ns
         commands = self.scheduler.handle(event, now_ns)
         self._ledger.observe_server(self.index, event, commands, now_ns)
@@ -238,9 +238,9 @@ class SimulatedServer:
         self._arm_timer()
 
     def hand_over(self, block: Block) -> None:
-        """A block and all its inputs are here: it goes to the scheduler, which is in another process than the router.
+        """Hand a block with all its inputs to the scheduler, which is in another process than the router.
 
-        It overtakes none that was handed over before. Where that costs nothing, it is there at once.
+        It overtakes no block handed over before. If the handover costs nothing, it is there at once.
         """
         tables = self._tables
         if not tables.there_ns:
@@ -253,11 +253,11 @@ class SimulatedServer:
             self._agenda.process(self._deliveries(self.epoch))
 
     def _stretched_ns(self, takes_ns: int) -> int:
-        """How long a way or a dispatch takes: a device whose own cores do it may be slow now."""
+        """Return the duration of a way or a dispatch: a device whose cores do it may be slow now."""
         return takes_ns if self._tables.chores is None else self._device.physics.stretched_ns(takes_ns)
 
     def copy(self, images: int) -> int:
-        """Its process copies activations for another server; returns when it has."""
+        """Copy activations for another server, as a chore of the process; returns when it has finished."""
         chores, now_ns = self._tables.chores, self._agenda.now_ns
         if chores is None or not self.is_up or self.is_hung:
             return now_ns
@@ -265,14 +265,14 @@ class SimulatedServer:
         return self._device.physics.chores_until_ns
 
     def _deliveries(self, epoch: int) -> Process:
-        """The blocks on their way, one after the other, until none is left or the server dies."""
+        """Deliver the blocks in transfer, one after the other, until none is left or the server fails."""
         order = rank(self.index, Kind.BLOCK_ARRIVAL)
         physics = self._device.physics
         chores = self._tables.chores
         while self._there and self.is_up and epoch == self.epoch:
             arrives_ns, block = self._there[0]
             yield self._agenda.until(max(self._agenda.now_ns, arrives_ns), order)
-            if chores is not None and self.is_up and epoch == self.epoch:  # the server's process takes it in
+            if chores is not None and self.is_up and epoch == self.epoch:  # the server's process receives it
                 if not self.is_hung:
                     taken = chores.taken[physics.pause(self._agenda.now_ns)]
                     self._device.do_chore(taken, len(block.requests), chores.slice_ns)
@@ -282,12 +282,14 @@ class SimulatedServer:
                 self._take_in(block)
 
     def _take_in(self, block: Block) -> None:
-        """A process that hangs reads nothing; one that died since has lost it (the router took its members back)."""
+        """Give a block to the scheduler; a hung process reads nothing; after its death it is lost (the router requeued
+        it)."""
         if self._is_working(block.epoch):
             self.deliver(BlockArrived(block))
 
     def come_up(self) -> None:
-        """(Re)start, in a new epoch; nothing happens if it is up. A run begins with what it preloads in place."""
+        """(Re)start, in a new epoch; nothing happens if it is up. At the start of a run preloads are already in
+        place."""
         if self.is_up:
             return
         self.epoch += 1
@@ -298,7 +300,7 @@ class SimulatedServer:
         self._to_router(ServerUp(self.index, self.epoch))
 
     def go_down(self, reason: str) -> None:
-        """Die: batches, instances, queue and activations are gone; nothing happens if it is down."""
+        """Fail: batches, instances, queue and activations are lost; nothing happens if it is down."""
         if not self.is_up:
             return
         self.is_up = self.is_hung = False
@@ -313,7 +315,7 @@ class SimulatedServer:
         self._to_router(ServerDown(self.index, self.epoch, reason))
 
     def straggle(self, factor: float) -> None:
-        """Run `factor` times slower from now on; 1 is the server's own speed."""
+        """Run `factor` times slower from now on; 1 is the server's normal speed."""
         self._factor = factor
         self._device.physics.straggle(self.index, factor, self._agenda.now_ns)
         self._device.replan()
@@ -323,9 +325,9 @@ class SimulatedServer:
         self._to_router(event)
 
     def hang(self) -> bool:
-        """Stop without dying: nothing more comes from here until somebody kills it; False if it is down.
+        """Hang: no events come from here until the process is killed; returns False if it is down.
 
-        Its scheduler is in the process that hangs: it hears of nothing any more. What is sent to it is lost with it.
+        Its scheduler is in the hung process and receives nothing. Blocks sent to it are lost with it.
         """
         if not self.is_up:
             return False
@@ -335,11 +337,11 @@ class SimulatedServer:
         return True
 
     def squeeze(self, images: int | None) -> None:
-        """Batches that start from now on run in parts of so many images at most; None for whole."""
+        """Run later batches in parts of at most `images` images; None for no limit."""
         self._room_images = images
 
     def finish(self, batch: int) -> None:
-        """A batch's work is done. The last segment finds no label for what is poisoned; with none at all it failed."""
+        """End a batch. The last segment finds no label for poisoned images; if none has one the batch failed."""
         command = self._running.pop(batch)
         if self._tables.chores is not None:
             self._device.do_chore(self._tables.chores.ended, len(command.requests))
@@ -352,7 +354,7 @@ class SimulatedServer:
             self.deliver(BatchFinished(self.epoch, batch, failed, NO_LABEL if failed else ""))
 
     def _is_working(self, epoch: int) -> bool:
-        """Whether that epoch still goes on and makes progress."""
+        """Return whether that epoch still runs and makes progress."""
         return self.is_up and not self.is_hung and epoch == self.epoch
 
     # --------------------------------------------------------------------------------------------- commands out
@@ -370,7 +372,7 @@ class SimulatedServer:
         self._send_back(RequestsRejected(self.index, command.epoch, command.requests, command.reason))
 
     def _send_back(self, message: RouterMessage) -> None:
-        """Messages arrive in the order in which they were sent, whatever becomes of the server meanwhile."""
+        """Send a message; messages arrive in the order of sending, whatever happens to the server meanwhile."""
         number = self._messages
         self._messages += 1
         tables = self._tables
@@ -384,7 +386,7 @@ class SimulatedServer:
         self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
 
     def _load(self, command: LoadInstance) -> None:
-        """The first load comes from disk, a later one from host memory (Alg. 1 l. 25)."""
+        """Return a load's duration: first from disk, later from host memory (Alg. 1 l. 25)."""
         spec = (command.segment, command.width)
         cost = self._tables.instances[spec]
         load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns
@@ -427,7 +429,7 @@ class SimulatedServer:
         self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
 
     def _begin(self, command: RunBatch, limit_ns: int) -> None:
-        """The pass begins once it has a core: it waits for passes until the limit, and for chores to their end."""
+        """Begin the pass when it has a core: it waits for passes until the limit, and for chores to their end."""
         now_ns = self._agenda.now_ns
         physics = self._device.physics
         place = (self.index, command.batch)
@@ -458,15 +460,15 @@ class SimulatedServer:
         self._device.replan()
 
     def _sizes(self, command: RunBatch) -> tuple[int, ...]:
-        """The batch sizes that the device sees, one after the other: one, unless its memory is squeezed."""
+        """Return the batch sizes on the device, one after the other: one, unless its memory is squeezed."""
         if self._room_images is None or len(command.requests) <= self._room_images:
             return (command.padded,)
-        return parts_that_fit(len(command.requests), self._room_images)  # as they are: only whole batches are padded
+        return parts_that_fit(len(command.requests), self._room_images)  # unpadded: only whole batches are padded
 
     # ------------------------------------------------------------------------------------------ timer and sensor
 
     def _arm_timer(self) -> None:
-        """One appointment at a time; one that turns out too early looks again."""
+        """Plan one timer at a time; a timer that is too early checks again."""
         wake_ns = self.scheduler.next_wake_ns
         if wake_ns is not None and (self._armed_ns is None or wake_ns < self._armed_ns):
             self._armed_ns = wake_ns

@@ -1,11 +1,11 @@
-"""The steady state of a device under a stream of equal batches: how latency, power and utilization grow with load.
+"""The steady state of a device under a stream of equal batches: latency, power and utilization as functions of load.
 
-Batches come as a Poisson stream and share the device, which is `sim.physics.SimulatedDevice` itself: with n of them
-running it says how far each is slowed down, what power it draws and how busy it is. Service of a shared device depends
-on n alone, so the number running is a birth-death chain whatever the batches' own times are (processor sharing with
+Batches come as a Poisson stream and share the device, which is `sim.physics.SimulatedDevice` itself: for n running
+batches it computes each one's slow-down, the power and the utilization. Service of a shared device depends on n alone,
+so the number running is a birth-death chain whatever the distribution of the batches' times (processor sharing with
 state-dependent rates is insensitive: Cohen 1979, `The multiple phase service network with generalized processor
-sharing`), and the means are exact sums; nothing is drawn by chance. Beyond `at_once` batches the rest wait, and the
-device works on as it does with that many.
+sharing`), and the means are exact sums, without random draws. Beyond `at_once` batches the rest wait, and the device
+works as it does with that many.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class SteadyPoint:
 
 @dataclass(frozen=True, slots=True)
 class SteadyDevice:
-    """A device with 0, 1, ... n equal batches running, from idle on; every array is indexed by their number.
+    """A device with 0, 1, ... n equal batches running; every array is indexed by their number.
 
     Attributes:
-        rate_batches_s: batches done a second.
+        rate_batches_s: completed batches per second.
     """
 
     rate_batches_s: Floats
@@ -63,12 +63,12 @@ class SteadyDevice:
 
     @property
     def capacity_batches_s(self) -> float:
-        """What is sustained however many wait."""
+        """The sustained rate for any number of waiting batches."""
         return float(self.rate_batches_s[-1])
 
 
 def shared_device(tables: DeviceTables, key: BatchKey, batch: int, at_once: int = AT_ONCE) -> SteadyDevice:
-    """Start equal batches on an idle device, one after the other, and note what it does with each number of them."""
+    """Start equal batches on an idle device, one after the other, and record its state with each number of them."""
     device, table = SimulatedDevice(tables), tables.keys[key]
     rates = [0.0]
     busy = [device.busy_permille]
@@ -83,10 +83,10 @@ def shared_device(tables: DeviceTables, key: BatchKey, batch: int, at_once: int 
 
 
 def steady_points(device: SteadyDevice, loads: Sequence[float]) -> list[SteadyPoint]:
-    """The steady state at each load.
+    """Return the steady state at each load.
 
     Raises:
-        ValueError: a load is not within (0, 1): nothing is steady there.
+        ValueError: a load is not within (0, 1): there is no steady state.
     """
     if not all(0 < load < 1 for load in loads):
         raise ValueError(f"a steady load lies between 0 and 1: {list(loads)}")
@@ -94,11 +94,12 @@ def steady_points(device: SteadyDevice, loads: Sequence[float]) -> list[SteadyPo
 
 
 def _steady_point(device: SteadyDevice, load: float) -> SteadyPoint:
-    """State n has weight prod(arrival rate / rate k, k = 1 .. n); beyond the last state the weights fall by `load`."""
+    """Return the shares of states: n has weight prod(arrival rate / rate k, k = 1 .. n); beyond the last one weights
+    fall by `load`."""
     arriving_s = load * device.capacity_batches_s
     weights = np.concatenate([[1.0], np.cumprod(arriving_s / device.rate_batches_s[1:])])
     numbers = np.arange(len(weights), dtype=np.float64)
-    # The last state stands for itself and all beyond it: sums of load^i and of i load^i.
+    # The last state includes all beyond it: sums of load^i and of i load^i.
     numbers[-1] += load / (1 - load)
     weights[-1] /= 1 - load
     shares = weights / weights.sum()
@@ -112,10 +113,10 @@ def _steady_point(device: SteadyDevice, load: float) -> SteadyPoint:
 
 
 def knee(points: Sequence[SteadyPoint]) -> SteadyPoint | None:
-    """Where latency bends upwards most along utilization: farthest below the chord from the first point to the last.
+    """Return the knee of latency over utilization: farthest below the chord from the first point to the last.
 
-    None if it does not rise. (Satopaa et al. 2011, `Finding a "Kneedle" in a Haystack`; where the last point lies
-    has a say in it: compare knees of the same loads only.)
+    None if it does not rise. (Satopaa et al. 2011, `Finding a "Kneedle" in a Haystack`; the last point affects it, so
+    compare knees of the same loads only.)
     """
     shares = np.asarray([point.utilization for point in points])
     latency_s = np.asarray([point.latency_s for point in points])

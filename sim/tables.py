@@ -1,6 +1,6 @@
-"""A profile compiled to what a simulation reads: one row an integer batch size, in integers where engines compare.
+"""A profile compiled for simulation: one row for each integer batch size, in integers if engines compare them.
 
-Everything that needs a logarithm, a power or an interpolation happens here, once; the tables are immutable.
+All logarithms, powers and interpolations are computed here, once; the tables are immutable.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ CROWDING_LIMIT_PERMILLE = 64_000  # total demand up to which crowding is tabulat
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """One (segment, width, previous width); every tuple is indexed by the batch size that the device sees, 0 unused.
+    """One (segment, width, previous width); every tuple is indexed by the batch size on the device, 0 unused.
 
     Attributes:
         latency_ns: time on an idle device with jitter off (the mean).
-        typical_ns: what `jitter` multiplies: the median; the mean where its quantiles are of served passes.
+        typical_ns: the base that `jitter` multiplies: the median; the mean if its quantiles are of served passes.
         demand_permille, host_permille, busy_permille: d, h and u of the device model.
         bandwidth: m.
         power_mw: solo power above context idle, k b / L.
-        jitter: for each size quantiles of sample / that; empty if the profile has none.
+        jitter: for each size quantiles of sample / `typical_ns`; empty if the profile has none.
     """
 
     latency_ns: tuple[int, ...]
@@ -51,7 +51,7 @@ class KeyTable:
 
 @dataclass(frozen=True, slots=True)
 class SlowdownTable:
-    """How a device's speed comes and goes: quantiles of how long each state lasts, in equal parts."""
+    """The variation of a device's speed: quantiles of the duration of each state, in equal parts."""
 
     slow_factor: float
     full_ns: tuple[int, ...]
@@ -60,7 +60,7 @@ class SlowdownTable:
 
 @dataclass(frozen=True, slots=True)
 class InstanceTable:
-    """What one (segment, width) costs to hold, load and unload."""
+    """The costs of one (segment, width): memory, load and unload."""
 
     vram_bytes: int
     load_ns: int
@@ -72,7 +72,7 @@ class InstanceTable:
 class ChoreTable:
     """CPU time, in nanoseconds: (of a block or batch, of each of its images). See `sim.profile.Chores`.
 
-    `taken` is by the number of the pause since a pass has run. See `sim.profile.Chores` for the slice.
+    `taken` is indexed by the number of the pause since the last pass. See `sim.profile.Chores` for the slice.
     """
 
     taken: tuple[tuple[int, int], ...]
@@ -84,23 +84,23 @@ class ChoreTable:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTables:
-    """A device as the simulation sees it.
+    """A device in the form for simulation.
 
     Attributes:
         crowding: [x] is `sim.device.crowding` at a total of x permille; `crowding_across` the same across processes.
         hosted: see `sim.device.Sharing`.
-        mean_slowdown: what the latencies hold of the device's slow spells; 1 if these are drawn.
-        most_at_once, most_processes: batches, and processes, at once that the profile was measured with; slow-downs
-            beyond are extrapolated.
+        mean_slowdown: the mean slow-down of slow spells in the latencies; 1 if these are drawn.
+        most_at_once, most_processes: largest numbers of batches, and processes, at once in the profile's measurements;
+            slow-downs beyond are extrapolated.
         dispatch_ns: the mean; `dispatches_ns` its quantiles, empty if every dispatch takes the mean.
         there_ns, back_ns: quantiles of the handover to the server and back, in equal parts; empty for none.
-        busy_dispatches_ns, busy_there_ns, busy_back_ns: the same where some pass runs on the device; as long or empty.
-        extra_ns: what is added to a pass by the number of the pause before it.
-        awake_mw, awake_ns: what the device draws above idle while nothing runs, for so long after the last pass.
-        chores: what a server's process does on the device's own cores besides passes; none on a GPU.
-        beside_load: how many times as long passes take while an instance is loaded on the device.
-        fetch_ns: what it takes at least until activations of another server are here.
-        chores_mw, chores_permille: power and utilization of the device meanwhile, if no pass runs.
+        busy_dispatches_ns, busy_there_ns, busy_back_ns: the same while some pass runs on the device; as long or empty.
+        extra_ns: addition to a pass by the number of the pause before it.
+        awake_mw, awake_ns: the device's power above idle while nothing runs, and its duration after the last pass.
+        chores: work of a server's process on the device's cores besides passes; none on a GPU.
+        beside_load: the factor on times of passes while an instance is loaded on the device.
+        fetch_ns: lower bound of the time to get activations of another server.
+        chores_mw, chores_permille: power and utilization of the device during chores, if no pass runs.
     """
 
     name: str
@@ -148,14 +148,14 @@ def compile_tables(
     """Compile a profile for batches up to `batch_limit`.
 
     Raises:
-        InputError: the limit is beyond what the profile covers, or it lacks the utilization that is asked for.
+        InputError: the limit is beyond the profile's range, or it lacks the requested utilization.
     """
     return _compiled(_Same(profile), batch_limit, jitter, util_metric)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Same:
-    """A profile as the very object: its text was read once, and to compare all its numbers takes time."""
+    """A profile compared by identity: its text was read once, and comparing all its numbers is slow."""
 
     profile: Profile
 
@@ -232,7 +232,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
 
 
 def cores_of(profile: Profile) -> int:
-    """Cores of a CPU device; 1 of any other."""
+    """Return the cores of a CPU device; 1 for any other."""
     named = profile.execution.get("cores", "any")
     return len(named.split(",")) if named != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
 
@@ -253,19 +253,20 @@ def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:
 
 
 def _drawn_ns(quantiles_s: Sequence[float], jitter: bool) -> tuple[int, ...]:
-    """What is drawn from: the quantiles, or without jitter their mean."""
+    """Return the values to draw from: the quantiles, or without jitter their mean."""
     return _in_ns(quantiles_s) if jitter else (nanoseconds(sum(quantiles_s) / len(quantiles_s)),)
 
 
 def sharing_of(profile: Profile) -> Sharing:
-    """How the profile's device is shared."""
+    """Return the parameters of the device's sharing."""
     sharing = profile.concurrency
     across_beta = sharing.beta if sharing.across_beta is None else sharing.across_beta
     return Sharing(sharing.alpha, sharing.beta, across_beta, profile.device.kind == "cpu")
 
 
 def _most(profile: Profile, quantity: str) -> float:
-    """What was measured together; a data sheet is all assumption, and an emulated device is what is assumed."""
+    """Return the numbers measured together; unlimited for a data sheet (all assumption) and an emulated device
+    (exact)."""
     known = [seen.high for seen in profile.ranges if seen.quantity == quantity]
     is_assumed = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
     return max(known) if known else inf if is_assumed else 1
@@ -277,10 +278,10 @@ def _crowding(beta: float) -> tuple[float, ...]:
 
 
 def padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
-    """The batch sizes that a server with this limit gives the device; empty if it gives it any.
+    """Return the batch sizes on the device for a server with this limit; empty if any size is allowed.
 
     Raises:
-        InputError: the limit is none of the profile's sizes.
+        InputError: the limit is not one of the profile's sizes.
     """
     sizes = profile.padded_sizes
     if sizes and batch_limit not in sizes:
@@ -290,13 +291,14 @@ def padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
 
 
 def demands(latency_s: Sequence[float]) -> list[float]:
-    """d at every integer batch size from 1, of a key with these latencies (index = batch in both, [0] is nothing)."""
+    """Return d at every integer batch size from 1, of a key with these latencies (index = batch in both, [0] is
+    unused)."""
     peak_rate_img_s = max(b / latency_s[b] for b in range(1, len(latency_s)))
     return [0.0, *(demand(b, float(latency_s[b]), peak_rate_img_s) for b in range(1, len(latency_s)))]
 
 
 def mean_slowdown_of(profile: Profile, jitter: bool) -> float:
-    """How many times as long as at full speed things take in the tables: on average, where nothing is drawn."""
+    """Return the factor on times in the tables relative to full speed: the average if nothing is drawn."""
     return 1.0 if jitter or profile.slowdown is None else profile.slowdown.mean_factor
 
 
@@ -336,7 +338,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
         return tuple(round(1000 * share) for share in shares)
 
     joules = along(curve.energy_j_per_image)
-    # What an executor does around a pass keeps a CPU's cores as busy as the pass does, and a GPU waiting.
+    # An executor's work around a pass occupies a CPU's cores as the pass does, while a GPU waits.
     power_s = solo_s if profile.device.kind == "cpu" else mean_s
     return KeyTable(
         latency_ns=(0, *(nanoseconds(mean_s[b]) for b in sizes)),
@@ -351,7 +353,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
 
 
 def _jitter_rows(curve: LatencyCurve, limit: int, profile: Profile) -> tuple[tuple[float, ...], ...]:
-    """For every size the quantiles of served passes, or those of the nearest measured size (the larger of two)."""
+    """Return, for every size, the quantiles of served passes at the nearest measured size (the larger of two)."""
     if profile.served_ratios:
         return (profile.served_ratios,) * (limit + 1)
     if not curve.jitter:

@@ -1,8 +1,8 @@
-"""The loop of the compiled engine: what happens next, until a decision is asked for or the run is over.
+"""The loop of the compiled engine: the next events, until a decision is pending or the run is over.
 
-At one instant: arrivals, then server by server what `layout` lists in its order, then the operator's next goal, what
-the router's host has done (its decision came before all that it has still to hear), and last the start of the next
-decision, when nothing is left at the instant (`sim.agenda`). Every slot knows its own next time, so no event is stale.
+At one instant: arrivals, then server by server the events of `layout` in its order, then the operator's next goal, the
+work of the router's host (its decision before its received messages), and last the start of the next decision, when
+nothing is left at the instant (`sim.agenda`). Every slot has its next time, so no event is stale.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_
 
 @kernel
 def _set_off(c: Cluster, p: Parameters) -> None:
-    """The first instant: servers come up, sensors are read, devices take their slowdown (`Simulation._set_off`)."""
+    """Process the first instant: servers come up, sensors are read, devices start their slowdown
+    (`Simulation._set_off`)."""
     for index in range(p.servers):
         server = server_at(c, p, index)
         return_to_service(c, p, server, 0)
@@ -98,7 +99,7 @@ def advance(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def _lacks(c: Cluster, p: Parameters) -> int:
-    """What must grow before the next event, whatever it is."""
+    """Return what must grow before the next event, whatever it is."""
     if c.free_requests == 0 and c.arrival_ns != NEVER:
         return REQUESTS_FULL
     if c.free_blocks == 0 and c.decision_end_ns != NEVER:
@@ -117,7 +118,7 @@ def _lacks(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> None:
-    """Answer the decision that is asked for; it takes effect when policy and host are done with it (or see `HOLD`)."""
+    """Answer the pending decision; it takes effect when policy and host have finished it (or see `HOLD`)."""
     c.asked = 0
     if server == HOLD:
         c.hold_requests, c.hold_wait_ns = width, group
@@ -129,7 +130,7 @@ def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> No
 
 @kernel
 def decide_to_hold(c: Cluster, p: Parameters, groups: Ints, wait_ns: int) -> None:
-    """The answer of a policy that chooses a wait (`Waits.hold`)."""
+    """Apply the answer of a policy that chooses a wait (`Waits.hold`)."""
     size = 0
     while groups[size] <= c.candidates:
         size += 1
@@ -138,7 +139,7 @@ def decide_to_hold(c: Cluster, p: Parameters, groups: Ints, wait_ns: int) -> Non
 
 @kernel
 def _step(c: Cluster, p: Parameters, now: int) -> None:
-    """What is next at this instant."""
+    """Process the next event at this instant."""
     if c.arrival_ns == now:
         arrive(c, p, now)
     elif soonest_ns(c, p) == now:
@@ -160,7 +161,7 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def _end_decision(c: Cluster, p: Parameters, now: int) -> None:
-    """The router's host and policy are done with a decision."""
+    """Finish a decision at the router's host and policy."""
     c.decision_end_ns = NEVER
     if c.hold_requests:
         hold_back(c, p, now)
@@ -175,7 +176,7 @@ def _end_decision(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def _happen(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A server's next event, in the order of kinds."""
+    """Process a server's next event, in the order of kinds."""
     times = server.times
     if times.transfer == now:
         number = end_transfer(c, p, server, now)
@@ -215,7 +216,7 @@ def _rerate_touched(c: Cluster, p: Parameters, server: Server, now: int) -> None
 
 @kernel
 def _start_slowdown(c: Cluster, p: Parameters, device: Device) -> None:
-    """The device's speed comes and goes as it really did, or as its profile says (`SharedDevice.start_slowdown`)."""
+    """Change the device's speed by its record or its profile (`SharedDevice.start_slowdown`)."""
     model = model_of(p, device)
     if model.server_count == 0:
         return
@@ -226,7 +227,7 @@ def _start_slowdown(c: Cluster, p: Parameters, device: Device) -> None:
             reschedule(c, p, server)
     elif model.has_slowdown:
         drawn = hashed_below(device.slowdown_salt, FIRST_DRAW, FIRST_DRAW, model.full_sum_ns + model.slow_sum_ns)
-        device.is_slow = 1 if drawn >= model.slow_sum_ns else 0  # the change that follows turns it round
+        device.is_slow = 1 if drawn >= model.slow_sum_ns else 0  # the change that follows inverts it
         _change_slowdown(c, p, device, server, 0)
         reschedule(c, p, server)
 
@@ -257,7 +258,7 @@ def _change_slowdown(c: Cluster, p: Parameters, device: Device, server: Server, 
 
 @kernel
 def _is_over(c: Cluster, p: Parameters, due: int) -> bool:
-    """`Simulation._is_over`."""
+    """Compute `Simulation._is_over`."""
     if due <= c.horizon_ns:
         return False
     if not c.drains:
@@ -268,7 +269,7 @@ def _is_over(c: Cluster, p: Parameters, due: int) -> bool:
 
 @kernel
 def _end(c: Cluster, p: Parameters) -> None:
-    """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
+    """Return the end under `drain`: the horizon or the last completion (or failure), whichever is later."""
     ended = c.horizon_ns
     if c.drains:
         is_done = c.in_flight == 0 or c.gone == p.servers

@@ -17,11 +17,11 @@ def _mixed(mixed: np.uint64, number: int) -> np.uint64:
 
 @kernel
 def hashed_below(salt: int, first: int, second: int, limit: int) -> int:
-    """`hashed(...) % limit`."""
+    """Compute `hashed(...) % limit`."""
     return np.int64(_mixed(_mixed(np.uint64(salt), first), second) % np.uint64(limit))  # type: ignore[return-value]
 
 
 @kernel
 def hashed_share(salt: int, first: int, second: int) -> float:
-    """As `kit.chance.hashed_share`."""
+    """Compute `kit.chance.hashed_share`."""
     return np.float64(_mixed(_mixed(np.uint64(salt), first), second) >> np.uint64(11)) * 2.0**-53

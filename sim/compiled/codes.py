@@ -1,4 +1,4 @@
-"""Numbers that stand for words in a cluster's row."""
+"""Numeric codes of words in a cluster's row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALONE: Final = -1  # the line of a request that shares no block
 FIRST_DRAW: Final = 1 << 32  # `sim.physics._FIRST`: the hash's numbers of a device's first state
 LOGS_TABULATED: Final = 1 << 15
 
-# Why `advance` came back.
+# Why `advance` returned.
 ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE, MESSAGES_FULL = range(1, 10)
 
 # An instance's state.
@@ -29,7 +29,7 @@ NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY, NO_ROOM = range
 REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_LABEL,
            MEMORY: OUT_OF_MEMORY, NO_ROOM: REFUSED, NO_REASON: ""}  # fmt: skip
 
-# Why a server is down, and its name in records.
+# Why a server is down, and the reason's name in records.
 OUT, DIED, HUNG = range(3)
 DOWN_REASONS = {OUT: PLANNED, DIED: WORKER_DIED, HUNG: WORKER_HUNG}
 

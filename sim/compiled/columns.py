@@ -1,4 +1,4 @@
-"""What a compiled run has recorded as `policies.records.RunColumns`: no object for each request."""
+"""The records of a compiled run as `policies.records.RunColumns`: no object for each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sim.compiled.totals import chores_ns, device_of, energy_j
 
 
 def run_columns(run: RunRow) -> RunColumns:
-    """Of a run that has ended and keeps its requests."""
+    """Return the columns of a run that has ended and keeps its requests."""
     c, records, is_detailed = run.cluster, run.records, run.run.detail
     reasons = tuple(REASONS[number] for number in range(len(REASONS)))
     return RunColumns(
@@ -68,7 +68,7 @@ def _device_totals(run: RunRow, index: int) -> DeviceTotals:
 def request_columns(
     rows: NDArray[Any], widths: tuple[float, ...], reasons: tuple[str, ...], is_detailed: bool
 ) -> RequestColumns:
-    """From requests as they are recorded (`run.request_row`), in their order.
+    """Convert recorded requests (`run.request_row`), in their order.
 
     Args:
         reasons: why a request failed, by the engine's numbers.

@@ -1,4 +1,4 @@
-"""A cluster's run in compiled code, its router included where that is a plan (`policies.compiled`)."""
+"""A cluster's run in compiled code, its router included if that is a plan (`policies.compiled`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 
 @kernel
 def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
-    """What a router may know, for the decision that is asked for."""
+    """Write a router's view of the pending decision."""
     request = request_at(c, p, c.slot)
     its_place = place_of(p, request)
     sheet.now_ns, sheet.segment, sheet.previous_width = c.now_ns, request.segment, request.previous_width
@@ -44,7 +44,8 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
 
 @kernel
 def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
-    """The expected time of what is outstanding at a server, summed over its blocks or its keys: of what are fewer."""
+    """Return the expected time of outstanding work at a server, summed over its blocks or its keys, whichever are
+    fewer."""
     work, costs_at = 0, plan.image_ns_at + ints(plan)[plan.devices_at + server.index] * plan.keys
     if server.blocks > p.keys:
         for key in range(p.keys):
@@ -62,8 +63,7 @@ def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
 def run_cluster(row: Ints, parameters: Ints, plan: Ints, sheet: Ints, server: int, width: int, group: int) -> int:
     """Run a cluster to its end, to a decision that is not the plan's, or until something must grow or be made.
 
-    It begins with its first instant, with the decision that is asked for, or with the answer to it (`server` is NONE
-    for none).
+    It begins with its first instant, with the pending decision, or with the answer to it (`server` is NONE for none).
     """
     c, p, its, seen = Cluster(row), Parameters(parameters), Plan(plan), Sheet(sheet)
     if server != NONE:

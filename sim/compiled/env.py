@@ -1,6 +1,6 @@
 """Many simulated clusters as one Gymnasium vector environment: all of them take a step in one compiled call.
 
-Every cluster does what `sim.env.SlimClusterEnv` does, number for number: this is `SyncVectorEnv` over as many of those.
+Every cluster does what `sim.env.SlimClusterEnv` does, number for number: the equivalent of `SyncVectorEnv`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_REST, _GO_ON, _ANSWER = range(3)  # what a cluster is to do in a call
+_REST, _GO_ON, _ANSWER = range(3)  # a cluster's task in a call
 
 
 class _Outputs:
-    """What a call writes, for each cluster."""
+    """The outputs of a call, for each cluster."""
 
     def __init__(self, clusters: int, servers: int, widths: int, holds: int) -> None:
         self.observations = np.zeros((clusters, 2 + 3 * servers), np.float32)
@@ -52,20 +52,20 @@ class _Outputs:
         self.credited, self.credits = np.zeros((clusters, 0), np.int64), np.zeros((clusters, 0))
 
     def masks(self, groups: int) -> Bools:
-        """`SlimClusterEnv.action_masks` of each cluster that is asked for a decision: (E, N + W + G [+ 1 + H])."""
+        """Return `SlimClusterEnv.action_masks` of each cluster with a pending decision: (E, N + W + G [+ 1 + H])."""
         widths = (self.width_masks & self.server_masks[:, :, None]).any(axis=1)
         free = np.ones((len(self.counts), groups), np.bool_)
         return np.concatenate([self.server_masks, widths, free, self.hold_masks], axis=1)
 
     def make_room(self, credits: int) -> None:
-        """For so many credits of each cluster."""
+        """Allocate for this number of credits of each cluster."""
         more = ((0, 0), (0, max(0, credits - self.credits.shape[1])))
         self.credited, self.credits = np.pad(self.credited, more), np.pad(self.credits, more)
 
 
 @kernel
 def _legal(c: Cluster, p: Parameters, server: int, width: int) -> int:
-    """The choice made legal (`SlimClusterEnv._legal`), as one number: server x widths + width."""
+    """Return the choice made legal (`SlimClusterEnv._legal`), as one number: server x widths + width."""
     place = place_of(p, request_at(c, p, c.slot))
     code = code_of(c, p, server, place)
     if code == 0:
@@ -85,7 +85,7 @@ def _legal(c: Cluster, p: Parameters, server: int, width: int) -> int:
 
 @kernel
 def _write_masks(c: Cluster, p: Parameters, e: int, server_masks: Bools, width_masks: Bools, hold_masks: Bools) -> None:
-    """What may be chosen (`policies.observation.masks`, `Waits.mask`)."""
+    """Write the action masks (`policies.observation.masks`, `Waits.mask`)."""
     for hold in range(hold_masks.shape[1]):
         hold_masks[e, hold] = hold == 0 or c.hold_left_ns > 0
     place = place_of(p, request_at(c, p, c.slot))
@@ -142,7 +142,7 @@ def step_clusters(
 ) -> None:
     """Run clusters, given by the addresses of their rows, to their next decisions or ends.
 
-    A cluster whose pools are full stops between; once they have grown it is to go on.
+    A cluster whose pools are full stops in between; once they have grown it has to continue.
     """
     size = observations.shape[1]
     out = singles(observations)
@@ -168,26 +168,26 @@ def step_clusters(
 
 
 class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
-    """Clusters that are stepped together; see `sim.env.SlimClusterEnv` for what each of them observes and is paid.
+    """Clusters that are stepped together; see `sim.env.SlimClusterEnv` for their observations and rewards.
 
     A step takes actions (E, 3), or (E, 4) with `holds_s`, and returns observations (E, 2 + 3 N) float32, rewards (E,)
     float64, terminations and truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`, `hold_mask`
-    (with `holds_s`), `replaced` and `credits` (an object array of lists), each with its `_key` that says which clusters
-    have it; where an episode ends `figures` as well, a dictionary of arrays. A cluster whose episode has ended is reset
-    by the step that follows, whatever action that brings (Gymnasium's `AutoresetMode.NEXT_STEP`).
+    (with `holds_s`), `replaced` and `credits` (an object array of lists), each with its `_key` mask of the clusters
+    that have it; at the end of an episode `figures` as well, a dictionary of arrays. A cluster whose episode has ended
+    is reset by the following step, whatever its action (Gymnasium's `AutoresetMode.NEXT_STEP`).
 
     Args:
-        cluster: what is simulated.
-        plan: a seed to a run of it.
+        cluster: the cluster to simulate.
+        plan: returns the run of a seed.
         num_envs: clusters, E.
-        holds_s: the waits to choose from, in seconds, ascending; empty: an action is no hold.
-        figures: what is told of a run that has ended; without it runs keep no requests.
+        holds_s: the waits to choose from, in seconds, ascending; empty for no holds.
+        figures: returns the figures of a run that has ended; without it runs keep no requests.
 
     Raises:
-        UnsupportedScenario: something that only the reference can do; `SyncVectorEnv` of `SlimClusterEnv` can.
+        UnsupportedScenario: a feature that only the reference has; use `SyncVectorEnv` of `SlimClusterEnv`.
     """
 
-    autoreset_mode = AutoresetMode.NEXT_STEP  # as in Gymnasium's own classes: some libraries read it here
+    autoreset_mode = AutoresetMode.NEXT_STEP  # as in Gymnasium's classes: some libraries read it here
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": autoreset_mode}  # noqa: RUF012 - theirs
 
     def __init__(
@@ -223,7 +223,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Start a run in every cluster, or in those of `options["reset_mask"]`, (E,) bool.
 
         A seed is for the first cluster, the next number for the second, and so on; or there is one for each. A cluster
-        without a seed goes on with its own generator.
+        without a seed continues with its generator.
         """
         seeds = [seed + e for e in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         if len(seeds) != self.num_envs:
@@ -253,18 +253,18 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._is_truncated = (self._status == ENDED) & ~over
         out = self._out
         self._decided += ~over
-        self._replaced += out.replaced  # of who was reset, none was
+        self._replaced += out.replaced  # 0 for clusters just reset
         infos = self._infos(np.ones(self.num_envs, np.bool_))
         never = np.zeros(self.num_envs, np.bool_)
         return out.observations.copy(), out.rewards.copy(), never, self._is_truncated.copy(), infos
 
     def action_masks(self) -> Bools:
-        """What may be chosen now, part by part; a row is `SlimClusterEnv.action_masks`: (E, N + W + G [+ 1 + H])."""
+        """Return the action masks, part by part; a row is `SlimClusterEnv.action_masks`: (E, N + W + G [+ 1 + H])."""
         is_asked = (self._status == ASKED)[:, None]
         return np.asarray(self._out.masks(len(self._groups)) | ~is_asked)
 
     def _checked(self, actions: Any) -> Actions:
-        """Raises `ValueError` for what is not in the space: it names the first that is not."""
+        """Raise `ValueError` for actions outside the space, naming the first."""
         shape, given = (self.num_envs, len(self._choices)), np.asarray(actions)
         allowed = f"actions must be {shape} of whole numbers, each from 0 and below {self._choices.tolist()}"
         if given.shape != shape or given.dtype.kind not in "iu":
@@ -296,7 +296,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             self._out.make_room(run.shape.most_credits)
 
     def _advance(self, actions: Actions | None = None) -> None:
-        """Have every cluster do its task; the tasks are done then."""
+        """Have every cluster do its task, which is then done."""
         out = self._out
         if actions is None:
             actions = np.zeros((self.num_envs, len(self._choices)), np.int64)
@@ -322,7 +322,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._place(e)
 
     def _infos(self, wanted: Bools) -> dict[str, Any]:
-        """As `VectorEnv._add_info` would gather them from the wanted clusters."""
+        """Gather them from the wanted clusters as `VectorEnv._add_info` would."""
         out = self._out
         due = wanted & (self._status == ASKED)
         infos: dict[str, Any] = {"credits": self._credits(wanted), "replaced": out.replaced & wanted}
@@ -343,7 +343,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return infos | {f"_{key}": mask for key, mask in masks.items()}
 
     def _told(self, ended: Bools) -> dict[str, Any]:
-        """The figures of the clusters that have ended, gathered as `VectorEnv._add_info` does."""
+        """Gather the figures of the clusters that have ended, as `VectorEnv._add_info` does."""
         info: dict[str, Any] = {}
         for e in np.flatnonzero(ended).tolist():
             run, steps = self._runs[e], int(self._decided[e])
@@ -353,7 +353,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return info
 
     def _credits(self, wanted: Bools) -> NDArray[np.object_]:
-        """Each wanted cluster's (decision id, reward) pairs; None for the others."""
+        """Return each wanted cluster's (decision id, reward) pairs; None for the others."""
         out = self._out
         is_one = np.arange(out.credits.shape[1]) < out.counts[:, None]
         pairs = list(zip(out.credited[is_one].tolist(), out.credits[is_one].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What the compiled engine refuses, and why a run can't go on."""
+"""The refusals of the compiled engine, and the reasons for which a run can't continue."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from sim.compiled.codes import NO_TUPLE
 
 
 class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scenario
-    """The compiled engine can't do something that the scenario asks for; the reference can.
+    """A feature of the scenario that the compiled engine lacks and the reference has.
 
     Attributes:
-        feature: what it is.
+        feature: the name of the feature.
     """
 
     def __init__(self, feature: str) -> None:
@@ -18,11 +18,11 @@ class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scena
         super().__init__("--engine", "", f"the compiled engine can't do {feature}; use --engine simpy")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, ...]]:
-        """Made again from the feature where it comes out of another process."""
+        """Rebuild the error from the feature when it crosses a process boundary."""
         return type(self), (self.feature,)
 
 
 def problem_of(status: int) -> str:
-    """Why a run can't go on."""
+    """Return why a run can't continue."""
     what = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
     return f"the run came to a {what}"

@@ -1,4 +1,4 @@
-"""`sim.faults`, compiled: what is planned goes wrong, and dead servers come back when their supervision says so."""
+"""`sim.faults`, compiled: planned faults are injected, and failed servers come back by their supervision."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sim.compiled.rows import fault_at, reschedule, server_at
 
 Step = tuple[int, int, int, int, int, float]
 
-ENDS, BEGINS = range(2)  # at one instant what ends comes first
-TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)  # what a step does
+ENDS, BEGINS = range(2)  # at one instant ends come first
+TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)  # the actions of a step
 _FAULT = PlannedFault.size
 
 
 def steps(fault: Fault) -> list[Step]:
-    """What a fault brings about: (when, server, order, what, argument, factor), as `FaultDriver.plan` plans it."""
+    """Return a fault's steps: (when, server, order, what, argument, factor), as in `FaultDriver.plan`."""
     match fault:
         case Outage(server, start_ns, end_ns):
             out = [(start_ns, server, BEGINS, TAKE_OUT, NEVER if end_ns is None else end_ns, 0.0)]
@@ -40,7 +40,7 @@ def steps(fault: Fault) -> list[Step]:
 def plan_fault(
     c: Cluster, p: Parameters, server: Server, due_ns: int, order: int, what: int, argument: int, factor: float
 ) -> None:
-    """Put one more fault on the list."""
+    """Add one more fault to the list."""
     fault = fault_at(c, p, c.faults)
     fault.due_ns, fault.server, fault.order, fault.number = due_ns, server.index, order, c.fault_number
     fault.what, fault.argument, fault.factor = what, argument, factor
@@ -54,14 +54,14 @@ def plan_fault(
 def plan_cluster_fault(
     row: Ints, parameters: Ints, due_ns: int, server: int, order: int, what: int, argument: int, factor: float
 ) -> None:
-    """Put a fault on a cluster's list."""
+    """Add a fault to a cluster's list."""
     c, p = Cluster(row), Parameters(parameters)
     plan_fault(c, p, server_at(c, p, server), due_ns, order, what, argument, factor)
 
 
 @kernel
 def next_fault(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The server's next fault: what ends comes before what begins, what was planned first before what was later."""
+    """Return the server's next fault: ends before beginnings, earlier planned ones before later ones."""
     best, soonest = NONE, NEVER
     for n in range(c.faults):
         fault = fault_at(c, p, n)
@@ -119,7 +119,8 @@ def _hang(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def return_to_service(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Unless it is there, a planned outage keeps it out, or its new process is not ready (`FaultDriver.come_up`)."""
+    """Bring a server up unless it is up, in a planned outage, or its new process isn't ready
+    (`FaultDriver.come_up`)."""
     if server.is_up or now < max(server.out_until_ns, server.ready_ns):
         return
     if server.downtime != NONE:
@@ -152,7 +153,7 @@ def _kill(c: Cluster, p: Parameters, server: Server, reason: int, now: int) -> N
 
 @kernel
 def _crash(c: Cluster, p: Parameters, server: Server, reason: int, now: int) -> None:
-    """It dies now and is ready again after its back-off and the time that a process needs to start."""
+    """Fail a server now; it is ready again after its back-off and the time to start a process."""
     if not server.is_up:
         return
     _kill(c, p, server, reason, now)
@@ -163,12 +164,12 @@ def _crash(c: Cluster, p: Parameters, server: Server, reason: int, now: int) -> 
 
 @kernel
 def _restart_at(c: Cluster, p: Parameters, server: Server, now: int) -> int:
-    """`policies.faults.RestartPlan.restart_at_ns`."""
+    """Compute `policies.faults.RestartPlan.restart_at_ns`."""
     if server.up_since_ns != NONE and now - server.up_since_ns >= p.stable_ns:
         server.deaths = 0
     server.up_since_ns = NONE
     doublings = min(server.deaths, 30)
     server.deaths += 1
-    if p.backoff_ns > p.backoff_limit_ns >> doublings:  # asked so that nothing overflows
+    if p.backoff_ns > p.backoff_limit_ns >> doublings:  # in this form nothing overflows
         return now + p.backoff_limit_ns
     return now + (p.backoff_ns << doublings)

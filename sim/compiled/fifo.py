@@ -1,7 +1,7 @@
 """`policies.fifo.KeyedFifo`, compiled twice: the router's FIFO by line, and a server's queue by work key.
 
-Both are lists through `Request.next`, one a key, oldest first. The router's requests hang in one more list in the order
-of all; a server keeps its keys in the order of their oldest request.
+Both are lists through `Request.next`, one for each key, oldest first. The router's requests are in one more list in the
+overall order; a server keeps its keys in the order of their oldest request.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ALONE_AFTER = 2  # `policies.router.ALONE_AFTER`
 
 @kernel
 def line_of(c: Cluster, p: Parameters, request: Request) -> int:
-    """What those who share a block with a request have in common: (class, segment, previous width, location) as
-    a number."""
+    """Return the common key of requests that may share a block: (class, segment, previous width, location) as a
+    number."""
     location = -2 if p.anywhere else request.location
     segment = request.service_class * p.segments + request.segment
     return (segment * (p.widths + 1) + request.previous_width) * (p.servers + 2) + location + 2
@@ -27,7 +27,7 @@ def line_of(c: Cluster, p: Parameters, request: Request) -> int:
 
 @kernel
 def push(c: Cluster, p: Parameters, slot: int) -> None:
-    """A request to the FIFO's tail."""
+    """Append a request to the FIFO."""
     request = request_at(c, p, slot)
     tail = c.fifo_tail
     request.fifo_previous, request.fifo_next, request.next = tail, NONE, NONE
@@ -51,7 +51,7 @@ def push(c: Cluster, p: Parameters, slot: int) -> None:
 
 @kernel
 def _unlink(c: Cluster, p: Parameters, request: Request) -> None:
-    """Out of the order of all."""
+    """Remove a request from the overall order."""
     before, after = request.fifo_previous, request.fifo_next
     if before == NONE:
         c.fifo_head = after
@@ -66,14 +66,14 @@ def _unlink(c: Cluster, p: Parameters, request: Request) -> None:
 
 @kernel
 def waiting_with(c: Cluster, p: Parameters, slot: int) -> int:
-    """How many wait in the line whose oldest request this is."""
+    """Return the number of requests in the line whose oldest request this is."""
     line = request_at(c, p, slot).line
     return 1 if line == ALONE else line_at(c, p, line).count
 
 
 @kernel
 def is_oldest(c: Cluster, p: Parameters, slot: int) -> bool:
-    """Whether a waiting request is the first of its line."""
+    """Return whether a waiting request is the first of its line."""
     line = request_at(c, p, slot).line
     return line == ALONE or line_at(c, p, line).head == slot
 
@@ -93,7 +93,7 @@ def take(c: Cluster, p: Parameters, slot: int) -> int:
 
 @kernel
 def remove(c: Cluster, p: Parameters, slot: int) -> None:
-    """Take a request from wherever it waits in its line."""
+    """Remove a request from any place in its line."""
     request = request_at(c, p, slot)
     _unlink(c, p, request)
     c.removals += 1
@@ -117,7 +117,7 @@ def remove(c: Cluster, p: Parameters, slot: int) -> None:
 
 @kernel
 def enqueue(c: Cluster, p: Parameters, server: Server, key: int, slot: int) -> None:
-    """A request to the tail of a server's queue."""
+    """Append a request to a server's queue."""
     request, queue = request_at(c, p, slot), key_at(p, server, key)
     request.next = NONE
     request.sequence = server.sequence
@@ -135,7 +135,7 @@ def enqueue(c: Cluster, p: Parameters, server: Server, key: int, slot: int) -> N
 
 @kernel
 def dequeue(c: Cluster, p: Parameters, server: Server, place: int, most: int) -> int:
-    """Take the oldest requests of the key at a place of the order, `most` at most; returns the first of them.
+    """Take at most `most` of the oldest requests of the key at a place of the order; returns the first of them.
 
     The key is not blocked any more, and its load counter ends with its queue.
     """
@@ -163,7 +163,7 @@ def dequeue(c: Cluster, p: Parameters, server: Server, place: int, most: int) ->
 
 @kernel
 def _reorder(c: Cluster, p: Parameters, server: Server, place: int) -> None:
-    """A key's oldest request is a younger one now."""
+    """Reorder a key whose oldest request has become a younger one."""
     key = ints(server)[ORDER_AT + place]
     sequence = request_at(c, p, key_at(p, server, key).head).sequence
     while place + 1 < server.keys:

@@ -1,7 +1,7 @@
-"""`policies.greedy` and `sim.server`, compiled: Algorithm 1 at one server, and what its commands bring about.
+"""`policies.greedy` and `sim.server`, compiled: Algorithm 1 at one server, and the effects of its commands.
 
-What a step answers is carried out where it is decided: returns and rejections come first in a step and touch the router
-alone, so their order against loads and batches does not matter.
+A step's commands are executed where they are decided: returns and rejections come first in a step and affect the router
+alone, so their order relative to loads and batches does not matter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _COST = BatchCost.size
 
 @kernel
 def _spec_of(p: Parameters, key: int) -> int:
-    """The instance that a key asks for: segment and width as one number."""
+    """Return the instance that a key requires: segment and width as one number."""
     return key // (p.widths + 1)
 
 
@@ -100,7 +100,7 @@ def _costs_of(p: Parameters, server: Server, spec: int) -> InstanceCost:
 
 @kernel
 def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
-    """A block and all its inputs are at the server: it goes to the scheduler (`SimulatedServer.hand_over`)."""
+    """Hand a block with all its inputs to the scheduler (`SimulatedServer.hand_over`)."""
     block, model = block_at(c, p, number), model_at(p, server.device)
     if model.there_count == 0:
         _enqueue_block(c, p, server, block, now)
@@ -122,7 +122,7 @@ def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) 
 
 @kernel
 def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The oldest block on its way to the scheduler has come: its process takes it in, then the scheduler has it."""
+    """Receive the oldest block in transfer to the scheduler: first the process, then the scheduler has it."""
     block, model = block_at(c, p, server.first_there), model_at(p, server.device)
     if model.has_chores and not server.is_open:
         server.is_open, device = 1, device_at(c, p, server.device)
@@ -141,7 +141,7 @@ def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _enqueue_block(c: Cluster, p: Parameters, server: Server, block: Block, now: int) -> None:
-    """The scheduler has a block; a process that hangs reads nothing."""
+    """Give a block to the scheduler; a hung process reads nothing."""
     if server.is_hung:
         return
     key = block.key
@@ -161,7 +161,7 @@ def _enqueue_block(c: Cluster, p: Parameters, server: Server, block: Block, now:
 
 @kernel
 def begin_next(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The dispatch of a command has ended: of the lowest batch of those whose time has come."""
+    """End a command's dispatch: that of the lowest batch of those that are due."""
     due, slot = NONE, server.starting.head
     while slot != NONE:
         instance = instance_at(c, p, slot)
@@ -175,7 +175,7 @@ def begin_next(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A batch of the server ends: its work is done, or it found no memory."""
+    """End a batch of the server: its work is done, or its memory was short."""
     slot = next_end(c, p, server, now)
     instance, device = instance_at(c, p, slot), device_at(c, p, server.device)
     if instance.cost_at == NONE:
@@ -198,7 +198,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
-    """What has passed goes to the router; what the last segment finds no label for is rejected."""
+    """Return passed requests to the router; requests without a label from the last segment are rejected."""
     poisoned = 0
     if c.poison_at != 0 and instance.spec // p.widths == p.segments - 1:
         poisoned = _set_poisoned_aside(c, p, instance)
@@ -222,7 +222,7 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
 
 @kernel
 def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
-    """Split a batch into those that are well and those that are not; returns the number of the latter."""
+    """Split a batch into healthy and poisoned requests; returns the number of the latter."""
     poison, slot, count = bytes_at(c.poison_at), instance.head, 0
     last_well, last_ill = NONE, NONE
     instance.head, instance.failed = NONE, NONE
@@ -254,7 +254,7 @@ def _reject(c: Cluster, p: Parameters, server: Server, slot: int, count: int, re
 
 @kernel
 def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A load ends; at a server that hangs nobody hears of it."""
+    """End a load; at a hung server it has no effect."""
     slot = _take_due(c, p, server.loading, now)
     server.times.load = _soonest(c, p, server.loading)
     instance = instance_at(c, p, slot)
@@ -273,7 +273,7 @@ def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def finish_unload(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """An unload ends: its memory is free."""
+    """End an unload: its memory is free."""
     slot = _take_due(c, p, server.unloading, now)
     server.times.unload = _soonest(c, p, server.unloading)
     if server.is_hung:
@@ -287,7 +287,7 @@ def finish_unload(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _take_due(c: Cluster, p: Parameters, pending: Pending, now: int) -> int:
-    """The instance of the lowest id among those whose time has come, out of their list."""
+    """Remove and return the instance of the lowest id among those that are due."""
     due, slot = NONE, pending.head
     while slot != NONE:
         instance = instance_at(c, p, slot)
@@ -300,7 +300,7 @@ def _take_due(c: Cluster, p: Parameters, pending: Pending, now: int) -> int:
 
 @kernel
 def _unlink(c: Cluster, p: Parameters, pending: Pending, slot: int) -> None:
-    """Out of a list."""
+    """Remove an instance from a list."""
     at, after = pending.head, instance_at(c, p, slot).link
     if at == slot:
         pending.head = after
@@ -312,7 +312,7 @@ def _unlink(c: Cluster, p: Parameters, pending: Pending, slot: int) -> None:
 
 @kernel
 def _soonest(c: Cluster, p: Parameters, pending: Pending) -> int:
-    """When the first of a list is due."""
+    """Return when the first of a list is due."""
     soonest, slot = NEVER, pending.head
     while slot != NONE:
         soonest = min(soonest, instance_at(c, p, slot).due_ns)
@@ -325,7 +325,7 @@ def _soonest(c: Cluster, p: Parameters, pending: Pending) -> int:
 
 @kernel
 def _set_free(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """Last in the order of idleness."""
+    """Append an instance to the order of idleness."""
     instance, tail = instance_at(c, p, slot), server.idle_tail
     instance.state, instance.used_ns = FREE, now
     spec_at(p, server, instance.spec).free += 1
@@ -355,7 +355,7 @@ def _set_taken(c: Cluster, p: Parameters, server: Server, slot: int, state: int)
 
 @kernel
 def _release_batch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """A batch is over: its instance is free."""
+    """Free the instance of a batch that is over."""
     server.running -= instance_at(c, p, slot).count
     _set_free(c, p, server, slot, now)
 
@@ -402,7 +402,8 @@ def _unload(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> N
 
 @kernel
 def _note_residency(p: Parameters, server: Server) -> None:
-    """Instances have come, gone, or changed between loading and loaded (`GreedyScheduler._note_residency`)."""
+    """Note that instances were added, removed, or changed between loading and loaded
+    (`GreedyScheduler._note_residency`)."""
     server.loaded_bits, server.loading_bits = 0, 0
     for spec in range(min(p.specs, MAX_INSTANCES)):
         instances = spec_at(p, server, spec)
@@ -412,7 +413,7 @@ def _note_residency(p: Parameters, server: Server) -> None:
 
 @kernel
 def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
-    """An instance is gone: its slot is free."""
+    """Free the slot of a removed instance."""
     instance = instance_at(c, p, slot)
     instances = spec_at(p, server, instance.spec)
     at = instances.head
@@ -429,7 +430,7 @@ def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
 
 @kernel
 def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> None:
-    """A batch lacked memory: the next load waits, and after the last try nobody waits for it."""
+    """Note a batch out of memory: the next load waits, and after the last try its requests are rejected."""
     instances, knobs = spec_at(p, server, spec), knobs_of(p, server)
     if now < instances.retry_ns:
         return
@@ -454,7 +455,7 @@ def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) ->
 
 @kernel
 def schedule(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Alg. 1's loop until nothing more can be done at this instant."""
+    """Run Alg. 1's loop until nothing more is possible at this instant."""
     while _run_next_servable(c, p, server, now):
         pass
     if server.queued > 0:
@@ -473,7 +474,7 @@ def _unload_idle(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _run_next_servable(c: Cluster, p: Parameters, server: Server, now: int) -> bool:
-    """Run the oldest key that a free instance can serve, unless an older one may not be overtaken."""
+    """Run the oldest key that a free instance can serve, unless an older one must not be overtaken."""
     for place in range(server.keys):
         key = ints(server)[ORDER_AT + place]
         slot = _find_free_best_fit(c, p, server, key)
@@ -500,13 +501,14 @@ def _is_overdue(p: Parameters, server: Server, key: int, now: int) -> bool:
 
 @kernel
 def _end_of_fit(p: Parameters, server: Server, spec: int) -> int:
-    """What serves a request for `spec` is below this: wider ones of its nest, too."""
+    """Return the bound below which instances serve a request for `spec`: wider ones of its nest, too."""
     return ints(p)[knobs_of(p, server).fit_ends_at + spec]
 
 
 @kernel
 def _find_free_best_fit(c: Cluster, p: Parameters, server: Server, key: int) -> int:
-    """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
+    """Return Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest
+    id."""
     spec = _spec_of(p, key)
     for wider in range(spec, _end_of_fit(p, server, spec)):
         instances = spec_at(p, server, wider)
@@ -528,7 +530,7 @@ def _find_free_best_fit(c: Cluster, p: Parameters, server: Server, key: int) -> 
 
 @kernel
 def _run(c: Cluster, p: Parameters, server: Server, place: int, slot: int, now: int) -> None:
-    """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""
+    """Form a batch of one key and make the instance busy (Alg. 1 l. 14-17)."""
     knobs, instance, key = knobs_of(p, server), instance_at(c, p, slot), ints(server)[ORDER_AT + place]
     count = min(knobs.batch_limit, key_at(p, server, key).count)
     instance.head = dequeue(c, p, server, place, count)
@@ -544,7 +546,7 @@ def _run(c: Cluster, p: Parameters, server: Server, place: int, slot: int, now: 
 
 @kernel
 def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
-    """The smallest size that is run which holds so many."""
+    """Return the smallest padded size for this number."""
     for n in range(knobs.padded_count):
         size = ints(p)[knobs.padded_at + n]
         if size >= count:
@@ -554,7 +556,7 @@ def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
 
 @kernel
 def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """The command takes its time (`SimulatedServer._dispatch_ns`)."""
+    """Start the command's dispatch (`SimulatedServer._dispatch_ns`)."""
     instance, model = instance_at(c, p, slot), model_at(p, server.device)
     dispatch_ns, at, count, device = (
         model.dispatch_ns,
@@ -590,7 +592,7 @@ def _await_start(c: Cluster, p: Parameters, server: Server, slot: int, start_ns:
 
 @kernel
 def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """The forward pass begins, in parts where the memory is squeezed; at a server that hangs it never does."""
+    """Begin the forward pass, in parts if the memory is squeezed; at a hung server it never begins."""
     instance, room, model = instance_at(c, p, slot), server.room_images, model_at(p, server.device)
     device = device_at(c, p, server.device)
     device.waiting_ns -= instance.waiting_ns
@@ -628,13 +630,13 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     instance.work_ns, instance.factor, instance.slow_down = work, server.factor, 1.0
     instance.cost_at, instance.is_frozen, instance.end_ns = costs_at + size * _COST, 0, 0
     start_running(c, p, device, slot, now)
-    if model.has_chores:  # whoever begins next at this instant asks for a free core
+    if model.has_chores:  # any later beginning at this instant asks for a free core
         rerate(c, p, device, now)
 
 
 @kernel
 def _work_in_parts(c: Cluster, p: Parameters, server: Server, instance: Instance, costs_at: int, room: int) -> int:
-    """Solo time of a batch that runs in halves of halves (`sim.physics.parts_that_fit`)."""
+    """Return the solo time of a batch that runs in halves of halves (`sim.physics.parts_that_fit`)."""
     stack, depth, work = ints(Parts(c, p.parts_at)), 1, 0
     stack[0] = instance.count
     while depth > 0:
@@ -650,7 +652,7 @@ def _work_in_parts(c: Cluster, p: Parameters, server: Server, instance: Instance
 
 @kernel
 def _solo_ns(c: Cluster, p: Parameters, server: Server, instance: Instance, cost: BatchCost) -> int:
-    """The mean, or the median times a quantile drawn by hash (`sim.physics.solo_ns`)."""
+    """Return the mean, or the median times a quantile drawn by hash (`sim.physics.solo_ns`)."""
     if cost.jitter_at == NONE:
         return cost.latency_ns
     drawn = hashed_below(c.jitter_salt, server.index, instance.batch, cost.jitter_count)
@@ -681,7 +683,8 @@ def _order_loads(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _may_have_another(p: Parameters, server: Server, key: int) -> bool:
-    """A queue above Q_th, within N_new; or the key's own width, if a wider instance would serve at its own."""
+    """Return whether a key may load another instance: above Q_th within N_new, or if only wider ones serve at their
+    width."""
     knobs, queue = knobs_of(p, server), key_at(p, server, key)
     if knobs.serves_as_instance == 1 and spec_at(p, server, _spec_of(p, key)).alive == 0:
         return True
@@ -690,7 +693,7 @@ def _may_have_another(p: Parameters, server: Server, key: int) -> bool:
 
 @kernel
 def _admits(p: Parameters, server: Server, spec: int, now: int, is_overdue: bool) -> bool:
-    """`can_load` but for the memory: U_blk, which a segment's first instance and an overdue key ignore."""
+    """Return `can_load` except for the memory: U_blk, which a segment's first instance and an overdue key ignore."""
     if now < spec_at(p, server, spec).retry_ns:
         return False
     if is_overdue or server.utilization < knobs_of(p, server).utilization_block:
@@ -727,7 +730,7 @@ def _is_loading_for(p: Parameters, server: Server, key: int) -> bool:
 
 @kernel
 def _load_for_key(c: Cluster, p: Parameters, server: Server, key: int, now: int) -> None:
-    """The first load comes from disk, a later one from host memory."""
+    """Return a load's duration: first from disk, later from host memory."""
     key_at(p, server, key).loads += 1
     spec = _spec_of(p, key)
     costs = _costs_of(p, server, spec)
@@ -736,7 +739,8 @@ def _load_for_key(c: Cluster, p: Parameters, server: Server, key: int, now: int)
 
 @kernel
 def _evict_for(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> bool:
-    """Unload idle instances, least recently used first, if that makes room; whether enough is on its way out."""
+    """Unload idle instances, least recently used first, if that frees enough memory; returns whether enough is being
+    freed."""
     kept_bytes = server.used_bytes - server.freeing_bytes
     short_bytes = kept_bytes + _bytes_of(p, server, spec) - knobs_of(p, server).vram_cap_bytes
     if short_bytes <= 0:
@@ -756,7 +760,7 @@ def _evict_for(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -
 
 @kernel
 def _plan_wake(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The next time at which something could change without an event."""
+    """Return the next time at which something could change without an event."""
     wake = NEVER
     if server.backed_off:
         for place in range(server.keys):
@@ -774,7 +778,7 @@ def _plan_wake(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def next_telemetry(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A report arrives, or the sensor is read; where both are due the report is first: it was planned earlier."""
+    """Process a report's arrival, or read the sensor; if both are due the report is first: it was planned earlier."""
     report = report_at(p, server, 0)
     if server.reports > 0 and report.received_ns == now:
         server.first_report = (server.first_report + 1) % p.reports
@@ -817,7 +821,8 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _average(p: Parameters, server: Server, is_power: bool, window: int, idle: float) -> float:
-    """Over the last `window` periods; before the first reading the device was idle (`WindowedSensor`)."""
+    """Return an average over the last `window` periods; before the first reading the device was idle
+    (`WindowedSensor`)."""
     count = server.read
     model = model_at(p, server.device)
     kept = min(count, 1 + max(model.power_window, model.utilization_window))
@@ -830,7 +835,7 @@ def _average(p: Parameters, server: Server, is_power: bool, window: int, idle: f
 
 @kernel
 def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int) -> None:
-    """A reading arrives at the server's scheduler, and at the router."""
+    """Deliver a reading to the server's scheduler, and to the router."""
     if server.is_up == 0 or server.is_hung == 1 or report.epoch != server.epoch:
         return
     server.utilization = report.utilization
@@ -847,7 +852,7 @@ def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int)
 
 @kernel
 def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """(Re)start, in a new epoch; it is down. A run begins with what it preloads in place."""
+    """(Re)start a server that is down, in a new epoch. At the start of a run preloads are already in place."""
     knobs = knobs_of(p, server)
     server.epoch += 1
     server.is_up = 1
@@ -859,7 +864,7 @@ def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Die: batches, instances, queue and activations are gone; it is up."""
+    """Fail a server that is up: batches, instances, queue and activations are lost."""
     device = device_at(c, p, server.device)
     advance_device(c, p, device, now)
     slot = device.first
@@ -886,7 +891,7 @@ def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
-    """The scheduler, the executor and what was under way between them: nothing is left."""
+    """Clear the scheduler, the executor and the messages between them."""
     for spec in range(p.specs):
         instances = spec_at(p, server, spec)
         while instances.head != NONE:
