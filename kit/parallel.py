@@ -85,7 +85,7 @@ _GIVEN: list[Any] = []
 
 
 def _begin(parent: int, work: Any, common: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who interrupts from a terminal interrupts all; the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends us
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _GIVEN[:] = work, common
 

@@ -54,12 +54,12 @@ class Document:
 
     @property
     def afterword(self) -> str:
-        """Return the text to print after the result; empty if there is none."""
+        """The text to print after the result; empty if there is none."""
         return ""
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the command."""
+        """The exit code of the command."""
         return 0
 
     def require_whole(self) -> None:
@@ -78,7 +78,7 @@ class OwnDocument(Document):
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """Return the fields as plain data; paths as text."""
+        """The fields as plain data; paths as text."""
         return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name not in self._left_out}
 
 

@@ -79,7 +79,7 @@ def rates(
     """Return a Poisson process with a piecewise constant rate: `levels`, played once in `period_s` and then repeated.
 
     By time change: arrivals of rate 1 are mapped through the inverse of the cumulative rate, so at a higher rate the
-        same draws give the same arrivals, only denser.
+    same draws give the same arrivals, only denser.
 
     Args:
         levels: (K,) of any unit, non-negative, at least one positive; scaled so that their mean is `rate_img_s`. Each

@@ -91,7 +91,7 @@ class GreedyKnobs:
 
     @property
     def all_bytes(self) -> int:
-        """Return the memory for one instance of every kind."""
+        """The memory for one instance of every kind."""
         return self.context_bytes + sum(self.instance_bytes.values())
 
     def __post_init__(self) -> None:

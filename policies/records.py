@@ -26,7 +26,7 @@ STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "d
     transfer      until all inputs are where the block goes
     handover      until its server has the block; and from the server's return until the router has it back
     queue, load   until its batch is commanded; `load` is the part in which the instance that then ran it was loading
-    dispatch      from the command to the start of the forward pass, and from its end until the scheduler knows
+    dispatch      from the command to the start of the forward pass, and from its end until the scheduler has it
     run           the forward pass
     lost          tries that failed, and segments that had to be run again
 """

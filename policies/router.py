@@ -297,7 +297,7 @@ class RouterCore:
         return len(self._requests)
 
     def widths_of(self, request: int) -> tuple[float, ...]:
-        """The widths that a request in flight has run at so far."""
+        """Return the widths that a request in flight has run at so far."""
         return self._requests[request].widths
 
     def is_empty(self, server: int) -> bool:
@@ -516,7 +516,7 @@ class RouterCore:
         """Form the chosen block from the candidates; the rest keep their place.
 
         Between question and answer the server may have failed, or be drained: then nothing is sent and the core asks
-            again.
+        again.
         """
         asked, choice = self._answered(event.decision), event.choice
         line = asked.line

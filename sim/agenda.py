@@ -77,7 +77,7 @@ class Agenda(simpy.Environment):
 
     @property
     def is_instant_over(self) -> bool:
-        """Return whether nothing more happens at the present time."""
+        """Whether nothing more happens at the present time."""
         return self.peek() > self._now
 
     def until(self, when_ns: int, order: int) -> Moment:

@@ -180,7 +180,7 @@ class DeviceModel:
         """Process everything due by now, each at its own time.
 
         A device does not wait for its observer: the remaining passes speed up from the model's end of another on, not
-            from its detection.
+        from its detection.
 
         Returns:
             (batch, when it began, when it ended, whether it fitted into memory) in the order of their ends.

@@ -85,7 +85,7 @@ class FaultDriver:
 
     @property
     def is_all_gone(self) -> bool:
-        """Return whether no server is up and none ever will be."""
+        """Whether no server is up and none ever will be."""
         return all(not s.is_up and until == inf for s, until in zip(self._servers, self._out_until_ns, strict=True))
 
     def plan(self, fault: Fault) -> None:

@@ -110,7 +110,7 @@ class SimulatedHost:
         """Do work after all queued work; returns when it begins.
 
         It delays no other process while some core is free: the operating system moves it there. Otherwise a host that
-            has slept waits for the core that is free first, the first of equal ones; a busy host stays.
+        has slept waits for the core that is free first, the first of equal ones; a busy host stays.
         """
         free_ns = [core.free_ns() for core in self._cores]
         if not free_ns or min(free_ns) <= now_ns:

@@ -324,7 +324,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
             f"profile {profile.name}", "latency.sm_utilization", "not measured here; use util_metric: nvml"
         )
     solo_s = latency_table_s(curve.batches, curve.mean_s, limit)
-    whole_s = latency_table_s(curve.batches, curve.mean_s, curve.batches[-1])  # demand is of all that was measured
+    whole_s = latency_table_s(curve.batches, curve.mean_s, curve.batches[-1])  # demand uses all measured sizes
     times, extra_s = 1 + profile.served_extra_share, profile.served_extra_s
     extra_s += profile.served_extra_per_byte_s * profile.weights_bytes(curve.segment, curve.width)
     mean_s = mean_slowdown_of(profile, jitter) * (times * solo_s + extra_s)

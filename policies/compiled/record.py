@@ -5,7 +5,7 @@ A row is one array of 8-byte numbers, and a record is a few consecutive ones:
     class Move(Record):
         end_ns = source = INT
 
-    move = Move(block, p.moves_at, 2)     # the third of the moves that begin so many numbers after the block's first
+    move = Move(block, p.moves_at, 2)     # the third of the moves at offset `p.moves_at` from the block
     move.end_ns = now + 5                # compiled, this is one store
 
 A field is declared by its initial value: a whole number (INT is 0), a float (REAL is 0.0), or another record, which is

@@ -72,14 +72,14 @@ class Layout:
         return self._layers()[-1][TARGET] + TILE * self._layers()[-1][OUTPUTS]
 
     def sizes(self) -> Ints:
-        """The shape for the kernels: (FIRST + STRIDE layers,) int64."""
+        """Return the shape for the kernels: (FIRST + STRIDE layers,) int64."""
         layers = self._layers()
         heads, holds = self.head_sizes[:3], sum(self.head_sizes[3:])
         head = [*heads, self.observed, len(layers), layers[-1][TARGET], holds, int(self.is_rectified)]
         return np.array([*head, *(number for layer in layers for number in layer)], np.int64)
 
     def _layers(self) -> list[tuple[int, ...]]:
-        """(inputs, outputs, weight, bias, source, target) of each layer."""
+        """Return (inputs, outputs, weight, bias, source, target) of each layer."""
         outputs = [_padded(size, LANES) for size in (*self.hidden, sum(self.head_sizes) + 1)]
         sizes = [_padded(self.observed, 4), *outputs]
         shapes = list(pairwise(sizes))

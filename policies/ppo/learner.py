@@ -48,7 +48,7 @@ class UpdateStats:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """Return the figures by the log's names."""
+        """The figures by the log's names."""
         groups = {"policy_loss": "loss/policy", "value_loss": "loss/value"}
         groups |= {name: name.replace("_", "/") for name in _ENTROPIES}
         return {groups.get(name, f"update/{name}"): value for name, value in asdict(self).items() if value is not None}

@@ -87,7 +87,7 @@ class PolicySpec:
         """Raise `InputError` naming `source` if this router was trained for another cluster.
 
         The order of the servers counts: a learned router identifies a server by its index. Devices are compared if both
-            sides know them, without vendors' words before a name.
+        sides know them, without vendors' words before a name.
         """
         pairs = {
             "servers": (config.servers, self.servers),

@@ -222,7 +222,7 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
 
 @kernel
 def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
-    """Split a batch into healthy and poisoned requests; returns the number of the latter."""
+    """Split a batch into healthy and poisoned requests; returns the number of poisoned ones."""
     poison, slot, count = bytes_at(c.poison_at), instance.head, 0
     last_well, last_ill = NONE, NONE
     instance.head, instance.failed = NONE, NONE

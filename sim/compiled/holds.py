@@ -1,4 +1,4 @@
-"""`policies.holds`, compiled, with what `RouterCore` does about it: lines that are held back hang in a list."""
+"""`policies.holds`, compiled, with `RouterCore`'s part: held lines are in a list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ note_arrival: Callable[[Arrivals, int], None] = kernel_of(_note_arrival)
 
 @kernel
 def left_ns(c: Cluster, p: Parameters, slot: int, count: int, now: int) -> int:
-    """For how long the requests of a line may be held, from its oldest on (`Holds.left_ns`)."""
+    """Return the longest hold of a line's requests, from its oldest on (`Holds.left_ns`)."""
     least = NEVER
     for _ in range(count):
         request = request_at(c, p, slot)
@@ -32,7 +32,7 @@ def left_ns(c: Cluster, p: Parameters, slot: int, count: int, now: int) -> int:
 
 @kernel
 def may_hold_ns(c: Cluster, p: Parameters, slot: int, candidates: int, now: int) -> int:
-    """What a decision sees (`RouterCore._hold_left_ns`)."""
+    """Return the longest hold in a decision's view (`RouterCore._hold_left_ns`)."""
     request = request_at(c, p, slot)
     if c.may_hold == 0 or candidates >= p.group or request.line == ALONE or request.holds >= MAX_HOLDS:
         return 0
@@ -41,7 +41,7 @@ def may_hold_ns(c: Cluster, p: Parameters, slot: int, candidates: int, now: int)
 
 @kernel
 def _begin(c: Cluster, p: Parameters, number: int, requests: int, wait_ns: int, now: int) -> None:
-    """`Holds.begin`."""
+    """Compute `Holds.begin`."""
     line = line_at(c, p, number)
     line.is_held, line.since_ns = 1, now
     line.until_ns = now + min(wait_ns, left_ns(c, p, line.head, line.count, now))
@@ -56,7 +56,7 @@ def _begin(c: Cluster, p: Parameters, number: int, requests: int, wait_ns: int, 
 
 @kernel
 def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
-    """A request has entered its line (`Holds.join`)."""
+    """Note a request that has entered its line (`Holds.join`)."""
     request = request_at(c, p, slot)
     if c.may_hold == 0 or request.line == ALONE:
         return
@@ -74,7 +74,8 @@ def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
 
 @kernel
 def hold_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
-    """Who came while the decision was under way begins the line anew (`RouterCore._hold_late_comers`)."""
+    """Apply the hold rule to requests that arrived during the decision as to a new line
+    (`RouterCore._hold_late_comers`)."""
     line = line_at(c, p, number)
     if c.may_hold and line.count > 0:
         _begin_by_rule(c, p, number, request_at(c, p, line.head).segment, now)
@@ -82,7 +83,7 @@ def hold_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
 
 @kernel
 def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: int) -> None:
-    """`Holds.begin_by_rule`."""
+    """Compute `Holds.begin_by_rule`."""
     if not c.has_hold_rule:
         return
     requests, wait_ns = ints(c)[p.hold_rule_at + segment], ints(c)[p.hold_rule_at + p.segments + segment]
@@ -94,7 +95,7 @@ def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: in
 
 @kernel
 def end_hold(c: Cluster, p: Parameters, number: int, now: int) -> None:
-    """A line may be asked about again (`RouterCore._end_hold`)."""
+    """Make a line eligible for decisions again (`RouterCore._end_hold`)."""
     line = line_at(c, p, number)
     ended, slot = min(now, line.until_ns), line.head
     for _ in range(line.count):
@@ -119,7 +120,7 @@ def end_hold(c: Cluster, p: Parameters, number: int, now: int) -> None:
 
 @kernel
 def end_due_holds(c: Cluster, p: Parameters, until: int, now: int) -> None:
-    """Those that end by a time; NEVER for all."""
+    """End the holds that end by a time; NEVER for all."""
     number = c.first_held
     while number != NONE:
         line = line_at(c, p, number)
@@ -131,7 +132,7 @@ def end_due_holds(c: Cluster, p: Parameters, until: int, now: int) -> None:
 
 @kernel
 def begin_hold(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
-    """The decision about a line, whose oldest is `slot`, was to hold it (`RouterCore._hold`); whether it is held."""
+    """Hold the decision's line, whose oldest is `slot` (`RouterCore._hold`); returns whether it is held."""
     request = request_at(c, p, slot)
     if c.may_hold == 0 or line_at(c, p, request.line).count >= c.hold_requests:
         return False
@@ -148,7 +149,7 @@ def begin_hold(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
 
 @kernel
 def take_along(request: Request, member: Member) -> None:
-    """A request leaves the FIFO in a block, and with it those decisions that held it."""
+    """Record a request's departure from the FIFO in a block, with the decisions that held it."""
     member.holds = request.holds
     for n in range(request.holds):
         mine, its = HoldMade(member, _OF_MEMBER, n), HoldMade(request, _OF_REQUEST, n)
@@ -158,7 +159,7 @@ def take_along(request: Request, member: Member) -> None:
 
 @kernel
 def credit_holds(c: Cluster, p: Parameters, member: Member, block: Credit) -> None:
-    """The decisions that held a member get what its block got."""
+    """Give the decisions that held a member the credit of its block."""
     for n in range(member.holds):
         hold, credited = HoldMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
@@ -170,7 +171,8 @@ def credit_holds(c: Cluster, p: Parameters, member: Member, block: Credit) -> No
 
 @kernel
 def credit_given_up(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """A request was given up while it waited: who held it gets what a block of it alone, wrong, would have got."""
+    """Give the decisions that held a request, given up in the FIFO, the credit of a block of it alone with a wrong
+    label."""
     for n in range(request.holds):
         hold, credited = HoldMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1

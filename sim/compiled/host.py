@@ -1,8 +1,8 @@
-"""`sim.host`, compiled, with the way back from a server to it: messages that bring requests back.
+"""`sim.host`, compiled, with the way back from a server to it: messages that return requests.
 
-A message is in one of two lists: of those on their way from its server, in the order of sending, or of those that the
-host has still to hear, in the order of arrival. What belongs to an earlier epoch of its server costs the host the same,
-and changes nothing.
+A message is in one of two lists: messages in transfer from its server, in the order of sending, or messages queued at
+the host, in the order of arrival. Messages of an earlier epoch of their server cost the host the same, and change
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.compiled.rows import device_at, message_at, model_at, request_at, serve
 
 @kernel
 def _cost_ns(c: Cluster, p: Parameters, mean_ns: int, salt: int, server: int, number: int, now: int) -> int:
-    """`HostTable.cost_ns`."""
+    """Compute `HostTable.cost_ns`."""
     factor = reals(p)[p.after_pause_at + pause_number(now - c.host_free_ns)]
     if p.spread_count > 0:
         factor *= reals(p)[p.spread_at + hashed_below(salt, server, number, p.spread_count)]
@@ -29,7 +29,7 @@ def _cost_ns(c: Cluster, p: Parameters, mean_ns: int, salt: int, server: int, nu
 
 @kernel
 def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
-    """When the block of the decision that has been made is sent (`SimulatedHost.decide`)."""
+    """Return when the decision's block is sent (`SimulatedHost.decide`)."""
     if p.has_host == 0:
         return c.now_ns + p.decision_ns
     mean_ns = p.decision_block_ns + p.decision_image_ns * images
@@ -40,7 +40,7 @@ def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
 
 @kernel
 def _work(c: Cluster, p: Parameters, work: int, now: int) -> int:
-    """Something after all that is to be done; returns when it begins (`SimulatedHost._work`)."""
+    """Do work after all queued work; returns when it begins (`SimulatedHost._work`)."""
     soonest, core = NEVER, NONE
     for n in range(p.host_devices):
         index = ints(p)[p.host_devices_at + n]
@@ -65,17 +65,18 @@ def _work(c: Cluster, p: Parameters, work: int, now: int) -> int:
 
 @kernel
 def drawn_ns(p: Parameters, at: int, count: int, salt: int, server: int, number: int) -> int:
-    """One of some durations, by hash."""
+    """Return one of some durations, by hash."""
     return ints(p)[at + hashed_below(salt, server, number, count)]
 
 
 @kernel
 def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, reason: int, now: int) -> Message:
-    """Requests leave a server for the router (`SimulatedServer._send_back`); `deliver` the message when it is written.
+    """Write a message that returns requests to the router (`SimulatedServer._send_back`); `deliver` it when it is
+    complete.
 
     Args:
         slot: the first of them; they are linked.
-        reason: why they were rejected; NO_REASON for those that have passed.
+        reason: why they were rejected; NO_REASON for requests that have passed.
     """
     number = c.free_message
     message = message_at(c, p, number)
@@ -90,7 +91,7 @@ def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, 
 
 @kernel
 def deliver(c: Cluster, p: Parameters, server: Server, message: Message, now: int) -> None:
-    """A message goes its way."""
+    """Send a message."""
     model, device = model_at(p, server.device), device_at(c, p, server.device)
     if model.back_count == 0:
         _reach_host(c, p, message, now)
@@ -113,7 +114,7 @@ def deliver(c: Cluster, p: Parameters, server: Server, message: Message, now: in
 
 @kernel
 def arrive_at_host(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The oldest message on its way from a server has come."""
+    """Queue the oldest message in transfer from a server at the host."""
     message = message_at(c, p, server.first_back)
     server.first_back = message.next
     server.times.message = NEVER if message.next == NONE else message_at(c, p, message.next).due_ns
@@ -141,7 +142,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
 
 @kernel
 def hear_next(c: Cluster, p: Parameters, now: int) -> None:
-    """The requests of the message that came first are back."""
+    """Return the requests of the first message to the router."""
     message = message_at(c, p, c.first_heard)
     c.first_heard = message.next
     c.hear_ns = NEVER if message.next == NONE else message_at(c, p, message.next).due_ns
@@ -150,7 +151,7 @@ def hear_next(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def _hear(c: Cluster, p: Parameters, message: Message, now: int) -> None:
-    """The router's core takes requests back (`RouterCore._advance`, `_return_rejected`)."""
+    """Process returned requests in the router's core (`RouterCore._advance`, `_return_rejected`)."""
     server, slot = server_at(c, p, message.server), message.head
     if server.is_up == 0 or server.epoch != message.epoch:
         slot = NONE

@@ -1,8 +1,8 @@
-"""What stands where in a cluster's row of numbers, and in the row of its parameters.
+"""The layout of a cluster's row of numbers, and of the row of its parameters.
 
-A row is one array of 8-byte numbers that begins with a `Cluster`, or with `Parameters`; both say where in their row the
-other records begin (`..._at`), and kernels take both everywhere as `c` and `p`. A field on `_at` of any other record is
-a place in the row of parameters, but for those that hold an address (`ints_at`). Requests, instances and blocks are
+A row is one array of 8-byte numbers that begins with a `Cluster`, or with `Parameters`; both have the offsets of the
+other records in their row (`..._at`), and kernels call them `c` and `p` everywhere. In other records a field that ends
+in `_at` is an offset in the row of parameters, except for addresses (`ints_at`). Requests, instances and blocks are
 slots of pools, linked by slot numbers; `NONE` ends a list. Times are integer nanoseconds; `NEVER` is later than all.
 """
 
@@ -31,7 +31,7 @@ class Room(Record):
 
 
 class Cluster(Record):
-    """A cluster: the beginning of its row."""
+    """A cluster: the first record of its row."""
 
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
     arrivals_at = arrival_count = arrived = classes_at = deadlines_at = INT
@@ -65,19 +65,19 @@ class Cluster(Record):
 
 
 class Times(Record):
-    """When what happens next at a server, in the order in which it happens at one instant (`sim.agenda.Kind`)."""
+    """The next times of events at a server, in the order at one instant (`sim.agenda.Kind`)."""
 
     transfer = block = start = end = load = unload = timer = telemetry = message = fault = slowdown = NEVER
 
 
 class Pending(Record):
-    """Instances of a server that wait for the same thing, each for its own time."""
+    """Instances of a server that wait for the same kind of event, each for its time."""
 
     head = NONE
 
 
 class Server(Record):
-    """A server; the keys that wait there follow (`ORDER_AT`), then its queues, instances, reports and readings."""
+    """A server; its waiting keys follow (`ORDER_AT`), then its queues, instances, reports and readings."""
 
     index = knobs_at = device = INT
     times = Times.blank()
@@ -105,7 +105,7 @@ class Server(Record):
 
 
 class Observed(Record):
-    """What Eq. 1 has of a server, as a learned router sees it; those of all servers stand in a line."""
+    """A server's numbers in Eq. 1, as observed by a learned router; those of all servers are consecutive."""
 
     requests = power = utilization = REAL
 
@@ -114,7 +114,8 @@ ORDER_AT: Final = Server.size
 
 
 class KeyQueue(Record):
-    """A work key's queue at a server (segment, width, previous width), and what the router has sent there of it."""
+    """A work key's queue at a server (segment, width, previous width), and the requests that the router has sent
+    there."""
 
     head = tail = blocked_since_ns = NONE
     count = loads = outstanding = since = INT
@@ -128,7 +129,7 @@ class Instances(Record):
 
 
 class Report(Record):
-    """A sensor's report on its way."""
+    """A sensor's report in transfer."""
 
     received_ns = sampled_ns = epoch = INT
     utilization = power_w = REAL
@@ -136,7 +137,7 @@ class Report(Record):
 
 
 class Reading(Record):
-    """What a sensor reads: integrals."""
+    """A sensor's reading: integrals."""
 
     sampled_ns = INT
     energy_mj = busy_ms = REAL
@@ -161,13 +162,13 @@ class Device(Record):
 
 
 class Medium(Record):
-    """What transfers share; from `uplinks` on, racks' uplinks."""
+    """A shared medium of transfers; from `uplinks` on, racks' uplinks."""
 
     free_ns = transfers = INT
 
 
 class Goal(Record):
-    """From when on the operator asks for what, of which class (`policies.vocabulary.GoalSet`)."""
+    """An operator's goal for a class, with its start (`policies.vocabulary.GoalSet`)."""
 
     from_ns = INT
     floor = REAL
@@ -177,14 +178,14 @@ class Goal(Record):
 
 
 class Tally(Record):
-    """What has become of a class's requests, and what is asked for it (`policies.router`)."""
+    """The counts of a class's requests, and its goals (`policies.router`)."""
 
     completed = late = limit_ns = INT
     accuracy_sum = floor = energy_weight = rank = REAL
 
 
 class SlowdownChange(Record):
-    """From when on a device has which slowdown."""
+    """A device's slowdown from a time on."""
 
     from_ns = INT
     factor = REAL
@@ -194,14 +195,14 @@ class SlowdownChange(Record):
 
 
 class HoldMade(Record):
-    """A hold that a decision has begun, of the oldest request of its line: it has still to get its credit."""
+    """A hold that a decision has begun, of the oldest request of its line, whose credit is still to come."""
 
     decision = tag = entered_ns = INT
     entered_j = REAL
 
 
 class Request(Record):
-    """A request in flight; its `Journey` follows where a run keeps records."""
+    """A request in flight; its `Journey` follows if a run keeps records."""
 
     id = next = fifo_next = fifo_previous = line = entered_ns = INT
     entered_j = REAL
@@ -217,13 +218,13 @@ class Request(Record):
 
 
 class Journey(Record):
-    """What a request's record needs beyond that: its servers, its widths and its stages follow, by segment."""
+    """Further data for a request's record: its servers, its widths and its stages follow, by segment."""
 
     length = since_ns = lost_ns = stages = INT
 
 
 class Stages(Record):
-    """Where an image's time goes in a segment (`policies.records.STAGES` but `lost`)."""
+    """The stages of an image's time in a segment (`policies.records.STAGES` except `lost`)."""
 
     router_wait = decision = transfer = handover = queue = load = dispatch = run = INT
 
@@ -242,7 +243,7 @@ class Instance(Record):
 
 
 class Block(Record):
-    """A block on its way or at its server; its moves and its members follow."""
+    """A block in transfer or at its server; its moves and its members follow."""
 
     next = previous = next_moving = next_there = INT
     decision = server = key = count = ended = moves = moving = line = tag = INT
@@ -250,20 +251,20 @@ class Block(Record):
 
 
 class Message(Record):
-    """Requests on their way back to the router, linked from `head` on, and the times of the batch that they were in."""
+    """Requests on their way back to the router, linked from `head` on, and the times of their batch."""
 
     next = slot = server = epoch = number = head = count = reason = due_ns = INT
     width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
 
 
 class Move(Record):
-    """Inputs of a block on their way from one place."""
+    """Inputs of a block in transfer from one place."""
 
     end_ns = source = is_moving = INT
 
 
 class Member(Record):
-    """A member of a block; without `holds` and what follows where nothing is ever held."""
+    """A member of a block; without `holds` and the following fields if no holds are possible."""
 
     request = has_ended = source = span_ns = INT
     energy_j = accuracy = REAL
@@ -274,7 +275,7 @@ class Member(Record):
 
 
 class Line(Record):
-    """A line of the router's FIFO: those who may share a block."""
+    """A line of the router's FIFO: requests that may share a block."""
 
     head = tail = NONE
     count = is_held = since_ns = until_ns = requests = INT
@@ -282,19 +283,19 @@ class Line(Record):
 
 
 class Calendar(Record):
-    """A tree of winners; as many times follow as it has leaves, twice."""
+    """A tree of winners; twice as many times as it has leaves follow."""
 
     unused = INT
 
 
 class Parts(Record):
-    """The sizes into which a batch is divided that lacks memory: the first of them."""
+    """The sizes of the parts of a batch without enough memory: the first of them."""
 
     size_of_first = INT
 
 
 class PlannedFault(Record):
-    """A fault that is to come."""
+    """A fault to come."""
 
     due_ns = server = order = number = what = argument = INT
     factor = REAL
@@ -304,7 +305,7 @@ class PlannedFault(Record):
 
 
 class Terms(Record):
-    """The terms of a reward, weighted (`policies.reward.RewardTerms`)."""
+    """The weighted terms of a reward (`policies.reward.RewardTerms`)."""
 
     accuracy = latency = energy = imbalance = bonus = REAL
 
@@ -350,7 +351,7 @@ class ReadingRow(Record):
 
 
 class DowntimeRow(Record):
-    """A downtime's record; `up_ns` is NONE where the server did not come back."""
+    """A downtime's record; `up_ns` is NONE if the server did not come back."""
 
     server = down_ns = up_ns = reason = INT
 
@@ -359,7 +360,7 @@ class DowntimeRow(Record):
 
 
 class Parameters(Record):
-    """A cluster's parameters: the beginning of their row."""
+    """A cluster's parameters: the first record of their row."""
 
     servers = devices = segments = places = widths = classes = keys = specs = lines = cap = group = moves = leaves = INT
     media = INT
@@ -400,7 +401,7 @@ class ServerKnobs(Record):
 
 
 class DeviceModel(Record):
-    """What a device's profile says."""
+    """The device model of a profile."""
 
     costs_at = batch_limit = crowding_at = crowding_across_at = is_hosted = INT
     most_at_once = most_processes = REAL
@@ -422,7 +423,7 @@ class DeviceModel(Record):
 
 
 class TakenCost(Record):
-    """What it costs to take a block in, after some pause."""
+    """The cost of receiving a block after some pause."""
 
     block_ns = image_ns = INT
 
@@ -436,7 +437,7 @@ class BatchCost(Record):
 
 
 class InstanceCost(Record):
-    """What an instance costs on a device."""
+    """The costs of an instance on a device."""
 
     load_ns = reload_ns = unload_ns = INT
 
@@ -445,7 +446,7 @@ class InstanceCost(Record):
 
 
 class HeadSeen(Record):
-    """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
+    """A router's view of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
     segment = previous_width = location = candidates = entered_ns = fifo_length = completed = hold_left_ns = INT
     late = goal_limit_ns = service_class = others_completed = INT
@@ -453,7 +454,7 @@ class HeadSeen(Record):
 
 
 class ServerSeen(Record):
-    """What a router may know of a server (`policies.vocabulary.ServerView`); so many `WorkSeen` follow."""
+    """A router's view of a server (`policies.vocabulary.ServerView`); its `WorkSeen` records follow."""
 
     is_valid = requests = blocks = vram_bytes = loaded_bits = loading_bits = INT
     utilization = power_w = REAL
@@ -461,6 +462,6 @@ class ServerSeen(Record):
 
 
 class WorkSeen(Record):
-    """Requests that are outstanding of a work key, and since which decision there are any."""
+    """Outstanding requests of a work key, and the first decision with some outstanding."""
 
     since = key = requests = INT

@@ -1,7 +1,7 @@
-"""`policies.ledger`, compiled: reported power, credits, and (where a run keeps them) records.
+"""`policies.ledger`, compiled: reported power, credits, and (if a run keeps them) records.
 
-The integral of reported power up to an earlier time is what it was when that time was now, bit for bit; so a request
-remembers it when it enters the FIFO, and no history is kept.
+The integral of reported power up to an earlier time is its value when that time was now, bit for bit; so a request
+stores it when it enters the FIFO, and no history is kept.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TERMS, _STAGES, _JOURNEY, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Jou
 
 @kernel
 def energy_j(c: Cluster, p: Parameters, now: int) -> float:
-    """The integral of the servers' mean reported power (`ReportedPower.energy_j`).
+    """Return the integral of the servers' mean reported power (`ReportedPower.energy_j`).
 
-    Many servers report at one instant, so their mean is made when somebody asks.
+    Many servers report at one instant, so their mean is computed on use.
     """
     if c.power_is_stale:
         c.power_is_stale, total = 0, 0.0
@@ -48,7 +48,7 @@ def energy_j(c: Cluster, p: Parameters, now: int) -> float:
 
 @kernel
 def report_power(c: Cluster, p: Parameters, server: Server, power_w: float, utilization: float, now: int) -> None:
-    """A server's power and utilization are this from now on."""
+    """Set a server's power and utilization from now on."""
     if c.power_ns != now:
         c.energy_j = energy_j(c, p, now)
         c.power_ns = now
@@ -60,7 +60,7 @@ def report_power(c: Cluster, p: Parameters, server: Server, power_w: float, util
 
 @kernel
 def utilization_variance(c: Cluster, p: Parameters) -> float:
-    """`policies.reward.variance` of the reported utilizations."""
+    """Compute `policies.reward.variance` of the reported utilizations."""
     if c.variance_is_stale:
         c.variance_is_stale = 0
         total, squares, servers = 0.0, 0.0, p.servers
@@ -76,7 +76,7 @@ def utilization_variance(c: Cluster, p: Parameters) -> float:
 
 @kernel
 def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> Credit:
-    """A block has ended: Eq. 7 for the decision that made it."""
+    """End a block: Eq. 7 for the decision that made it."""
     members = block.count
     span_ns, block_j, accuracy = 0, 0.0, 0.0
     for position in range(members):
@@ -118,7 +118,7 @@ def _record_block(c: Cluster, block: Block, terms: Terms, latency_s: float, now:
 
 @kernel
 def record_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
-    """A batch has ended."""
+    """Record a batch that has ended."""
     if not c.detail:
         return
     out = BatchRow(c.batch_rows_at, 0, c.batch_rows)
@@ -132,7 +132,7 @@ def record_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, 
 
 @kernel
 def record_reading(c: Cluster, server: Server, report: Report) -> None:
-    """A sensor's reading has come."""
+    """Record a sensor's reading."""
     if not c.detail:
         return
     out = ReadingRow(c.reading_rows_at, 0, c.reading_rows)
@@ -143,7 +143,7 @@ def record_reading(c: Cluster, server: Server, report: Report) -> None:
 
 @kernel
 def record_variance(c: Cluster, p: Parameters) -> None:
-    """A report has come: gpu_var as it is now."""
+    """Record gpu_var at a report."""
     if not c.detail:
         return
     reals_at(c.variances_at + 8 * c.variances)[0] = utilization_variance(c, p)
@@ -154,7 +154,7 @@ def record_variance(c: Cluster, p: Parameters) -> None:
 def record_request(
     c: Cluster, p: Parameters, request: Request, fate: int, reason: int, retries: int, correct: int, now: int
 ) -> None:
-    """A request is done with (or the run is over)."""
+    """Record a request that has ended (or that is in flight at the run's end)."""
     if not c.keeps:
         return
     segments = p.segments
@@ -178,7 +178,7 @@ def record_request(
 
 @kernel
 def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """The try that is in progress has failed (`_Journey.lose`)."""
+    """Record that the try in progress has failed (`_Journey.lose`)."""
     if c.keeps:
         journey = Journey(request, _REQUEST)
         journey.lost_ns += now - journey.since_ns
@@ -187,7 +187,7 @@ def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
 
 @kernel
 def note_return(c: Cluster, p: Parameters, server: Server, message: Message, request: Request, now: int) -> None:
-    """A request is back from a segment that it has passed: divide its time (`_Journey.pass_segment`)."""
+    """Divide a request's time in a segment that it has passed among the stages (`_Journey.pass_segment`)."""
     if not c.keeps:
         return
     journey, segments, passed = Journey(request, _REQUEST), p.segments, request.segment
@@ -220,10 +220,10 @@ def note_return(c: Cluster, p: Parameters, server: Server, message: Message, req
 
 @kernel
 def record_rest(c: Cluster, p: Parameters, scratch: Ints, now: int) -> None:
-    """The run is over: what is in flight gets its record, in the order of arrival.
+    """Record requests in flight at the run's end, in the order of arrival.
 
     Args:
-        scratch: room for the slots of all in flight.
+        scratch: memory for the slots of all in flight.
     """
     count = collect_in_flight(c, p, scratch)
     sort_by_id(c, p, scratch, count)
@@ -233,7 +233,7 @@ def record_rest(c: Cluster, p: Parameters, scratch: Ints, now: int) -> None:
 
 @kernel
 def collect_in_flight(c: Cluster, p: Parameters, found: Ints) -> int:
-    """The slots of all requests in flight."""
+    """Write the slots of all requests in flight."""
     count = 0
     for slot in range(p.requests):
         if request_at(c, p, slot).id != NONE:
@@ -244,7 +244,7 @@ def collect_in_flight(c: Cluster, p: Parameters, found: Ints) -> int:
 
 @kernel
 def sort_by_id(c: Cluster, p: Parameters, slots: Ints, count: int) -> None:
-    """Slots in the order of their requests (Shell's sort)."""
+    """Sort slots in the order of their requests (Shell's sort)."""
     gap = count // 2
     while gap > 0:
         for n in range(gap, count):

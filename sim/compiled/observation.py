@@ -1,4 +1,5 @@
-"""What a router sees and may choose, written from a cluster's row: a learned one (`policies.observation`), and any."""
+"""A router's view and its possible choices, written from a cluster's row: for learned (`policies.observation`) and
+others."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def _log1p(p: Parameters, count: int) -> float:
 
 @kernel
 def write_observation(c: Cluster, p: Parameters, out: Singles, at: int) -> None:
-    """Eq. 1, scaled as in `ObservationSpec`: 2 + 3N numbers from `at` on."""
+    """Write Eq. 1, scaled as in `ObservationSpec`: 2 + 3N numbers from `at` on."""
     out[at] = np.float32(_log1p(p, c.fifo_length))
     out[at + 1] = np.float32(_log1p(p, c.completed))
     for n in range(_OBSERVED * p.servers):
@@ -30,14 +31,15 @@ def write_observation(c: Cluster, p: Parameters, out: Singles, at: int) -> None:
 
 @kernel
 def count_requests(c: Cluster, p: Parameters, server: Server, change: int) -> None:
-    """So many more are outstanding at a server, or fewer."""
+    """Add to the outstanding requests at a server, or subtract."""
     server.requests += change
     observed_at(c, p, server.index).requests = _log1p(p, server.requests)
 
 
 @kernel
 def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
-    """For each server, bit w says whether it may be chosen with width w: 0 if it can't take the block."""
+    """Write, for each server, the code in which bit w is whether it may be chosen with width w: 0 if it can't take the
+    block."""
     place = place_of(p, request_at(c, p, c.slot))
     for index in range(p.servers):
         out[at + index] = code_of(c, p, index, place)
@@ -45,7 +47,7 @@ def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
 
 @kernel
 def code_of(c: Cluster, p: Parameters, index: int, place: int) -> int:
-    """One server's code for a segment of a model (`place_of`)."""
+    """Return one server's code for a segment of a model (`place_of`)."""
     server = server_at(c, p, index)
     is_free = server.is_up == 1 and server.blocks < p.cap
     return ints(p)[knobs_of(p, server).codes_at + place] if is_free else 0
@@ -53,7 +55,7 @@ def code_of(c: Cluster, p: Parameters, index: int, place: int) -> int:
 
 @kernel
 def resident_widths(p: Parameters, server: Server, segment: int) -> tuple[int, int]:
-    """Of a segment's widths those that the router thinks loaded at a server, and loading (`ServerView`), as bits."""
+    """Return a segment's widths that the router assumes loaded at a server, and loading (`ServerView`), as bits."""
     first, every, asked_for = min(segment * p.widths, 63), (1 << p.widths) - 1, 0
     for width in range(p.widths):
         for previous in range(p.widths + 1):
@@ -64,7 +66,7 @@ def resident_widths(p: Parameters, server: Server, segment: int) -> tuple[int, i
 
 @entry
 def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
-    """What a router may know, in one list: `HeadSeen`, then for each server `ServerSeen` and its work, oldest first.
+    """Write a router's view in one list: `HeadSeen`, then for each server `ServerSeen` and its work, oldest first.
 
     Returns its length.
     """

@@ -17,7 +17,7 @@ _LIMIT = CROWDING_LIMIT_PERMILLE
 
 @kernel
 def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
-    """The time since the device's last change (`SimulatedDevice.advance`)."""
+    """Integrate over the time since the device's last change (`SimulatedDevice.advance`)."""
     elapsed = now - device.updated_ns
     if elapsed == 0:
         return
@@ -36,13 +36,13 @@ def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
 
 @kernel
 def _chores_ns(device: Device, now: int) -> int:
-    """Of the time since the last change, how long passes stood still."""
+    """Return how long passes were stopped since the last change."""
     return max(0, min(device.chores_until_ns, now) - max(device.paused_from_ns, device.updated_ns))
 
 
 @kernel
 def _drawn_mw_ns(p: Parameters, device: Device, now: int) -> float:
-    """Energy since the last change."""
+    """Return the energy since the last change."""
     model = model_of(p, device)
     chores_ns, chores_mw = _chores_ns(device, now), max(device.power_mw, model.chores_mw)
     drawn_mw_ns = device.power_mw * (now - device.updated_ns - chores_ns) + chores_mw * chores_ns
@@ -51,7 +51,7 @@ def _drawn_mw_ns(p: Parameters, device: Device, now: int) -> float:
 
 @kernel
 def _awake_ns(p: Parameters, device: Device, now: int) -> int:
-    """Of the time since the last change, how long clocks stayed up although nothing ran."""
+    """Return how long clocks stayed up without work since the last change."""
     if device.first != NONE or device.passes_ended_ns == 0:
         return 0
     return max(0, min(now, device.passes_ended_ns + model_of(p, device).awake_ns) - device.updated_ns)
@@ -59,32 +59,32 @@ def _awake_ns(p: Parameters, device: Device, now: int) -> int:
 
 @kernel
 def _kept_busy_permille_ns(p: Parameters, device: Device, now: int) -> int:
-    """The integral of utilization since the last change."""
+    """Return the integral of utilization since the last change."""
     chores_ns, busy = _chores_ns(device, now), max(device.busy_permille, model_of(p, device).chores_permille)
     return device.busy_permille * (now - device.updated_ns - chores_ns) + busy * chores_ns
 
 
 @kernel
 def energy_mj(p: Parameters, device: Device, now: int) -> float:
-    """Energy drawn until now."""
+    """Return the energy until now."""
     return (device.energy_mw_ns + _drawn_mw_ns(p, device, now)) / 1_000_000_000
 
 
 @kernel
 def busy_ms(p: Parameters, device: Device, now: int) -> float:
-    """The integral of utilization until now."""
+    """Return the integral of utilization until now."""
     return (device.busy_permille_ns + _kept_busy_permille_ns(p, device, now)) / 1_000_000_000
 
 
 @kernel
 def stretched_ns(device: Device, work: int) -> int:
-    """`SimulatedDevice.stretched_ns`."""
+    """Compute `SimulatedDevice.stretched_ns`."""
     return ceil(work * device.slowdown)
 
 
 @kernel
 def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, behind: int) -> int:
-    """When a core is free (`SimulatedDevice.free_ns`)."""
+    """Return when a core is free (`SimulatedDevice.free_ns`)."""
     if device.is_full == 0 or limit <= now:
         return now
     soonest, slot = NEVER, device.first
@@ -98,13 +98,13 @@ def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, beh
 
 @kernel
 def chores_end_ns(device: Device, now: int) -> int:
-    """`SimulatedDevice.chores_end_ns`."""
+    """Compute `SimulatedDevice.chores_end_ns`."""
     return max(now, device.chores_until_ns) if device.paused_from_ns <= now else now
 
 
 @kernel
 def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
-    """`SharedDevice.free_ns`."""
+    """Compute `SharedDevice.free_ns`."""
     return max(
         device.chores_until_ns, free_ns(c, p, device, now, now + model_of(p, device).slice_ns, device.waiting_ns)
     )
@@ -112,19 +112,19 @@ def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
 
 @kernel
 def pause_number(pause_ns: int) -> int:
-    """`sim.profile.pause_number`."""
+    """Compute `sim.profile.pause_number`."""
     return int(pause_ns >= _PAUSES_NS[0]) + int(pause_ns >= _PAUSES_NS[1]) + int(pause_ns >= _PAUSES_NS[2])
 
 
 @kernel
 def pause(device: Device, now: int) -> int:
-    """`SimulatedDevice.pause`."""
+    """Compute `SimulatedDevice.pause`."""
     return 0 if device.count > 0 else pause_number(now - device.passes_ended_ns)
 
 
 @kernel
 def start_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int) -> None:
-    """A batch begins (`SimulatedDevice.start`): last in the order of the device's sums."""
+    """Begin a batch (`SimulatedDevice.start`): last in the order of the device's sums."""
     advance_device(c, p, device, now)
     instance, last = instance_at(c, p, slot), device.last
     instance.run_previous, instance.run_next = last, NONE
@@ -139,7 +139,7 @@ def start_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int
 
 @kernel
 def stop_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int) -> None:
-    """A batch has ended, or was killed."""
+    """Remove a batch that has ended, or was killed."""
     advance_device(c, p, device, now)
     instance = instance_at(c, p, slot)
     before, after = instance.run_previous, instance.run_next
@@ -158,7 +158,7 @@ def stop_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int)
 
 @kernel
 def count_load(c: Cluster, p: Parameters, server: Server, change: int, now: int) -> None:
-    """One more instance, or one less, is being loaded on a server's device (`SimulatedDevice.begin_load`)."""
+    """Count one more, or one fewer, load on a server's device (`SimulatedDevice.begin_load`)."""
     device = device_at(c, p, server.device)
     if model_of(p, device).beside_load > 1.0:
         advance_device(c, p, device, now)
@@ -168,7 +168,7 @@ def count_load(c: Cluster, p: Parameters, server: Server, change: int, now: int)
 
 @kernel
 def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
-    """Re-rate what runs, once for all changes of an event (`SimulatedDevice._rerate`), and plan the next ends."""
+    """Re-rate running batches, once for all changes of an event (`SimulatedDevice._rerate`), and plan the next ends."""
     device.is_touched = 0
     model, first, is_across = model_of(p, device), device.first, False
     demand, host, busy, bandwidth = 0, 0, 0, 0.0
@@ -214,7 +214,7 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
 
 @kernel
 def _end_ns(device: Device, now: int, takes: int) -> int:
-    """When a pass that takes so long ends: it stands still during chores."""
+    """Return when a pass of this duration ends: it stops during chores."""
     if now >= device.paused_from_ns:
         return max(now, device.chores_until_ns) + takes
     ends = now + takes
@@ -223,7 +223,7 @@ def _end_ns(device: Device, now: int, takes: int) -> int:
 
 @kernel
 def _load_across(c: Cluster, p: Parameters, device: Device, demand: int, load: int) -> tuple[int, int]:
-    """x of a set of several processes, and their number (`sim.device.total_load`)."""
+    """Return x of a set of several processes, and their number (`sim.device.total_load`)."""
     model, processes, turns, most_host = model_of(p, device), 0, 0, 0
     for n in range(model.server_count):
         server, host, busy, is_there = ints(p)[model.servers_at + n], 0, 0, False
@@ -246,7 +246,7 @@ def _load_across(c: Cluster, p: Parameters, device: Device, demand: int, load: i
 
 @kernel
 def replan(c: Cluster, p: Parameters, device: Device) -> None:
-    """When each server's next batch ends, as things are."""
+    """Plan each server's next end of a batch at the present rates."""
     model = model_of(p, device)
     for n in range(model.server_count):
         server = server_at(c, p, ints(p)[model.servers_at + n])
@@ -265,7 +265,7 @@ def replan(c: Cluster, p: Parameters, device: Device) -> None:
 
 @kernel
 def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
-    """A process does something besides its passes (`SimulatedDevice.do_chore`); returns when that is done."""
+    """Do a chore of a process (`SimulatedDevice.do_chore`); returns when it is done."""
     advance_device(c, p, device, now)
     if device.chores_until_ns > now:
         device.chores_from_ns = device.chores_until_ns
@@ -278,7 +278,7 @@ def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, beg
 
 @kernel
 def next_end(c: Cluster, p: Parameters, server: Server, now: int) -> int:
-    """The lowest batch of those of a server that end now: the slot of its instance."""
+    """Return the lowest batch of a server that ends now: the slot of its instance."""
     best = server.failing.head
     slot = best
     while slot != NONE:
@@ -298,7 +298,7 @@ def next_end(c: Cluster, p: Parameters, server: Server, now: int) -> int:
 
 @kernel
 def freeze(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A server hangs: its batches stop where they are (what they draw stays)."""
+    """Freeze a hung server's batches (they still draw power)."""
     device = device_at(c, p, server.device)
     advance_device(c, p, device, now)
     slot = device.first
@@ -312,7 +312,7 @@ def freeze(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def straggle(c: Cluster, p: Parameters, server: Server, factor: float, now: int) -> None:
-    """A server's batches, and those that it will start, run `factor` times slower."""
+    """Slow a server's present and future batches down by `factor`."""
     device = device_at(c, p, server.device)
     advance_device(c, p, device, now)
     server.factor = factor

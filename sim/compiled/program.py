@@ -1,4 +1,4 @@
-"""A cluster compiled to a row of parameters, and the shape of the rows that its runs live in."""
+"""Clusters compiled to a row of parameters, and the shape of their runs' rows."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ from sim.server import ServerSpec
 from sim.tables import DeviceTables
 
 Numbers = npt.NDArray[np.int64]
-MAX_TUPLES = 1 << 18  # width tuples that a table is made of
+MAX_TUPLES = 1 << 18  # the largest number of width tuples in a table
 _MAX_PARTS = 64  # of a batch, in halves of halves: 2^64 images
-_KEPT = 8  # programs remembered
+_KEPT = 8  # cached programs
 
 
 class _Writer:
-    """A row that grows: `add` returns where what it was given begins. Equal parts stand there once."""
+    """A row that grows: `add` returns the offset of what it appends. Equal parts are stored once."""
 
     def __init__(self, size: int) -> None:
         self._parts: list[Numbers] = [np.zeros(size, np.int64)]
@@ -102,7 +102,7 @@ class Program:
             raise UnsupportedScenario(f"{self.width_count}^{self.segments} width tuples (at most {MAX_TUPLES})")
         self.keys = [
             (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
-        ]  # the number of a key is its place here
+        ]  # the number of a key is its index here
         self.group = max(config.groups)
         self._masks = config.masks()
         self._writer = _Writer(Parameters.size)
@@ -121,7 +121,7 @@ class Program:
             self.parameters[at : at + len(numbers)] = numbers
 
     def shape(self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool) -> Shape:
-        """The shape with pools of these sizes; runs share it, and with it one row of parameters."""
+        """Return the shape with pools of these sizes; runs share it, and with it one row of parameters."""
         sizes = (requests, instances, blocks, messages, faults, keeps)
         if sizes not in self._shapes:
             self._shapes[sizes] = Shape(self, *sizes)
@@ -162,13 +162,14 @@ class Program:
         return p
 
     def by_tuple(self, value: Callable[[Widths], float], segments: int | None = None) -> list[float]:
-        """Of each tuple of so many widths (S by default), by its number; 0 for one of several models."""
+        """Return `value` of each tuple of `segments` widths (S by default), by its number; 0 for one of several
+        models."""
         known = set(tuples_within(self.cluster.router.model_widths, segments or self.segments))
         every = product(self.widths, repeat=segments or self.segments)
         return [value(widths) if widths in known else 0.0 for widths in every]
 
     def _prior(self, prior: AccuracyPrior) -> tuple[int, int]:
-        """p_acc by prefix, level by level, and where each level begins in it."""
+        """Return p_acc by prefix, level by level, and the offset of each level."""
         values: list[float] = []
         levels = []
         for length in range(1, self.segments + 1):
@@ -199,7 +200,7 @@ class Program:
         return its
 
     def _fit_ends(self, knobs: GreedyKnobs) -> list[int]:
-        """For each segment and width, the number that is one more than that of the widest which serves it."""
+        """Return for each segment and width one more than the number of the widest width that serves it."""
         nests, count = nest_by_width(self.widths, knobs.nests), self.width_count
         ends = [self.widths.index(nests[width][-1]) + 1 for width in self.widths]
         return [segment * count + end for segment in range(self.segments) for end in ends]
@@ -217,7 +218,7 @@ class Program:
         for name in ("dispatches", "there", "back"):
             usual = getattr(tables, f"{name}_ns")
             self._list(model, name, usual)
-            self._list(model, f"busy_{name}", getattr(tables, f"busy_{name}_ns") or usual)  # as else, if not measured
+            self._list(model, f"busy_{name}", getattr(tables, f"busy_{name}_ns") or usual)  # the same if not measured
         model.extra_at = add(tables.extra_ns)
         if (chores := tables.chores) is not None:
             _copy(chores, model)
@@ -238,12 +239,12 @@ class Program:
         return model
 
     def _list(self, record: Record, name: str, numbers: Sequence[int]) -> None:
-        """Where it begins, and how long it is."""
+        """Append numbers; store their offset and length in the record."""
         setattr(record, f"{name}_at", self._writer.add(numbers))
         setattr(record, f"{name}_count", len(numbers))
 
     def _input_bytes(self, tables: DeviceTables) -> list[int]:
-        """By segment and previous width; segment 1 takes images, whatever came before."""
+        """Return values by segment and previous width; segment 1 takes images, whatever came before."""
         return [
             0 if x == IMAGE and s > 1 else input_bytes(tables, s, x)
             for s in range(1, self.segments + 1)
@@ -251,7 +252,7 @@ class Program:
         ]
 
     def _costs(self, tables: DeviceTables) -> int:
-        """One record for each key and batch size; a key without a curve has latency NONE."""
+        """Return one record for each key and batch size; a key without a curve has latency NONE."""
         rows = np.zeros((len(self.keys), tables.batch_limit + 1), BatchCost.dtype)
         rows["latency_ns"] = rows["jitter_at"] = NONE
         known: dict[int, int] = {}
@@ -269,7 +270,7 @@ class Program:
 
 
 def _copy(source: object, record: Record) -> None:
-    """The numbers that both have by the same names."""
+    """Copy the numbers that both have by the same names."""
     for name in record.offsets:
         if isinstance(value := getattr(source, name, None), int | float):
             setattr(record, name, value)
@@ -277,13 +278,13 @@ def _copy(source: object, record: Record) -> None:
 
 @lru_cache(maxsize=1)
 def _logs() -> Numbers:
-    """log1p of the first integers, as a policy sees them."""
+    """Return log1p of the first integers, as in a policy's observation."""
     return np.array([np.float32(log1p(n)) for n in range(LOGS_TABULATED)], np.float64).view(np.int64)
 
 
 @lru_cache(maxsize=64)
 def _packed(reals: tuple[float, ...]) -> Numbers:
-    """A table of reals; there are few, and each belongs to many devices."""
+    """Return a table of reals; there are few, and each is shared by many devices."""
     return np.array(reals, np.float64).view(np.int64)
 
 
@@ -291,7 +292,7 @@ _programs: OrderedDict[int, Program] = OrderedDict()
 
 
 def program_of(cluster: ClusterSpec) -> Program:
-    """The program of a cluster, made once for one object."""
+    """Return the program of a cluster, built once for each object."""
     program = _programs.get(id(cluster))
     if program is None or program.cluster is not cluster:
         program = _programs[id(cluster)] = Program(cluster)
@@ -301,11 +302,11 @@ def program_of(cluster: ClusterSpec) -> Program:
 
 
 class Shape:
-    """A program with the sizes of its pools: the row of parameters, and how to make a cluster's row.
+    """A program with the sizes of its pools: the row of parameters, and the constructor of a cluster's row.
 
     Args:
         requests, instances, blocks, messages: slots of the pools.
-        faults: planned ones and those that follow from them, at once.
+        faults: planned ones and their consequences, at once.
         keeps: whether requests are recorded.
     """
 
@@ -363,7 +364,7 @@ class Shape:
         self._template: Numbers | None = None
 
     def row(self) -> Numbers:
-        """A cluster's row before its first instant."""
+        """Return a cluster's row before its first instant."""
         if self._template is None:
             self._template = self._first_row()
         return self._template.copy()
@@ -385,7 +386,7 @@ class Shape:
         return row
 
     def link_free(self, row: Numbers, instances: int, requests: int, blocks: int, messages: int) -> None:
-        """Put the pools' slots from these numbers on into their free lists."""
+        """Append the pools' slots from these numbers on to their free lists."""
         c, p = Cluster(row), self.p
         at, offset = p.instances_at, Instance.offsets["next"]
         c.free_instance = _link(row[at + offset :: Instance.size], instances, self.instances, c.free_instance)
@@ -414,7 +415,7 @@ class Shape:
         _all_at_first(its[p.instance_lists_at : p.reports_at], Instances)
 
     def grown(self, row: Numbers, requests: int, instances: int, blocks: int, messages: int) -> tuple[Shape, Numbers]:
-        """A shape with larger pools, and the row of a running cluster in it."""
+        """Return a shape with larger pools, and the row of a running cluster in it."""
         shape = self.program.shape(requests, instances, blocks, messages, faults=self.faults, keeps=self.keeps)
         larger = np.zeros(shape.size, np.int64)
         larger[: Cluster.size] = row[: Cluster.size]
@@ -430,7 +431,7 @@ def _all_at_first(row: Numbers, record: type[Record]) -> None:
 
 
 def _link(links: Numbers, first: int, count: int, free: int) -> int:
-    """Put a pool's slots from the first on before the free ones; returns the first that is free."""
+    """Prepend a pool's slots from the first on to the free ones; returns the first that is free."""
     if count == first:
         return free
     links[first:count] = np.arange(first + 1, count + 1)
@@ -439,7 +440,7 @@ def _link(links: Numbers, first: int, count: int, free: int) -> int:
 
 
 def margin(program: Program) -> int:
-    """Instances that one event may load: each key's one; or all that a memory holds."""
+    """Return how many instances one event may load: each key's one; or all that fit in a memory."""
     most = 0
     for spec in program.cluster.servers:
         knobs = spec.knobs
@@ -450,10 +451,10 @@ def margin(program: Program) -> int:
 
 
 def message_margin(program: Program) -> int:
-    """Messages that one event may send: of a batch what passed and what did not, and each queue that gives up."""
+    """Return how many messages one event may send: passed and failed parts of a batch, and each queue that gives up."""
     return program.width_count + 4
 
 
 def addressed(array: npt.NDArray[Any]) -> int:
-    """Where an array's numbers are; whoever stores it keeps the array."""
+    """Return the address of an array's numbers; the caller must keep the array."""
     return int(array.ctypes.data)

@@ -1,8 +1,8 @@
-"""Rollouts for PPO: a chunk of clusters is carried through a horizon of decisions inside compiled code.
+"""Rollouts for PPO: a chunk of clusters runs through a horizon of decisions inside compiled code.
 
 The policy decides for the whole chunk at once, then each cluster runs to its next decision: its row stays in the cache.
-Python is needed where an episode ends (chance is drawn outside) or a pool must grow. Each thread has chunks of its own,
-and every draw is a hash of episode and decision, so what is collected does not depend on the number of threads.
+Python is needed if an episode ends (random numbers are drawn outside) or a pool must grow. Each thread has separate
+chunks, and every draw is a hash of episode and decision, so the collected data do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sim.compiled.run import RunRow
 _TERMS = Terms.size
 _OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
 _MAX_EMPTY = 10
-CHUNK = 8  # clusters that are carried along together: their rows stay in the second cache
+CHUNK = 8  # clusters that run together: their rows stay in the second cache
 
 
 @kernel
@@ -50,7 +50,7 @@ def _run_to_questions(
     completed: Ints,
     terms: Reals,
 ) -> int:
-    """Run every cluster that has decisions to make to its next one; returns the first that can't get there, or NONE."""
+    """Run every cluster with decisions to make to its next one; returns the first that can't reach it, or NONE."""
     most = len(complete) // len(todo)
     for e in range(len(todo)):
         c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
@@ -85,7 +85,7 @@ def _ask(
     uniforms: Reals,
     may_hold: Bools,
 ) -> int:
-    """What every cluster with decisions to make sees, may choose and draws; returns how many there are."""
+    """Write observations, codes and draws of every cluster with decisions to make; returns their number."""
     observed, seen, count = observation.shape[1], singles(observation), 0
     for e in range(len(todo)):
         if todo[e] == 0:
@@ -136,18 +136,18 @@ def roll(
     may_hold: Bools,
     scratch: Singles,
 ) -> int:
-    """Let a chunk of clusters make the decisions that each has `todo`.
+    """Run a chunk of clusters until each has made the decisions in its `todo`.
 
     Args:
         rows_at, parameters_at: (C,) addresses of the clusters' rows and parameters.
         todo: (C,) decisions to make; counted down.
-        next_row: (C,) where each cluster's next decision goes in the columns; counted up.
-        status: (C,) why each came back last.
+        next_row: (C,) row of each cluster's next decision in the columns; counted up.
+        status: (C,) why each returned last.
         weights, sizes, groups, waits_ns: the policy.
         observation, ..., hold_mask: the columns of an `Experience`.
-        complete: (C * M,) rows whose reward has come, M places for each cluster; `completed`: (C,) their number.
+        complete: (C * M,) rows with a reward, M entries for each cluster; `completed`: (C,) their number.
         terms: (C, 5) sums of the rewards' terms.
-        asked, rows, codes, uniforms, may_hold, scratch: room for one sweep.
+        asked, rows, codes, uniforms, may_hold, scratch: memory for one sweep.
 
     Returns:
         The cluster that needs Python (its episode has ended, or something must grow), or NONE when all is done.
@@ -179,7 +179,7 @@ def roll(
 
 @entry
 def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> int:
-    """The rows of decisions whose reward is to come go to `out`; from now on they stand from `first` on."""
+    """Move the rows of decisions without a reward to `out`; from now on they begin at `first`."""
     c, p = Cluster(row), Parameters(parameters)
     count = 0
     if c.slot != NONE and c.asked == 0:
@@ -207,7 +207,7 @@ def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> in
 
 @kernel
 def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int) -> int:
-    """The same of the decisions that held those who are in the FIFO; returns how many rows there are now."""
+    """Move the rows of decisions that held requests still in the FIFO; returns the new number of rows."""
     slot = c.fifo_head
     while slot != NONE:
         request = request_at(c, p, slot)
@@ -221,17 +221,17 @@ def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int)
 
 
 class Episodes:
-    """Many clusters of one kind, each in an episode of its own.
+    """Many clusters of one kind, each in a separate episode.
 
     Args:
-        cluster: what is simulated.
-        run_of: an episode's run by its seed; cut at its horizon.
-        seed: of the episodes, and of what a policy draws in them.
-        clusters: how many are carried along.
-        first_episode: the number of the first; a resumed training goes on with the next.
+        cluster: the cluster to simulate.
+        run_of: returns an episode's run by its seed; cut at its horizon.
+        seed: seed of the episodes, and of a policy's draws in them.
+        clusters: number of clusters.
+        first_episode: the number of the first; a resumed training continues with the next.
 
     Raises:
-        UnsupportedScenario: something that only the reference can do.
+        UnsupportedScenario: a feature that only the reference has.
     """
 
     def __init__(
@@ -249,16 +249,16 @@ class Episodes:
 
     @property
     def episodes(self) -> int:
-        """A number that no episode has had. Each cluster has every C-th, so that none depends on another's slowdown."""
+        """An unused episode number. Each cluster has every C-th, so that none depends on another's speed."""
         return self._first_episode + len(self._rounds) * int(self._rounds.max())
 
     def new_run(self, index: int) -> RunRow:
-        """A cluster's next episode."""
+        """Begin a cluster's next episode."""
         number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
         self._rounds[index] += 1
         run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
         run.cluster.draws_salt = derived_seed(self._seed, f"ppo:draws:{number}")
-        if self._rounds[index] == 1:  # cut at a time of its own, so that later episodes are out of step
+        if self._rounds[index] == 1:  # cut at another time in each cluster, so that later episodes are out of step
             run.cluster.horizon_ns = run.cluster.horizon_ns * (index + 1) // len(self._rounds)
         return run
 
@@ -267,7 +267,7 @@ class Episodes:
         self._rows_at[index], self._parameters_at[index] = addressed(run.row), addressed(run.shape.parameters)
 
     def _help(self, index: int, status: int) -> None:
-        """What compiled code can't do: the next episode, or larger pools."""
+        """Begin the next episode, or enlarge pools: the work that compiled code can't do."""
         run = self._runs[index]
         if status == ENDED:
             self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
@@ -284,13 +284,13 @@ class Episodes:
 
 
 class Rollouts(Episodes):
-    """Of the paper's policy (a `policies.ppo.trainer.Rollouts`).
+    """The rollouts of the paper's policy (a `policies.ppo.trainer.Rollouts`).
 
     Args:
         cluster, run_of, seed, clusters, first_episode: as in `Episodes`.
         spec: the policy's shape.
         hidden: the sizes of its shared layers.
-        threads: how many work at once.
+        threads: number of threads.
     """
 
     def __init__(
@@ -318,16 +318,17 @@ class Rollouts(Episodes):
 
     @property
     def forgotten(self) -> int:
-        """Decisions without a reward, since the beginning: their episode ended before, or their server had died."""
+        """Number of decisions without a reward, since the beginning: their episode ended before, or their server had
+        failed."""
         return int(self._forgotten.sum()) + sum(run.cluster.dropped for run in self._runs)
 
     @property
     def waiting(self) -> int:
-        """Decisions whose reward is to come."""
+        """Number of decisions whose reward is to come."""
         return sum(map(_count_waiting, self._runs))
 
     def take_terms(self) -> RewardTerms | None:
-        """Means of the terms of all rewards since the last call; None if there were none."""
+        """Return means of the terms of all rewards since the last call; None if there were none."""
         if self._credited == 0:
             return None
         means = self._terms.sum(axis=0) / self._credited
@@ -335,12 +336,12 @@ class Rollouts(Episodes):
         return RewardTerms(*means.tolist())
 
     def collect(self, weights: Singles, eps: float, decisions: int) -> Experience:
-        """Let all clusters together make about so many decisions; those whose reward has come, in a fixed order.
+        """Let all clusters make about `decisions` decisions; returns those with a reward, in a fixed order.
 
         Args:
-            weights: as `Layout` packs them.
+            weights: the row that `Layout` packs.
             eps: the share of uniform exploration in the server head.
-            decisions: rounded up to the same number for each cluster.
+            decisions: their number, rounded up to the same number for each cluster.
         """
         each = -(-decisions // len(self._runs))
         most = each + max(map(_count_waiting, self._runs))  # rows of a cluster, and rewards that may come for it
@@ -379,7 +380,7 @@ class Rollouts(Episodes):
         super()._help(index, status)
 
     def _carry(self, stride: int) -> tuple[Experience, Numbers]:
-        """New columns, with the decisions that still wait at the head of each cluster's part."""
+        """Return new columns, with the pending decisions at the start of each cluster's part."""
         clusters, old = len(self._runs), self._columns
         columns = empty(self._spec, clusters * stride)
         next_row = np.arange(0, clusters * stride, stride)
@@ -395,13 +396,13 @@ class Rollouts(Episodes):
 
 
 def _count_waiting(run: RunRow) -> int:
-    """Decisions of a cluster whose reward is to come: the one that is on its way, of open blocks, and of holds."""
+    """Return a cluster's number of decisions without a reward: the one in progress, of open blocks, and of holds."""
     c = run.cluster
     return run.shape.blocks - c.free_blocks + (c.slot != NONE and not c.asked) + c.pending_holds
 
 
 class _Room:
-    """Memory for one chunk's sweep."""
+    """The memory for one chunk's sweep."""
 
     def __init__(self, clusters: int, spec: PolicySpec, layout: Layout) -> None:
         self.asked, self.rows = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)

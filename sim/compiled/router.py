@@ -1,4 +1,4 @@
-"""`policies.router`, compiled, with the links of `sim.network`: the FIFO, blocks, and what comes back."""
+"""`policies.router`, compiled, with the links of `sim.network`: the FIFO, blocks, and returned requests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ note_end: Callable[[Room, int, bool], None] = kernel_of(admission.note_end)
 
 @kernel
 def arrive(c: Cluster, p: Parameters, now: int) -> None:
-    """The next image enters the system (`RouterCore._admit`)."""
+    """Admit the next image (`RouterCore._admit`)."""
     slot = c.free_request
     request = request_at(c, p, slot)
     c.free_request = request.next
@@ -121,14 +121,14 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def plan_arrival(c: Cluster) -> None:
-    """When the next one comes."""
+    """Return the time of the next arrival."""
     more = c.arrived < c.arrival_count
     c.arrival_ns = ints_at(c.arrivals_at)[c.arrived] if more else NEVER
 
 
 @kernel
 def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
-    """To the FIFO's tail."""
+    """Append a request to the FIFO."""
     request = request_at(c, p, slot)
     request.entered_ns, request.entered_j = now, energy_j(c, p, now)
     request.block = NONE
@@ -138,7 +138,7 @@ def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
 
 @kernel
 def release(c: Cluster, p: Parameters, slot: int) -> None:
-    """A request is done with: its slot is free again."""
+    """Free the slot of a request that has ended."""
     request = request_at(c, p, slot)
     request.id = NONE
     request.next = c.free_request
@@ -149,7 +149,7 @@ def release(c: Cluster, p: Parameters, slot: int) -> None:
 
 @kernel
 def set_goal(c: Cluster, p: Parameters) -> None:
-    """The operator's next goal (`RouterCore._set_goal`), and when the one after it comes."""
+    """Set the operator's next goal (`RouterCore._set_goal`), and the time of the one after it."""
     goal = Goal(c.goals_at, 0, c.goal)
     tally = tally_at(c, p, goal.service_class)
     tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
@@ -160,7 +160,7 @@ def set_goal(c: Cluster, p: Parameters) -> None:
 
 @kernel
 def _set_room(c: Cluster, p: Parameters) -> None:
-    """`RouterCore._set_room`."""
+    """Compute `RouterCore._set_room`."""
     limit_ns = NEVER
     for number in range(p.classes):
         tally, better = tally_at(c, p, number), 0
@@ -174,13 +174,13 @@ def _set_room(c: Cluster, p: Parameters) -> None:
 
 @kernel
 def plan_goal(c: Cluster) -> None:
-    """When the next goal comes."""
+    """Return the time of the next goal."""
     c.goal_ns = Goal(c.goals_at, 0, c.goal).from_ns if c.goal < c.goals else NEVER
 
 
 @kernel
 def limit_ns(c: Cluster, tally: Tally) -> int:
-    """`RouterCore._limit_ns_of`."""
+    """Compute `RouterCore._limit_ns_of`."""
     return tally.limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
 
 
@@ -189,7 +189,7 @@ def limit_ns(c: Cluster, tally: Tally) -> int:
 
 @kernel
 def ask_ns(c: Cluster, p: Parameters) -> int:
-    """From when on a decision may be asked for; NEVER while nothing can be asked (`RouterCore.next_wake_ns`)."""
+    """Return when a decision may be asked for; NEVER while none is possible (`RouterCore.next_wake_ns`)."""
     if c.slot != NONE or c.fifo_head == NONE:
         return NEVER
     if not c.at_cap and c.held < c.fifo_length:
@@ -202,7 +202,7 @@ def ask_ns(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def ask(c: Cluster, p: Parameters, now: int) -> bool:
-    """Ask for a decision if somebody waits and a server can take a block (`RouterCore._ask`)."""
+    """Ask for a decision if a request is waiting and a server can take a block (`RouterCore._ask`)."""
     if c.next_hold_ns <= now:
         end_due_holds(c, p, now, now)
     if p.sheds:
@@ -233,7 +233,7 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
 
 @kernel
 def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
-    """`policies.sampling.sampled_servers`; `looked` is 0 if all are looked at."""
+    """Compute `policies.sampling.sampled_servers`; `looked` is 0 if all are examined."""
     location, count, any_can = NONE if p.anywhere else request.location, 0, False
     if location != NONE:
         ints(c)[p.looked_at], count = location, 1
@@ -254,7 +254,7 @@ def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
 
 @kernel
 def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index: int) -> bool:
-    """Take a server into the sample of so many, if it can take the block and is not in it."""
+    """Add a server to the sample, if it can take the block and is not in it."""
     if code_of(c, p, index, place_of(p, request)) == 0:
         return False
     for n in range(count):
@@ -266,7 +266,7 @@ def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index
 
 @kernel
 def _shed(c: Cluster, p: Parameters, now: int) -> None:
-    """Give up those at the FIFO's head whose deadline has passed."""
+    """Give up the requests at the FIFO's head whose deadline has passed."""
     while c.fifo_head != NONE:
         slot = c.fifo_head
         if request_at(c, p, slot).deadline_ns > now:
@@ -277,7 +277,7 @@ def _shed(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def _oldest_servable(c: Cluster, p: Parameters) -> int:
-    """The oldest request of the oldest line that some server can take a block of."""
+    """Return the oldest request of the oldest line that some server can take a block of."""
     if c.free_servers == 0:
         return NONE
     slot = c.fifo_head
@@ -296,7 +296,7 @@ def _is_held(c: Cluster, p: Parameters, request: Request) -> bool:
 
 @kernel
 def _oldest_asked(c: Cluster, p: Parameters) -> int:
-    """The oldest request of the line that was asked about, if the candidates are still its oldest; else NONE."""
+    """Return the oldest request of the decision's line, if the candidates are still its oldest; otherwise NONE."""
     if not c.faulty or c.removals == c.removals_seen:
         return c.slot
     first = c.slot
@@ -318,7 +318,8 @@ def _oldest_asked(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def may_send(c: Cluster, p: Parameters) -> bool:
-    """The decision has ended: whether its block can be sent. (Its server may have died, or its requests are gone.)"""
+    """End the decision; returns whether its block can be sent. (Its server may have failed, or its requests are
+    gone.)"""
     slot = _oldest_asked(c, p)
     if server_at(c, p, c.server).is_up and slot != NONE:
         c.slot = slot
@@ -330,7 +331,7 @@ def may_send(c: Cluster, p: Parameters) -> bool:
 
 @kernel
 def hold_back(c: Cluster, p: Parameters, now: int) -> None:
-    """The decision has ended, which was to wait."""
+    """End the decision with a hold."""
     slot = _oldest_asked(c, p)
     c.slot = NONE
     if slot == NONE or not begin_hold(c, p, slot, now):
@@ -380,7 +381,8 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
 
 @kernel
 def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
-    """A free slot for a block: last in the list of its server's blocks, which so is in the order of decisions."""
+    """Return a free slot for a block: last in the list of its server's blocks, which is thus in the order of
+    decisions."""
     number, last = c.free_block, server.last_block
     block = block_at(c, p, number)
     c.free_block = block.next
@@ -396,7 +398,7 @@ def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
 
 @kernel
 def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
-    """A block has ended: out of its server's list."""
+    """Remove a block that has ended from its server's list."""
     block = block_at(c, p, number)
     if block.previous == NONE:
         server.first_block = block.next
@@ -413,7 +415,7 @@ def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
 
 @kernel
 def _add_move(block: Block, source: int) -> None:
-    """One more place from which inputs of the block must come: in the order of places, each once."""
+    """Add a source of the block's inputs: in the order of places, each once."""
     place = block.moves
     for n in range(place):
         if move_at(block, n).source == source:
@@ -427,7 +429,7 @@ def _add_move(block: Block, source: int) -> None:
 
 @kernel
 def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
-    """One more, or one fewer, server can take blocks."""
+    """Count one more, or one fewer, server that can take blocks."""
     c.free_servers += change
     holds = knobs_of(p, server).holds_any_at
     for place in range(p.places):
@@ -436,10 +438,10 @@ def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
 
 @kernel
 def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
-    """One more, or one fewer, server is up to a head's eye (`context.is_up`): it holds the segment, or it has blocks.
+    """Count one more, or one fewer, server that seems up to a head (`context.is_up`): it holds the segment, or has
+    blocks.
 
-    `holds` is 1 if the server came or went, and 0 if its blocks did, which tells of the places that it does not
-    hold.
+    `holds` is 1 if the server came or went, and 0 if its blocks did, which affects the places that it does not hold.
     """
     held = knobs_of(p, server).holds_any_at
     for place in range(p.places):
@@ -476,7 +478,8 @@ def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now:
 
 @kernel
 def _copy(c: Cluster, p: Parameters, source: Server, images: int, now: int) -> int:
-    """A server's process copies what is to be moved (`SimulatedServer.copy`); returns when it has."""
+    """Copy activations for a move, as a chore of the server's process (`SimulatedServer.copy`); returns when it is
+    done."""
     model, device = model_at(p, source.device), device_at(c, p, source.device)
     if model.has_chores == 0 or source.is_up == 0 or source.is_hung:
         return now
@@ -517,7 +520,7 @@ def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_b
 
 @kernel
 def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
-    """`sim.network.rounds`."""
+    """Compute `sim.network.rounds`."""
     packets = -(-transfer_bytes // _PACKET)
     if packets == 0 or chance == 0.0:
         return 1
@@ -528,7 +531,7 @@ def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
 
 @kernel
 def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
-    """Nothing more is to come for a block: out of the list of those whose inputs are on their way to the server."""
+    """Remove a block with no further moves from the list of blocks in transfer to the server."""
     before, at = NONE, server.first_moving
     while at != number:
         before, at = at, block_at(c, p, at).next_moving
@@ -544,7 +547,7 @@ def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None
 
 @kernel
 def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
-    """When the next of a server's transfers ends."""
+    """Return when the next of a server's transfers ends."""
     soonest, number = NEVER, server.first_moving
     while number != NONE:
         block = block_at(c, p, number)
@@ -557,7 +560,7 @@ def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
 
 @kernel
 def _ending_move(block: Block, now: int) -> int:
-    """The first of a block's moves that ends now; NONE where none does."""
+    """Return the first of a block's moves that ends now; NONE if none does."""
     for n in range(block.moves):
         if move_at(block, n).end_ns == now:
             return n
@@ -566,7 +569,7 @@ def _ending_move(block: Block, now: int) -> int:
 
 @kernel
 def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
-    """A transfer to a server ends: the one of the oldest block. Returns the block if it is all there now, else NONE."""
+    """End a transfer to a server: that of the oldest block. Returns the block if it is complete now, otherwise NONE."""
     number = server.first_moving
     while _ending_move(block_at(c, p, number), now) == NONE:
         number = block_at(c, p, number).next_moving
@@ -592,7 +595,7 @@ def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
 
 @kernel
 def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
-    """A server died: blocks that waited for inputs from it are tried again (`Simulation._fail_transfers`)."""
+    """Retry blocks that waited for inputs from a failed server (`Simulation._fail_transfers`)."""
     number = _oldest_waiting_for(c, p, source)
     while number != NONE:
         block = block_at(c, p, number)
@@ -606,7 +609,7 @@ def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
 
 @kernel
 def _oldest_waiting_for(c: Cluster, p: Parameters, source: int) -> int:
-    """The oldest of the blocks that wait for inputs from a server."""
+    """Return the oldest block that waits for inputs from a server."""
     best = NONE
     for index in range(p.servers):
         number = server_at(c, p, index).first_moving
@@ -634,7 +637,7 @@ def _waits_for(block: Block, source: int) -> bool:
 
 @kernel
 def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
-    """A request is back from a segment that it has passed: one width more (`RouterCore._advance`)."""
+    """Return a request from a segment that it has passed: one width more (`RouterCore._advance`)."""
     request = request_at(c, p, slot)
     number, position, segment = request.block, request.position, request.segment
     member = member_at(p, block_at(c, p, number), position)
@@ -667,7 +670,7 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
 
 @kernel
 def is_correct(c: Cluster, request: int, code: int) -> int:
-    """Whether a request's label is right after its last segment (`sim.accuracy`)."""
+    """Return whether a request's label is right after its last segment (`sim.accuracy`)."""
     if c.label_kind == DRAWN:
         return 1 if hashed_share(c.labels_salt, request, 0) < reals_at(c.label_table_at)[code] else 0
     column = ints_at(c.label_table_at)[code]
@@ -680,7 +683,8 @@ def is_correct(c: Cluster, request: int, code: int) -> int:
 
 @kernel
 def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
-    """Back to the FIFO's tail; from segment 1 if the activations died with their server (`RouterCore._retry`)."""
+    """Requeue at the FIFO's tail; from segment 1 if the activations were lost with their server
+    (`RouterCore._retry`)."""
     request = request_at(c, p, slot)
     number, position = request.block, request.position
     if number != NONE:
@@ -717,7 +721,7 @@ def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> Non
 
 @kernel
 def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int) -> None:
-    """A member of a block has ended; the block ends with its last one."""
+    """End a member of a block; the block ends with its last one."""
     block = block_at(c, p, number)
     server = server_at(c, p, block.server)
     member_at(p, block, position).has_ended = 1
@@ -747,7 +751,7 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
 
 @kernel
 def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A server is in service, in a new epoch, with nothing sent there (`ServerUp` at the router)."""
+    """Put a server in service, in a new epoch, without blocks (`ServerUp` at the router)."""
     _count_free(c, p, server, 1)
     _count_up(c, p, server, 1, 1)
     c.at_cap = 0
@@ -757,7 +761,7 @@ def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """A server died: what was sent there, and what waits for activations that were there (`RouterCore._lose`).
+    """Retry requests sent to a failed server, or waiting for activations that were there (`RouterCore._lose`).
 
     It is down already, and its reported power is 0.
     """
@@ -781,7 +785,7 @@ def _scratch(c: Cluster, p: Parameters) -> Ints:
 
 @kernel
 def _remove_waiting(c: Cluster, p: Parameters, server: Server, found: Ints) -> int:
-    """Take those who wait with their activations at a server out of the FIFO; they are listed in order of arrival."""
+    """Remove requests with activations at a server from the FIFO, and list them in order of arrival."""
     everyone, count = collect_in_flight(c, p, found), 0
     for n in range(everyone):
         request = request_at(c, p, found[n])
@@ -796,7 +800,7 @@ def _remove_waiting(c: Cluster, p: Parameters, server: Server, found: Ints) -> i
 
 @kernel
 def _retry_blocks(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The members of a server's blocks that have not ended, by block."""
+    """Retry the members of a server's blocks that have not ended, by block."""
     number = server.first_block
     while number != NONE:
         block = block_at(c, p, number)

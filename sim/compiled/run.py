@@ -1,4 +1,4 @@
-"""One run as a row of numbers: the row of its cluster, and all that the row's addresses point to."""
+"""One run as a row of numbers: the row of its cluster, and the memory that its addresses point to."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from sim.host import DECISIONS, RETURNS
 from sim.network import LINKS
 from sim.server import BACK, DISPATCH, JITTER, THERE
 
-MAX_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
+MAX_NS = 9_000 * NS_PER_S  # above it, integrals of utilization need more than the 53 bits of a float
 _FIRST_ROWS = 1024  # of a list of records
 
 
 def request_row(segments: int) -> np.dtype[Any]:
-    """A request's record, whole: `lost` is the last of its stages."""
+    """Return the type of a request's complete record: `lost` is the last of its stages."""
     return np.dtype(
         [
             ("head", RequestRow.dtype),
@@ -61,17 +61,17 @@ def request_row(segments: int) -> np.dtype[Any]:
 
 
 class Records:
-    """The lists that a run's records go to; they double when they are full."""
+    """The lists of a run's records; they double when they are full."""
 
     def __init__(self, requests: int, segments: int, downtimes: int, servers: int) -> None:
-        readings = _FIRST_ROWS + servers  # the first instant has one a server
+        readings = _FIRST_ROWS + servers  # the first instant has one for each server
         self.requests = np.zeros(requests, request_row(segments))
         self.blocks, self.batches = np.zeros(_FIRST_ROWS, BlockRow.dtype), np.zeros(_FIRST_ROWS, BatchRow.dtype)
         self.readings, self.variances = np.zeros(readings, ReadingRow.dtype), np.zeros(readings)
         self.downtimes = np.zeros(downtimes, DowntimeRow.dtype)
 
     def place_in(self, c: Cluster) -> None:
-        """Tell a cluster where they are."""
+        """Store their addresses in a cluster."""
         c.request_rows_at, c.downtimes_at = addressed(self.requests), addressed(self.downtimes)
         c.block_rows_at, c.block_rows_room = addressed(self.blocks), len(self.blocks)
         c.batch_rows_at, c.batch_rows_room = addressed(self.batches), len(self.batches)
@@ -79,24 +79,24 @@ class Records:
         c.variances_at, c.variances_room = addressed(self.variances), len(self.variances)
 
     def grow(self, blocks: int) -> None:
-        """Make them twice as long; and so many blocks beyond that may all end at once."""
+        """Double them; with extra room for the blocks that may all end at once."""
         self.blocks = np.concatenate([self.blocks, np.zeros(len(self.blocks) + blocks, BlockRow.dtype)])
         self.batches, self.readings = np.tile(self.batches, 2), np.tile(self.readings, 2)
         self.variances = np.tile(self.variances, 2)
 
 
 class RunRow:
-    """A cluster's row for one run, with all that its addresses point to.
+    """A cluster's row for one run, with the memory that its addresses point to.
 
     Args:
-        keeps: record requests (and, where the run asks for detail, blocks, batches and telemetry).
+        keeps: record requests (and, if the run asks for detail, blocks, batches and telemetry).
 
     Attributes:
-        row: it, and `cluster` is its beginning; both are others when it has grown.
-        records: what has been recorded.
+        row: the row, and `cluster`, its first record; growth replaces both.
+        records: the records so far.
 
     Raises:
-        UnsupportedScenario: the run is too long, keeps a log, or its labels come from elsewhere.
+        UnsupportedScenario: the run is too long, keeps a log, or has another source of labels.
     """
 
     def __init__(self, program: Program, run: RunSpec, *, keeps: bool = True) -> None:
@@ -161,14 +161,14 @@ class RunRow:
         self._set_scratch()
 
     def set_hold_rule(self, rule: HoldRule) -> None:
-        """What the router holds without a decision, from the run's start on."""
+        """Set the router's hold rule, from the run's start on."""
         if self.cluster.may_hold:
             self.cluster.has_hold_rule, at = 1, self.shape.p.hold_rule_at
             numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns]
             self.row[at : at + len(numbers)] = numbers
 
     def set_limit(self, limit: OwnLimit) -> None:
-        """The router's own limit of p99 latency, from now on."""
+        """Set the router's separate limit of p99 latency, from now on."""
         self.cluster.own_limit_ns = limit.limit_ns
 
     def _set_scratch(self) -> None:
@@ -190,7 +190,7 @@ class RunRow:
             c.images_at = self._keep(np.ascontiguousarray(labels.images, np.int64))
 
     def grow(self, status: int) -> None:
-        """Make room for what `advance` lacked."""
+        """Enlarge what `advance` lacked."""
         shape = self.shape
         if status == RECORDS_FULL:
             self.records.grow(shape.blocks)
@@ -206,12 +206,12 @@ class RunRow:
 
 
 def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]]:
-    """By the number of a width tuple: its accuracy (DRAWN), or its column of the matrix (REPLAYED).
+    """Return by the number of a width tuple its accuracy (DRAWN), or its column of the matrix (REPLAYED).
 
     Raises:
-        UnsupportedScenario: labels of another kind.
+        UnsupportedScenario: another kind of labels.
     """
-    if type(labels) is BernoulliCorrectness:  # a subclass may have a rule of its own
+    if type(labels) is BernoulliCorrectness:  # a subclass may have another rule
         return DRAWN, np.array(program.by_tuple(labels.prior), np.float64)
     if type(labels) is MatrixCorrectness:
         tuples = product(program.widths, repeat=program.segments)

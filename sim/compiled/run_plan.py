@@ -1,4 +1,4 @@
-"""Runs whose router is a plan (`policies.compiled`): nothing of them is Python but their beginning and their end."""
+"""Runs whose router is a plan (`policies.compiled`): only their beginning and their end are Python."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sim.compiled.run import RunRow
 
 
 class RouterAnswer(NamedTuple):
-    """What was decided where a decision is asked for: a server, a width by number and a group; or `HOLD`, until how
-    many wait, and for how long in ns."""
+    """The answer to a pending decision: a server, a width by number and a group; or `HOLD`, the number of requests that
+    ends it, and its longest time in ns."""
 
     server: int
     width: int
@@ -32,7 +32,7 @@ _NO_SHEET: Final = np.zeros(1, np.int64)
 
 
 def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet: Ints = _NO_SHEET) -> int:
-    """Run a cluster as far as it goes by itself, from the answer on; returns why it stops (`run_cluster`).
+    """Run a cluster as far as possible, from the answer on; returns why it stops (`run_cluster`).
 
     Without a plan it stops at every decision.
     """
@@ -48,13 +48,13 @@ def run_to_end(
     """Let a plan make every decision of a run.
 
     Args:
-        run: before its first decision, or at any later one.
-        planned: the router's plan; its memory is written to.
-        rng: the router's own stream; it ends as if each number had been drawn when it was needed.
-        answer: to the decision that is asked for, where it is made already.
+        run: a run before its first decision, or at any later one.
+        planned: the router's plan; its memory is updated.
+        rng: the router's random stream; it ends as if each number had been drawn when needed.
+        answer: answer to the pending decision, if already known.
 
     Raises:
-        WorkError: the run came to what was never measured.
+        WorkError: the run reached an unmeasured key or tuple.
     """
     plan, sheet, replan = planned.row, blank_sheet(run.program.servers), planned.replan
     draws = Draws(plan, rng)

@@ -1,4 +1,4 @@
-"""What a search wants to know of a run, from its records, in compiled code: no list, no lock of the interpreter."""
+"""The figures of a run for a search, from its records, in compiled code: without lists and the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tally(
     records: Ints, size: int, begin_ns: int, end_ns: int, segments: int, widths: int, prior: Reals,
     counts: Ints, out: Ints,
 ) -> None:  # fmt: skip
-    """Over the requests that arrived in the window; one that did not complete counts with the time it has waited."""
+    """Sum over the requests that arrived in the window; an uncompleted one counts with its waiting time so far."""
     totals = _Tally(out)
     for n in range(len(records) // size):
         request = RequestRow(records, n * size)
@@ -67,17 +67,18 @@ def tally(
 
 @dataclass(frozen=True, slots=True)
 class RunScore:
-    """A run in a few figures, over the requests that arrived after the warm-up.
+    """The figures of a run, over the requests that arrived after the warm-up.
 
     Attributes:
-        images: those requests; `unfinished` of them failed or were in flight at the end, `failed` of them failed.
-        mean_s, std_s: latencies; an unfinished one counts with the time it waited.
+        images: their number; `unfinished` of them failed or were in flight at the end, `failed` of them failed.
+        mean_s, std_s: latencies; an unfinished one counts with its waiting time.
         p50_s, p99_s: within 0.5 %.
-        accuracy: the mean prior of the completed ones' width tuples: accuracy without the chance of labels.
-        moves: an image's changes of server.
-        decisions: of the whole run.
-        image_j: what all devices drew in the whole run, over the images that it completed.
-        class_images, class_accuracies: of each class of requests, those completed in the whole run, and their accuracy.
+        accuracy: the mean prior of the completed ones' width tuples: accuracy without random labels.
+        moves: an image's mean number of changes of server.
+        decisions: number of decisions in the whole run.
+        image_j: energy of all devices in the whole run, over the number of completed images.
+        class_images, class_accuracies: for each class of requests, those completed in the whole run, and their
+            accuracy.
     """
 
     images: int
@@ -96,7 +97,7 @@ class RunScore:
 
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
-    """The figures of a run that has ended; `priors` by the number of a width tuple (`tuple_priors`)."""
+    """Return the figures of a run that has ended; `priors` by the number of a width tuple (`tuple_priors`)."""
     totals, counts = _Tally.blank(), np.zeros(_BUCKETS, np.int64)
     program, records = run.program, run.records.requests[: run.cluster.request_rows]
     tally(
@@ -129,7 +130,7 @@ def _drawn_j(run: RunRow) -> float:
 
 
 def tuple_priors(program: Program) -> npt.NDArray[np.float64]:
-    """The accuracy prior of every width tuple, by its number."""
+    """Return the accuracy prior of every width tuple, by its number."""
     p = Parameters(program.parameters)
     size = program.width_count**program.segments
     at = p.prior_at + int(program.parameters[p.prior_levels_at + program.segments - 1])

@@ -1,6 +1,6 @@
 """One cluster on the compiled engine, behind the interface of `sim.cluster.Simulation`: any router can decide for it.
 
-Views, credits and records are made here from the cluster's row. They are the reference's, bit for bit.
+Views, credits and records are built here from the cluster's row. They equal the reference's, bit for bit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _KEY, _REQUESTS = WorkSeen.offsets["key"], WorkSeen.offsets["requests"]
 
 
 def _require(is_so: bool, otherwise: str) -> None:
-    """An assertion that `python -O` keeps: what is wrong here would be written into memory."""
+    """Assert, also under `python -O`: a wrong value here would be written into memory."""
     if not is_so:
         raise AssertionError(otherwise)
 
@@ -71,7 +71,7 @@ class CompiledSimulation:
     """One run; see `sim.cluster.Simulation`, whose interface this is.
 
     Raises:
-        UnsupportedScenario: something that only the reference can do.
+        UnsupportedScenario: a feature that only the reference has.
     """
 
     def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
@@ -91,16 +91,16 @@ class CompiledSimulation:
 
     @property
     def now_ns(self) -> int:
-        """The present."""
+        """The present time."""
         return self._run.cluster.now_ns
 
     @property
     def pending(self) -> Decide | None:
-        """The decision that is waited for."""
+        """The pending decision."""
         return self._pending
 
     def advance(self) -> Decide | None:
-        """Run to the next decision; None when the run has ended."""
+        """Run to the next decision; return None when the run has ended."""
         if self._pending is not None or self._has_ended:
             return self._pending
         run = self._run
@@ -119,7 +119,7 @@ class CompiledSimulation:
         return self._pending
 
     def decide(self, choice: Choice | Hold) -> None:
-        """Answer the pending decision; it takes effect `decision_ns` after it was asked for."""
+        """Answer the pending decision; it takes effect `decision_ns` after its request."""
         assert self._pending is not None, "no decision is pending"
         if isinstance(choice, Hold):
             self._hold(choice, self._pending.view)
@@ -142,24 +142,24 @@ class CompiledSimulation:
         self._answer = RouterAnswer(HOLD, hold.requests, hold.wait_ns)
 
     def set_hold_rule(self, rule: HoldRule) -> None:
-        """What the router holds without a decision, where it may hold; for before the first one."""
+        """Set the router's hold rule, if holds are allowed; before the first decision."""
         self._run.set_hold_rule(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:
-        """By which limit of p99 latency images are late from now on."""
+        """Set the limit of p99 latency by which images are late from now on."""
         self._run.set_limit(limit)
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision.
 
-        A router that has a compiled form (`policies.plan_of`) decides in it: it makes the same decisions, and it
-        and `rng` are left as if it had been asked for each; only the credits of the run are not kept.
+        A router with a compiled form (`policies.plan_of`) decides in it: it makes the same decisions, and its state and
+        `rng` end as if it had been called for each; only the credits of the run are not kept.
         """
         self.finish(policy, rng)
         return self.record()
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
-        """The same, for who wants no record."""
+        """Let a policy make every decision, without a record."""
         rule = hold_rule_of(policy)
         if rule is not None:
             self.set_hold_rule(rule)
@@ -174,10 +174,10 @@ class CompiledSimulation:
             return
         while (request := self.advance()) is not None:
             self.decide(policy.choose(request.view, rng))
-            self.set_limit(OwnLimit(limit_ns_of(policy)))  # of its own, if it has one
+            self.set_limit(OwnLimit(limit_ns_of(policy)))  # its separate one, if any
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """(decision, reward) of the blocks that have ended since the last call."""
+        """Return (decision, reward) of the blocks that have ended since the last call."""
         credits, self._credits = self._credits, []
         return credits
 
@@ -232,7 +232,7 @@ class CompiledSimulation:
     # ------------------------------------------------------------------------------------------------------ records
 
     def record(self) -> RunRecord:
-        """What the run left behind; it must have ended."""
+        """Return the run's records; it must have ended."""
         columns, is_detailed = self.columns(), self.spec.detail
         return RunRecord(
             ended_ns=columns.ended_ns,
@@ -248,7 +248,7 @@ class CompiledSimulation:
         )
 
     def columns(self) -> RunColumns:
-        """What the run's figures are computed from, without an object for each request; it must have ended."""
+        """Return the data for the run's figures, without an object for each request; it must have ended."""
         assert self._has_ended, "the run has not ended"
         return run_columns(self._run)
 
