@@ -26,7 +26,7 @@ from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
 
 HORIZON_S: Final = 300.0  # long compared with bursts, which are compensated between them; overloads are forgotten
 FEW_S: Final = 4.0  # seconds that count as on target before the first one: a few images mean little
-MAX_DEBT_S: Final = 1.5  # half a point for the horizon; more is forgotten, or a long overload would cost an overshoot
+MAX_DEBT_S: Final = 1.5  # half a point for the horizon; more is forgotten: repaying it would overload again
 GAIN: Final = 400.0  # shift for each unit of the mean deficit (a tenth of a point: 0.4)
 AIM: Final = 0.008  # share of late images: below 1 %, as windows differ, and each must keep its p99
 LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.slo`

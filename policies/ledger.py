@@ -330,7 +330,7 @@ class Ledger:
         self._epochs[event.server] = event.epoch
 
     def _note_death(self, event: ServerDown, now_ns: int) -> None:
-        """Note a server's death, which clears its reports: no power, no utilization (as in the router's view)."""
+        """Note a server's failure, which clears its reports: no power, no utilization (as in the router's view)."""
         server = event.server
         self._epochs[server] = None
         self._power.report(server, 0.0, now_ns)

@@ -278,7 +278,7 @@ class CpuUse:
     Attributes:
         router: share of one core.
         agent: share of one core, for the emulated device's agent with the highest; 0 if there is none.
-        cores: share of the cores that the router and agents use, on the busiest ones.
+        cores: the highest share among the sets of cores that the router and agents compete for.
     """
 
     router: float

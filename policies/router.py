@@ -813,7 +813,7 @@ class RouterCore:
         )
 
     def _lose(self, event: ServerDown, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Handle a server's death: retry what was sent there, and what waits here for activations that were there.
+        """Handle a server's failure: retry what was sent there, and what waits here for activations that were there.
 
         Requests in transfer to it keep the activations at their source. Transfers *from* it are the driver's to report,
         as `TransferFailed`.

@@ -383,11 +383,11 @@ class Simulation:
             self.servers[block.server].hand_over(block)
 
     def _fail_transfers(self, server: int) -> None:
-        """Handle a server's death: what was in transfer to it is dropped, what was in transfer from it is lost."""
+        """Handle a server's failure: what was in transfer to it is dropped, what was in transfer from it is lost."""
         for block, delivery in list(self._deliveries.items()):
             sent = delivery.command.block
             if sent.server == server:
-                del self._deliveries[block]  # the router requeued its members at the server's death
+                del self._deliveries[block]  # the router requeued its members at the server's failure
             elif server in delivery.moving:
                 del self._deliveries[block]
                 self._tell_router(TransferFailed(block, server, sent.server, sent.requests, "server_down"))

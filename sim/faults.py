@@ -44,7 +44,7 @@ class FaultDriver:
     """A planner of faults on the agenda, which decides when a failed server is up again.
 
     Args:
-        drop_transfers: called at a server's death, for transfers to it or from it.
+        drop_transfers: called at a server's failure, for transfers to it or from it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class FaultDriver:
     def _take_out(self, server: int, until_ns: float) -> None:
         self._out_until_ns[server] = max(self._out_until_ns[server], until_ns)
         if self._servers[server].is_up:
-            self._plans[server].restart_at_ns(self._agenda.now_ns)  # it counts as a death; its end is planned
+            self._plans[server].restart_at_ns(self._agenda.now_ns)  # it counts as a failure; its end is planned
             self._kill(server, PLANNED)
 
     def _kill(self, server: int, reason: str) -> None:

@@ -212,7 +212,7 @@ class SimulatedServer:
         self._is_prepared = False  # whether loads ordered now were done before the run's clock started
         self._armed_ns: int | None = None
         self._messages = 0
-        self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive
+        self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive alone
         self._last_back_ns = 0  # when the last message in transfer arrives
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
@@ -282,7 +282,7 @@ class SimulatedServer:
                 self._take_in(block)
 
     def _take_in(self, block: Block) -> None:
-        """Give a block to the scheduler; a hung process reads nothing; after its death it is lost (the router requeued
+        """Give a block to the scheduler; a hung process reads nothing; after a failure it is lost (the router requeued
         it)."""
         if self._is_working(block.epoch):
             self.deliver(BlockArrived(block))

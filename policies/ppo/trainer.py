@@ -35,7 +35,7 @@ _MAY_CHANGE = {"decisions", "checkpoint_every"}  # knobs that a resumed run may 
 _OPTIMIZER = "optimizer."
 
 Log = Callable[[int, Mapping[str, float]], None]
-"""Report the decisions so far and the scalars; called after every update."""
+"""A function called after every update with the decisions so far and the scalars."""
 
 
 class Rollouts(Protocol):
@@ -140,7 +140,7 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def differences(self, metadata: Mapping[str, str]) -> list[str]:
-        """Return the changes to a checkpoint's header."""
+        """Return the names of the settings that differ in a checkpoint's header."""
 
     def save(self, path: Path) -> None:
         """Write everything that `restore` needs; the router alone can be read from it, too."""

@@ -15,7 +15,7 @@ from policies.rules.context import RouterContext, WorkingSet
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 
 MIN_WORTH = 1e-5  # of a step to a wider width, if the table has a worse wider one
-EFFICIENT = 0.002  # a tuple with this much less accuracy than a cheaper one has a third of the weight
+EFFICIENT = 0.002  # with this much less accuracy than one at no higher cost, a tuple has a third of the weight
 TARGET_FACTOR = 2.0  # the default latency target, as a multiple of the slowest full batch
 
 

@@ -200,7 +200,7 @@ class LeastWorkComing:
 
     Attributes:
         way_ns: for each server, expected time of one image through all segments.
-        most: the largest number of images of a block that are expected to be sent.
+        most: the largest block, in images; candidates up to it are expected to be sent.
         forget_ns: about how long work to come is remembered.
         stays: keep images where their activations are, as `Sticky` does.
         coming: for each server, the work to come; `seen_ns`: its last update.
