@@ -521,7 +521,7 @@ class GreedyScheduler:
         return UnloadInstance(self._epoch, instance.id)
 
     def _plan_wake(self, now_ns: int) -> None:
-        """Return the next time at which something could change without an event."""
+        """Plan the next time at which something could change without an event."""
         wake_ns: int | None = None
         if self.knobs.idle_unload_ns is not None and self._idle:
             wake_ns = next(iter(self._idle.values())).last_used_ns + self.knobs.idle_unload_ns

@@ -376,8 +376,7 @@ class Ledger:
             self._credits.append((decision, terms))
 
     def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
-        """Return the decision's credit: Eq. 7 over the block's members, from each one's FIFO entry to its segment's
-        end."""
+        """Credit the decision: Eq. 7 over the block's members, from each one's FIFO entry to its segment's end."""
         members, power = len(ended.requests), self._power
         energy_j = 0.0
         span = (0, 0)

@@ -74,7 +74,7 @@ class ServerCounts(msgspec.Struct, array_like=True):
 
 
 class _Running(msgspec.Struct):
-    """A batch in progress; its instance was in loading from `load_ns[0]` to `load_ns[1]`."""
+    """A batch in progress; its instance was being loaded from `load_ns[0]` to `load_ns[1]`."""
 
     command: RunBatch
     commanded_ns: int

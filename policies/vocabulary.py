@@ -62,7 +62,7 @@ class Residency(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         loaded: those that run batches, or could.
-        loading: those in loading.
+        loading: those that are being loaded.
     """
 
     loaded: int = 0

@@ -386,7 +386,7 @@ class SimulatedServer:
         self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
 
     def _load(self, command: LoadInstance) -> None:
-        """Return a load's duration: first from disk, later from host memory (Alg. 1 l. 25)."""
+        """Load an instance: first from disk, later from host memory (Alg. 1 l. 25)."""
         spec = (command.segment, command.width)
         cost = self._tables.instances[spec]
         load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns

@@ -94,8 +94,8 @@ def steady_points(device: SteadyDevice, loads: Sequence[float]) -> list[SteadyPo
 
 
 def _steady_point(device: SteadyDevice, load: float) -> SteadyPoint:
-    """Return the shares of states: n has weight prod(arrival rate / rate k, k = 1 .. n); beyond the last one weights
-    fall by `load`."""
+    """Return the means at a load: state n has weight prod(arrival rate / rate k, k = 1 .. n); beyond the last state the
+    weights fall by `load`."""
     arriving_s = load * device.capacity_batches_s
     weights = np.concatenate([[1.0], np.cumprod(arriving_s / device.rate_batches_s[1:])])
     numbers = np.arange(len(weights), dtype=np.float64)

@@ -89,7 +89,7 @@ def units_until_end_at(plan: Plan, sheet: Sheet, its: CompassMemory, index: int,
 
 @kernel
 def take_bearing(plan: Plan, sheet: Sheet) -> None:
-    """Compute `Compass.choose`."""
+    """Run `Compass.choose`."""
     its = CompassMemory(plan, plan.memory_at)
     tuple_at = Priced(plan, its.priced_at, sheet.service_class).rungs_at + rung_for(plan, sheet, its) * plan.segments
     taken, least = min(largest_group(plan), sheet.candidates), inf

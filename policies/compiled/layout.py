@@ -15,7 +15,7 @@ from kit.jit import Ints
 from policies.compiled.record import INT, REAL, Record
 
 NONE: Final = -1
-HOLD: Final = -2  # instead of a server: wait; the width is the group size, the group the time in ns
+HOLD: Final = -2  # instead of a server: wait; the width is the number that ends it, the group its time in ns
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
 OUTSIDE: Final = 0  # the width rule of a plan whose caller decides
 

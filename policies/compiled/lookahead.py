@@ -22,7 +22,7 @@ class Ahead(Record):
 
 @kernel
 def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
-    """Compute `Lookahead._remember`."""
+    """Run `Lookahead._remember`."""
     arrived = sheet.completed + sheet.fifo_length + sheet.outstanding
     passed_s = (sheet.now_ns - ahead.seen_ns) / _NS
     came = max(0, arrived - ahead.arrived)
@@ -65,7 +65,7 @@ def cost_ns(
 
 @kernel
 def look_ahead(plan: Plan, sheet: Sheet) -> None:
-    """Compute `Lookahead.choose`."""
+    """Run `Lookahead.choose`."""
     ahead = Ahead(plan, plan.memory_at)
     remember_arrivals(sheet, ahead)
     taken = min(largest_group(plan), sheet.candidates)

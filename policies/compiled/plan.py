@@ -16,7 +16,7 @@ from policies.compiled.layout import NONE, Plan
 from policies.interfaces import WAYS, Alike, CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
-MOST_KEPT: Final = 1024  # tables: four for each cluster of a router trained over that many at once
+MOST_KEPT: Final = 1024  # tables: four for each cluster; a router may be trained over many at once
 Table = Literal["image", "batch", "transfer"]
 
 
@@ -62,7 +62,7 @@ class PlanRow:
         return np.concatenate(self._parts)
 
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
-        """Return the expected costs of the cluster, as tables of nanoseconds."""
+        """Append the expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
         alike = alike_of(self.config, self.costs)
         self.head.links = 1 + max(alike.links)

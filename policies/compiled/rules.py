@@ -313,7 +313,7 @@ def furthest_behind(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def to_come_at(plan: Plan, index: int) -> ToCome:
-    """Update the memory of `LeastWorkComing` for a server."""
+    """Return the memory of `LeastWorkComing` for a server."""
     return ToCome(plan, plan.coming_at + _TO_COME, index)
 
 
@@ -390,7 +390,7 @@ def group_for(plan: Plan) -> int:
 
 @kernel
 def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
-    """Compute `SlackFit`: the width and the group for that server.
+    """Run `SlackFit`: set the width and the group for that server.
 
     Options are numbered by width and group; the plan has the `latest` time of each bucket by its number.
     """

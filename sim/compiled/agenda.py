@@ -269,7 +269,7 @@ def _is_over(c: Cluster, p: Parameters, due: int) -> bool:
 
 @kernel
 def _end(c: Cluster, p: Parameters) -> None:
-    """Return the end under `drain`: the horizon or the last completion (or failure), whichever is later."""
+    """End the run: under `drain` at the horizon or the last completion (or failure), whichever is later."""
     ended = c.horizon_ns
     if c.drains:
         is_done = c.in_flight == 0 or c.gone == p.servers

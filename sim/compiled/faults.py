@@ -61,7 +61,7 @@ def plan_cluster_fault(
 
 @kernel
 def next_fault(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Return the server's next fault: ends before beginnings, earlier planned ones before later ones."""
+    """Inject the server's next fault: ends before beginnings, earlier planned ones before later ones."""
     best, soonest = NONE, NEVER
     for n in range(c.faults):
         fault = fault_at(c, p, n)

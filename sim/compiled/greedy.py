@@ -198,7 +198,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
-    """Return passed requests to the router; requests without a label from the last segment are rejected."""
+    """Send passed requests to the router; requests without a label from the last segment are rejected."""
     poisoned = 0
     if c.poison_at != 0 and instance.spec // p.widths == p.segments - 1:
         poisoned = _set_poisoned_aside(c, p, instance)
@@ -730,7 +730,7 @@ def _is_loading_for(p: Parameters, server: Server, key: int) -> bool:
 
 @kernel
 def _load_for_key(c: Cluster, p: Parameters, server: Server, key: int, now: int) -> None:
-    """Return a load's duration: first from disk, later from host memory."""
+    """Load an instance for a key: first from disk, later from host memory."""
     key_at(p, server, key).loads += 1
     spec = _spec_of(p, key)
     costs = _costs_of(p, server, spec)
@@ -760,7 +760,7 @@ def _evict_for(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -
 
 @kernel
 def _plan_wake(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Return the next time at which something could change without an event."""
+    """Plan the next time at which something could change without an event."""
     wake = NEVER
     if server.backed_off:
         for place in range(server.keys):

@@ -41,7 +41,7 @@ def may_hold_ns(c: Cluster, p: Parameters, slot: int, candidates: int, now: int)
 
 @kernel
 def _begin(c: Cluster, p: Parameters, number: int, requests: int, wait_ns: int, now: int) -> None:
-    """Compute `Holds.begin`."""
+    """Run `Holds.begin`."""
     line = line_at(c, p, number)
     line.is_held, line.since_ns = 1, now
     line.until_ns = now + min(wait_ns, left_ns(c, p, line.head, line.count, now))
@@ -83,7 +83,7 @@ def hold_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
 
 @kernel
 def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: int) -> None:
-    """Compute `Holds.begin_by_rule`."""
+    """Run `Holds.begin_by_rule`."""
     if not c.has_hold_rule:
         return
     requests, wait_ns = ints(c)[p.hold_rule_at + segment], ints(c)[p.hold_rule_at + p.segments + segment]

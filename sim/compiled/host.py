@@ -142,7 +142,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
 
 @kernel
 def hear_next(c: Cluster, p: Parameters, now: int) -> None:
-    """Return the requests of the first message to the router."""
+    """Give the requests of the first message to the router."""
     message = message_at(c, p, c.first_heard)
     c.first_heard = message.next
     c.hear_ns = NEVER if message.next == NONE else message_at(c, p, message.next).due_ns

@@ -169,7 +169,7 @@ class Program:
         return [value(widths) if widths in known else 0.0 for widths in every]
 
     def _prior(self, prior: AccuracyPrior) -> tuple[int, int]:
-        """Return p_acc by prefix, level by level, and the offset of each level."""
+        """Append p_acc by prefix, level by level, and the offset of each level; returns both offsets."""
         values: list[float] = []
         levels = []
         for length in range(1, self.segments + 1):
@@ -252,7 +252,7 @@ class Program:
         ]
 
     def _costs(self, tables: DeviceTables) -> int:
-        """Return one record for each key and batch size; a key without a curve has latency NONE."""
+        """Append one record for each key and batch size, latency NONE for a key without a curve; returns the offset."""
         rows = np.zeros((len(self.keys), tables.batch_limit + 1), BatchCost.dtype)
         rows["latency_ns"] = rows["jitter_at"] = NONE
         known: dict[int, int] = {}

@@ -121,7 +121,7 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def plan_arrival(c: Cluster) -> None:
-    """Return the time of the next arrival."""
+    """Plan the next arrival."""
     more = c.arrived < c.arrival_count
     c.arrival_ns = ints_at(c.arrivals_at)[c.arrived] if more else NEVER
 
@@ -160,7 +160,7 @@ def set_goal(c: Cluster, p: Parameters) -> None:
 
 @kernel
 def _set_room(c: Cluster, p: Parameters) -> None:
-    """Compute `RouterCore._set_room`."""
+    """Run `RouterCore._set_room`."""
     limit_ns = NEVER
     for number in range(p.classes):
         tally, better = tally_at(c, p, number), 0
@@ -174,7 +174,7 @@ def _set_room(c: Cluster, p: Parameters) -> None:
 
 @kernel
 def plan_goal(c: Cluster) -> None:
-    """Return the time of the next goal."""
+    """Plan the next goal."""
     c.goal_ns = Goal(c.goals_at, 0, c.goal).from_ns if c.goal < c.goals else NEVER
 
 
@@ -233,7 +233,7 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
 
 @kernel
 def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
-    """Compute `policies.sampling.sampled_servers`; `looked` is 0 if all are examined."""
+    """Run `policies.sampling.sampled_servers`; `looked` is 0 if all are examined."""
     location, count, any_can = NONE if p.anywhere else request.location, 0, False
     if location != NONE:
         ints(c)[p.looked_at], count = location, 1
@@ -254,7 +254,7 @@ def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
 
 @kernel
 def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index: int) -> bool:
-    """Add a server to the sample, if it can take the block and is not in it."""
+    """Add a server to the sample, if it can take the block and is not in it; returns whether it was added."""
     if code_of(c, p, index, place_of(p, request)) == 0:
         return False
     for n in range(count):
@@ -547,7 +547,7 @@ def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None
 
 @kernel
 def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
-    """Return when the next of a server's transfers ends."""
+    """Plan the end of the next of a server's transfers."""
     soonest, number = NEVER, server.first_moving
     while number != NONE:
         block = block_at(c, p, number)
@@ -637,7 +637,7 @@ def _waits_for(block: Block, source: int) -> bool:
 
 @kernel
 def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
-    """Return a request from a segment that it has passed: one width more (`RouterCore._advance`)."""
+    """Advance a request past a segment: one width more (`RouterCore._advance`)."""
     request = request_at(c, p, slot)
     number, position, segment = request.block, request.position, request.segment
     member = member_at(p, block_at(c, p, number), position)
