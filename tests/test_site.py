@@ -102,6 +102,7 @@ def test_all_that_a_page_says_can_be_done(
             assert [line for line in shown if not any(words(line) <= each for each in said)] == []
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.release
 def test_the_engineers_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calibrates two devices and serves for real, so what is printed differs from host to host."""
