@@ -198,15 +198,9 @@ def capacity(
         on_progress(trial)
         return trial
 
-    low: TriedRate | None = None
-    high, least_img_s = attempt(first_img_s), _least_img_s(world, search)
-    while high.carries:
-        low, high = high, attempt(high.rate_img_s * 2)
-    while low is None or high.rate_img_s - low.rate_img_s > search.precision * high.rate_img_s:
-        if low is None and high.rate_img_s < least_img_s:
-            raise WorkError(f"{search.router}: {_why_none(tries, search.slo, world)}")
-        middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
-        low, high = (middle, high) if middle.carries else (low, middle)
+    low, high = _bracket(attempt, first_img_s, _least_img_s(world, search), search.precision)
+    if low is None:
+        raise WorkError(f"{search.router}: {_why_none(tries, search.slo, world)}")
     unused = range(max(search.seeds) + 1, max(search.seeds) + 1 + NEW_RUNS)
     shares = CHECKS if search.is_checked else ()
     checks = [FallenRate(share * low.rate_img_s, seed) for share in shares for seed in unused[:2]]
@@ -232,6 +226,22 @@ def capacity(
         energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.slo)),
         classes=_classes_at(low, world.scenario.class_names, search.slo),
     )
+
+
+def _bracket(
+    attempt: Callable[[float], TriedRate], first_img_s: float, least_img_s: float, precision: float
+) -> tuple[TriedRate | None, TriedRate]:
+    """Return a rate that is sustained and one that is not, within the precision; None if none is, down to the least."""
+    low: TriedRate | None = None
+    high = attempt(first_img_s)
+    while high.carries:
+        low, high = high, attempt(high.rate_img_s * 2)
+    while low is None or high.rate_img_s - low.rate_img_s > precision * high.rate_img_s:
+        if low is None and high.rate_img_s < least_img_s:
+            break
+        middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
+        low, high = (middle, high) if middle.carries else (low, middle)
+    return low, high
 
 
 def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, ClassCarried]:
