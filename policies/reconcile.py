@@ -1,10 +1,10 @@
 """A check that the logs of a run, the router's and those of all epochs of servers, agree on every block's end.
 
-Each log is followed as it is read; the comparison comes at the end. An *epoch* is a server's epoch. What must hold: a
-block arrives once, at the epoch that the router sent it to. Any answer in the router's log is in the epoch's; and any
-answer in an epoch's log is in the router's, unless the epoch or the run ends before. Whether each log is correct alone
-(no request is sent twice, or returned without being there) is not checked here: fresh cores that do the same show it
-(`policies.replay`).
+Each log is followed as it is read; the comparison comes at the end. An *epoch* is one life of a server's agent.
+What must hold: a block arrives once, at the epoch that the router sent it to. Any answer in the router's log is in the
+epoch's; and any answer in an epoch's log is in the router's, unless the epoch or the run ends before. Whether each log
+is correct alone (no request is sent twice, or returned without being there) is not checked here: fresh cores that do
+the same show it (`policies.replay`).
 """
 
 from __future__ import annotations

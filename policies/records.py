@@ -235,7 +235,7 @@ class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentLog:
-    """The log of one epoch of a server's agent; an epoch serves in one epoch.
+    """The log of one epoch of a server's agent.
 
     Attributes:
         steps: steps of its scheduler, from the epoch's beginning; for a killed epoch, the last ones may be missing.

@@ -517,7 +517,7 @@ class Profile(StrictModel):
         return self.device.kind == "cpu" and self.device.emulated_slowdown is None
 
     def weights_bytes(self, segment: int, width: float) -> int:
-        """Return the costs of the instance of a segment at a width."""
+        """Return the bytes of the instance of a segment at a width."""
         return next(cost.vram_bytes for cost in self.memory.instances if (cost.segment, cost.width) == (segment, width))
 
     @property

@@ -353,7 +353,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
 
 
 def _jitter_rows(curve: LatencyCurve, limit: int, profile: Profile) -> tuple[tuple[float, ...], ...]:
-    """Return, for every size, the quantiles of served passes at the nearest measured size (the larger of two)."""
+    """Return, for every size, the quantiles of served passes, or those of the nearest measured size (larger of two)."""
     if profile.served_ratios:
         return (profile.served_ratios,) * (limit + 1)
     if not curve.jitter:

@@ -147,7 +147,7 @@ class _Instance:
 
 
 def one_thread() -> Executor:
-    """Yield an executor that runs its jobs in one thread, one after another."""
+    """Return an executor that runs its jobs in one thread, one after another."""
     return ThreadPoolExecutor(1)
 
 

@@ -84,7 +84,7 @@ def pin(memory: mmap) -> str:
 
 
 def give_back(place: torch.device, vram_bytes: int) -> None:
-    """Return freed memory to the device if this process has almost all of `vram_bytes`: that waits for the whole
+    """Give freed memory back to the device if this process has almost all of `vram_bytes`: that waits for the whole
     device. By torch's own count: a query of the driver costs a call at each unload."""
     if torch.cuda.memory_reserved(place) > (1 - LITTLE_FREE) * vram_bytes:
         empty_cache()
@@ -97,7 +97,7 @@ def drop_workspaces() -> None:
 
 
 def empty_cache() -> None:
-    """Return freed memory to the device."""
+    """Give freed memory back to the device."""
     with CAPTURING:
         torch.cuda.empty_cache()
 

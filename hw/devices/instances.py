@@ -164,7 +164,7 @@ def launch(
 
 
 def labels_of(logits: Tensor) -> list[int]:
-    """Return the largest one's index, of (n, classes); `NO_LABEL` if some are NaN. A GPU is waited for once."""
+    """Return the largest one's index, of (n, classes); `NO_LABEL` if some are not finite. A GPU is waited for once."""
     if (place := logits.device).type != "cpu":
         logits = on_host(logits)
         finish(place)
@@ -292,7 +292,7 @@ class Instances:
 
 
 def give_back(device: DeviceSpec, place: torch.device) -> None:
-    """Return freed memory to the device (if it is short of it) or the system, not to an allocator's cache."""
+    """Give freed memory back to the device (if it is short of it) or the system, not to an allocator's cache."""
     if place.type == "cuda":
         gpu.give_back(place, device.vram_bytes)
     elif _malloc_trim is not None:

@@ -162,7 +162,6 @@ class HostFacts:
         machine: the same for two hosts that are one machine.
         niceness: of its future agents: Ray lowers its workers' priority unless it is configured not to.
         code: see `hw.version.code_here`.
-        clock_ns: its monotonic clock, when it was asked.
     """
 
     host: str

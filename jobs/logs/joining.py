@@ -1,4 +1,4 @@
-"""Grouping of a log's rows into jobs: attempts of a requeued job, parts of a heterogeneous one, and neither."""
+"""Groups a log's rows into jobs: attempts of a requeued job, parts of a heterogeneous one; and rows that are no job."""
 
 from __future__ import annotations
 

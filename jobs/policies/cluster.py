@@ -471,8 +471,7 @@ class GpuSlots:
         return tuple(sorted(allocation))
 
     def _best(self, job: int, pool: Pool, places: list[int], gpus: int) -> list[int]:
-        """Return nodes by the last GPU that the job would take there; equal ones the fullest first, empty ones last.
-        of all.
+        """Return nodes by the last GPU that the job would take; equal ones the fullest first; empty ones after all.
 
         PAL takes the fastest GPU on any node. Small jobs would then occupy empty nodes for which gangs wait.
         """

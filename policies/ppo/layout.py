@@ -90,7 +90,7 @@ class Layout:
     # ------------------------------------------------------------------------------------------------------ weights
 
     def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Singles:
-        """Pack tensors of `PolicyNetwork`'s names into one row, with 0 in the padding. `KeyError` if one is missing."""
+        """Pack tensors of `PolicyNetwork`'s names into one row; without a value head, 0. `KeyError` if another lacks."""
         row = np.zeros(self.parameters, np.float32)
         for name, place in self._places(row):
             if name in tensors or not name.startswith("value."):
@@ -98,7 +98,7 @@ class Layout:
         return row
 
     def _places(self, row: Singles) -> Iterator[tuple[str, Singles]]:
-        """Return each tensor's name and its part of the row: (inputs, outputs) of a weight, (outputs,) of a bias."""
+        """Yield each tensor's name and its part of the row: (inputs, outputs) of a weight, (outputs,) of a bias."""
         inputs = (self.observed, *self.hidden)
         logits = sum(self.head_sizes)
         spans = [[(f"trunk.{i}", 0, size)] for i, size in enumerate(self.hidden)]

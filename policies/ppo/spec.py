@@ -30,7 +30,7 @@ class PolicySpec:
         holds_s: (H,) the waits to choose from, ascending; if empty there is no fourth head, and no hold.
         activation: the activation after each layer but the last: `TANH` or `RELU`.
 
-    Raises `ValueError` if waits do not ascend, or are not numbers, or the activation is unknown.
+    Raises `ValueError` if waits do not ascend, one is below a nanosecond or infinite, or the activation is unknown.
     """
 
     segments: int

@@ -105,7 +105,7 @@ class Milp:
 
 
 def is_up(server: ServerView) -> bool:
-    """Return whether a server seems down: it could hold the block, but takes none and has none."""
+    """Return whether a server seems up: one that could hold the block, but takes none and has none, seems down."""
     return server.valid or server.outstanding_blocks > 0 or not any(server.widths)
 
 

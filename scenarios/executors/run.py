@@ -127,7 +127,7 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
 def on_hosts(
     world: World, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
 ) -> tuple[list[HardwareServer], RayHosts]:
-    """Yield the servers with their machines, and what starts their agents there."""
+    """Return the servers with their machines, and what starts their agents there."""
     section = world.scenario.cluster
     names, hardware = host_names(section, hosts), list[HardwareServer]()
     for given, server, host in zip(section.named_servers, servers, names, strict=True):

@@ -189,9 +189,9 @@ def _serve(
 
 
 def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequence[Profile]) -> tuple[float, float]:
-    """Return a stable share of the estimated capacity that reveals the real one, and the share of time that is busy.
+    """Return a stable share of the estimated capacity, and the share of time that the busiest part is busy at it.
 
-    Some device, or the router, is busy enough at that share.
+    Some device, or the router, is busy enough there to reveal the real capacity.
 
     Raises:
         WorkError: backlogs grow at any.

@@ -185,7 +185,8 @@ class _DeviceRun:
         return self._changes[max(0, place - 1)][1]
 
     def dispatches_s(self, *, is_busy: bool) -> list[float]:
-        """Return times from commands to passes, and from passes to the notice of their ends; others' passes ran or not.
+        """Return times from commands to passes plus from passes to the notice of their ends, while other passes ran
+        (`is_busy`) or none did.
 
         An idle device stays so until the pass.
         """

@@ -250,7 +250,7 @@ def _greedy_key(server: ServerSection, knob: str, key: str) -> str:
 
 
 def check_faults(scenario: Scenario, source: str) -> None:
-    """Return whether the cluster has every fault's server, and no two of a kind overlap there; raises `InputError`."""
+    """Check that the cluster has each fault's server, and no two of a kind overlap there; raises `InputError`."""
     names = [server.name for server in scenario.cluster.named_servers]
     for index, fault in enumerate(scenario.faults):
         if names and isinstance(fault, SpanFault | MomentFault):
@@ -265,7 +265,7 @@ def check_faults(scenario: Scenario, source: str) -> None:
 
 
 def check_fault_server(name: str, names: Sequence[str], source: str, index: int) -> None:
-    """Return whether the cluster has the server of the fault with this index; raises `InputError`."""
+    """Check that the cluster has the server of the fault with this index; raises `InputError`."""
     if name not in names:
         raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
 

@@ -147,7 +147,7 @@ def _no_file(path: Path) -> str:
 
 
 def check_fits(name: str, segments: int, widths: tuple[float, ...], source: str, key: str = "") -> None:
-    """Return whether a rule that its name spells out (`fixed:0.5,1`) fits the network: raises `InputError` if not."""
+    """Check that a rule that its name spells out (`fixed:0.5,1`) fits the network; raises `InputError` if not."""
     if made_kind(name) is not None or is_router_file(name):
         return
     try:
@@ -177,7 +177,7 @@ class TrainedSpec:
     devices: Sequence[str] = ()
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Return whether it was trained for such a cluster, and is whole; raises `InputError` if not."""
+        """Check that it was trained for such a cluster, and is whole; raises `InputError` if not."""
         self._load(config)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:

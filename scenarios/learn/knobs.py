@@ -11,7 +11,7 @@ TAIL: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TuningKnobs:
-    """How a router is tuned; the switches are those of `benchmarks.study.tables`.
+    """How a router is tuned.
 
     Attributes:
         floor: mean accuracy, a share, that must be kept; of classes of requests the strictest.

@@ -300,7 +300,7 @@ class _Fate:
 def tuples_run(
     requests: RequestColumns, chosen: NDArray[np.bool_], prior: AccuracyPrior
 ) -> tuple[NDArray[np.float64], Counts]:
-    """Return the prior of every width tuple among `chosen`, completed requests, and the place there of each of them."""
+    """Return the priors of the width tuples that the `chosen` requests ran, and each request's index among these."""
     width = requests.width[chosen]
     codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)

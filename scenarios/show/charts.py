@@ -365,7 +365,7 @@ def _interval(axes: Axes, along: Literal["x", "y"], ends: tuple[float, float], a
 
 
 def _frame_costs(axes: Axes, intervals: Sequence[tuple[float, float]], ticks: int) -> None:
-    """Return limits along x for (mean, half-width of its interval): from 0, or logarithmic if means are far apart."""
+    """Set limits along x for (mean, half-width of its interval): from 0, or logarithmic if means are far apart."""
     means = [mean for mean, _ in intervals]
     high = min(max(mean + half for mean, half in intervals), FARTHEST * max(means))
     if max(means) > DECADE * min(means) > 0:

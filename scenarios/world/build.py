@@ -118,8 +118,8 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int 
     """Return the rate at which all devices are always busy with full batches at the last width, or the one `at`.
 
     An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
-    finds the largest rate that is really stable with a given router. Of several models a device's rate is a mean of
-    their images, by their shares.
+    finds the largest rate that is really stable with a given router. With several models a device's rate is that of
+    their mix: the inverse of an image's mean time, weighted by their shares.
     """
     config = cluster.router
     paths = [path((widths[at],) * config.segments) for widths in config.model_widths]
