@@ -90,7 +90,7 @@ class Layout:
     # ------------------------------------------------------------------------------------------------------ weights
 
     def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Singles:
-        """Pack tensors of `PolicyNetwork`'s names into one row; without a value head, 0. `KeyError` if another lacks."""
+        """Pack tensors of `PolicyNetwork`'s names into one row; 0 without a value head, `KeyError` for others."""
         row = np.zeros(self.parameters, np.float32)
         for name, place in self._places(row):
             if name in tensors or not name.startswith("value."):
