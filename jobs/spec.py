@@ -18,7 +18,6 @@ from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import StrictModel
 
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
-POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
 POLICY_SUFFIX = ".jobpolicy.yaml"
 LEARNED_SUFFIX = ".safetensors"
 MAX_NODES = 1_000_000

@@ -75,6 +75,7 @@ def plan(
         ```
     """
     from scenarios.files.router_names import display_name, require_distinct_names
+    from scenarios.metrics.prediction import NEW_RUNS
     from scenarios.runs import planning
     from scenarios.runs.folder import RunFolder
     from scenarios.terminal.progress import Progress
@@ -92,7 +93,8 @@ def plan(
     if doubt := planning.floor_doubt(world, slo):
         observer().remark(f"warning: {doubt}")
     candidates, unmade = planning.candidates(world, slo, named, session.folder)
-    engine = ready_engine(world, "auto", CAPACITY_RUNS * len(candidates) * len(chosen_seeds), chosen_seeds[0])
+    runs = CAPACITY_RUNS * len(candidates) * len(chosen_seeds) + NEW_RUNS
+    engine = ready_engine(world, "auto", runs, chosen_seeds[0])
     tell_overload(world)
     steps = planning.steps_of(world, len(candidates), len(chosen_seeds))
     folder = RunFolder(session.folder, observer().remark)

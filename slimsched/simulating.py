@@ -272,7 +272,9 @@ def capacity(
     world = session.world()
     chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
     searched = searching.under_poisson(world)
-    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4 + NEW_RUNS  # most of the seeds decide if it is sustained
+    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4  # most of the seeds decide if it is sustained
+    if p99_s is not None:
+        runs += NEW_RUNS
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
     warn_of_routers(world, (named,), session.folder)
     slo = Slo(floor, p99_s, classes=Slo.of(session.scenario).classes)

@@ -4,7 +4,8 @@
     python -m tests.style -v "word"      # lists where the idioms whose pattern holds that word are
     python -m tests.style --lower        # writes the present counts, where they are lower
 
-`style.tsv` has a row for each idiom: a regular expression, what to write instead, and its counts in pages and source.
+`style.tsv` has a row for each idiom: a regular expression, what to write instead, an example, and its counts in pages
+and in source.
 Code in pages, and whatever is between backticks, is left out.
 """
 
@@ -18,7 +19,7 @@ import subprocess
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -37,6 +38,7 @@ class Idiom:
 
     pattern: str
     instead: str
+    example: str
     pages: int
     source: int
 
@@ -53,13 +55,15 @@ def read_sheet() -> list[Idiom]:
     """Return the rows of the style sheet."""
     _, *lines = SHEET.read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines)
-    return [Idiom(pattern, instead, int(pages), int(source)) for pattern, instead, pages, source in rows]
+    return [
+        Idiom(pattern, instead, example, int(pages), int(source)) for pattern, instead, example, pages, source in rows
+    ]
 
 
 def write_sheet(idioms: list[Idiom]) -> None:
     """Write the rows of the style sheet."""
-    lines = ["\t".join(("pattern", "instead", *KINDS))]
-    lines += [f"{each.pattern}\t{each.instead}\t{each.pages}\t{each.source}" for each in idioms]
+    lines = ["\t".join(field.name for field in fields(Idiom))]
+    lines += ["\t".join(map(str, astuple(each))) for each in idioms]
     SHEET.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

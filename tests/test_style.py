@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.style import Idiom, Prose, found_in, of_module, of_page, read_sheet
 
-IDIOM = Idiom(r"\bnobody\b", "no request", 0, 0)
+IDIOM = Idiom(r"\bnobody\b", "no request", "nobody waits", 0, 0)
 PAGE = "Nobody and nobody.\n\n    nobody\n\n```\nnobody\n```\n[nobody](nobody.md) and `nobody`\n"
 MODULE = '''"""Nobody waits, nobody at all."""
 key = "nobody"  # nobody comes
@@ -23,7 +25,6 @@ def test_prose_of_a_module_is_its_docstrings_comments_and_messages() -> None:
     assert sorted(place.split(": ")[0] for place in places) == ["module.py:1", "module.py:2", "module.py:3"]
 
 
-def test_each_idiom_of_the_sheet_is_found_in_what_it_forbids() -> None:
-    examples = "nobody is told anew where a request lies in both worlds, beside the former"
-    found = [idiom for idiom in read_sheet() if found_in([Prose("", examples)], idiom)]
-    assert len(found) == 8
+@pytest.mark.parametrize("idiom", read_sheet(), ids=lambda idiom: idiom.example)
+def test_each_idiom_of_the_sheet_is_found_in_its_example(idiom: Idiom) -> None:
+    assert len(found_in([Prose("", idiom.example)], idiom)) == 1

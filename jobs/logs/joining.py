@@ -1,4 +1,4 @@
-"""Groups a log's rows into jobs: attempts of a requeued job, parts of a heterogeneous one; and rows of something else."""
+"""Groups a log's rows into jobs: attempts of a requeued job, parts of a heterogeneous one; and rows of no job."""
 
 from __future__ import annotations
 

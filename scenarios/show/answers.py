@@ -37,7 +37,7 @@ from scenarios.terminal.screen import PIPED, screen_width
 
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
-TRUSTED, WON, EXCLUDED, SLO, NEXT = "Trusted", "Winner", "Excluded", "SLO", "Next"
+TRUSTED, WON, EXCLUDED, SATURATED, SLO, NEXT = "Trusted", "Winner", "Excluded", "Saturated", "SLO", "Next"
 _MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
 _MAX_SEEDS: Final = 200  # more seeds are not advised
 _WELL_KEPT: Final = 0.95  # of the windows
@@ -63,13 +63,16 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     most = _best_attainment(comparison)
     before = ["", *(each.winner for each in contests)]  # the same winner again needs no figures
     won = [line for each in zip(contests, before, strict=False) for line in lines_of("answers", "won", *each)]
-    excluded = [line for each in contests for line in lines_of("answers", "excluded", each)]
+    excluded, saturated = (
+        [line for each in contests for line in lines_of("answers", macro, each)] for macro in ("excluded", "saturated")
+    )
     promise = contests[0].ranking.promise
     is_near = any(one.accuracy < (promise.floor or 0.0) for each in contests for one in each.ranking.able)
     slo = lines_of("answers", "slo", promise, comparison and comparison["slo"], most, is_near)
     mood, trusted = _trusted(comparison, validation)
     judged = Answer(TRUSTED, lines_of("answers", "trusted", trusted), mood)
-    rest = [Answer(WON, won, contests[0].mood), Answer(EXCLUDED, excluded), Answer(SLO, slo)]
+    rest = [Answer(WON, won, contests[0].mood), Answer(EXCLUDED, excluded), Answer(SATURATED, saturated)]
+    rest.append(Answer(SLO, slo))
     advice = Answer(NEXT, lines_of("answers", "next", _next(contests, trusted, most)))
     found = [judged, *rest, advice] if validation else [*rest, judged, advice]
     return [each for each in found if each.lines]

@@ -47,7 +47,8 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
     for result in runs:
         passes.update({server["name"]: server["images"] for server in result["servers"]})
     shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
-    p99s_s = sorted(result["latency_s"]["p99"] or 0.0 for result in runs)
+    known = [p99_s for result in runs if (p99_s := result["latency_s"]["p99"]) is not None]
+    p99s_s = sorted(known) if len(known) == len(runs) else []
     return [Answer(RUN, lines_of("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
 
 

@@ -34,7 +34,6 @@ def environment() -> Environment:
         "plural": numbers.plural,
         "objective": lambda slo: say("results", "objective", slo),
         "quoted": repr,
-        "sentence": lambda text: f"{text[:1].upper()}{text[1:]}",
     }
     return templates
 

@@ -66,7 +66,6 @@ else:
     Nodes = Annotated[list[str], Parameter(name="--nodes", show_default=False)]
 
 Changes = Annotated[Sequence[str], Parameter(name="--change", show_default=False)]
-Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
 _ENDING: Final = ".jobtrace.parquet"
 Document = dict[str, Any]
@@ -616,7 +615,6 @@ def _case(
     policies: Sequence[str | Path] = (),
     load: float | None = None,
     changes: Mapping[str, Any] | None = None,
-    is_told: bool = True,
 ) -> JobsCase:
     """Return the scenario, changed, with the policies and the load that are given instead of its own."""
     from jobs.case import read_case, read_scenario, require_a_fit, warnings_of
@@ -629,7 +627,7 @@ def _case(
     read = read_scenario(Path(scenario), changes, named)
     case = read_case(read, str(scenario), profile_images_s, "--policy" if named else "")
     require_a_fit(case)
-    for doubt in warnings_of(case) if is_told else ():
+    for doubt in warnings_of(case):
         observer().remark(f"warning: {doubt}")
     return case
 

@@ -219,7 +219,7 @@ def test_a_longest_wait_that_grows_gets_a_guard_that_bounds_it(here: Path, capsy
     assert starved_s > 10 * base_s
     assert document["guarded"] == list(longest_s)[-1] == "smallest-requested-easy-66m"
     assert base_s / 3 < guarded_s < 2 * base_s
-    said = " ".join(capsys.readouterr().out.replace("|", "").split())
+    said = " ".join(capsys.readouterr().out.split())
     assert f"to bound the longest wait: {document['guarded']}" in said
     assert main(["jobs", "compare", "s.yaml", "--out", "o", "--policy", "fifo-easy-requested", "--policy", "fifo"]) == 0
     assert "to bound" not in capsys.readouterr().out

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from kit.jit_cache import is_kept
+from policies.vocabulary import Decide
 from scenarios.job import ahead
 from scenarios.job.ahead import compiling_ahead
+from sim.compiled.simulation import CompiledSimulation
 
 
 class Started:
@@ -61,8 +63,16 @@ def test_kept_code_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_it_compiles_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
+    """By the first steps of a simulation on it, at the lowest priority."""
+    given, steps = list[int](), list[int]()
+    advance = CompiledSimulation.advance
+
+    def counted(simulation: CompiledSimulation) -> Decide | None:
+        steps.append(1)
+        return advance(simulation)
+
     monkeypatch.setattr(os, "nice", given.append)
+    monkeypatch.setattr(CompiledSimulation, "advance", counted)
     ahead.main()
-    assert given == [ahead.LOWEST_PRIORITY]
+    assert (given, steps) == ([ahead.LOWEST_PRIORITY], [1])
     assert is_kept("sim.compiled.decide", "run_cluster")

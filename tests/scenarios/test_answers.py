@@ -16,7 +16,7 @@ from scenarios.metrics.ranking import validated
 from scenarios.metrics.result import Result
 from scenarios.metrics.slo import NO_SLO, Slo
 from scenarios.metrics.statistics import estimate, paired_ratio
-from scenarios.show.answers import EXCLUDED, NEXT, SLO, TRUSTED, WON, answers, answers_text
+from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers, answers_text
 from scenarios.show.charts import WORLDS, standings
 from scenarios.show.comparison import comparison_table
 from scenarios.show.summary import format_summary, summary_table
@@ -75,6 +75,7 @@ class Told(NamedTuple):
 
     won: str
     excluded: str
+    saturated: str
     slo: str
     trusted: str
     after: str
@@ -84,9 +85,11 @@ class Told(NamedTuple):
 def told(one: ComparisonDocument | None, other: ValidationDocument | None) -> Told:
     found = {each.label: each for each in answers(one, other)}
     assert next(iter(found)) == (TRUSTED if other is not None else WON)
-    labels = (WON, EXCLUDED, SLO, TRUSTED, NEXT)
-    won, excluded, slo, trusted, after = ("; ".join(found[each].lines) if each in found else "" for each in labels)
-    return Told(won, excluded, slo, trusted, after, {label: each.mood for label, each in found.items()})
+    labels = (WON, EXCLUDED, SATURATED, SLO, TRUSTED, NEXT)
+    won, excluded, saturated, slo, trusted, after = (
+        "; ".join(found[each].lines) if each in found else "" for each in labels
+    )
+    return Told(won, excluded, saturated, slo, trusted, after, {label: each.mood for label, each in found.items()})
 
 
 def test_executors_come_first() -> None:
@@ -134,7 +137,7 @@ def test_who_won(found: list[tuple[str, float, float]], mood: str, texts: list[s
     """Whoever keeps the floor, to a tenth of a point, however much more accurate others are; learned or not."""
     said = told(comparison(*found, slo=Slo(0.94)), None)
     assert said.moods[WON] == mood
-    assert [text for text in texts if text not in "; ".join(said[:3])] == []
+    assert [text for text in texts if text not in "; ".join((said.won, said.excluded, said.slo))] == []
     assert ("ask for less accuracy" in said.after) == (mood == "no")
     assert "take ppo" not in said.after
 
@@ -212,7 +215,8 @@ def test_what_spoils_an_answer_is_in_it() -> None:
     for row, completed in zip(one["rows"], (899.0, 901.0), strict=True):
         row["offered_img_s"], row["throughput_img_s"] = estimate([1000.0] * 5), estimate([completed] * 5)
     said = told(one, None)
-    assert said.excluded == "saturated: compass (899 of 1,000 images/s) [simulation]"
+    assert said.saturated == "compass: completes 899.0 of 1000.0 images/s [simulation]"
+    assert said.excluded == ""
     assert "lower the rate" not in said.after
     assert "UNRELIABLE: the calibration of cpu0 stayed disturbed" in said.trusted
     assert "take compass" in said.after
