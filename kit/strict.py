@@ -31,13 +31,6 @@ _KINDS: Final = {
     "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth`",
 }
 
-_RENAMED: Final = {
-    "service": "slo",
-    "hold_limit_s": "max_batching_delay_s",
-    "levels": "matching_runs",
-    "least_run_s": "min_run_s",
-}  # keys of files from before they had the fields' names
-
 
 class StrictModel(BaseModel):
     """A part of a document: frozen, no unknown keys, no silent conversions."""
@@ -311,7 +304,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         unknown = str(first["loc"][-1])
         known = {name for each in models for name in _fields(each)} - {unknown}  # which another kind may have
         remedy = "a number has no comma (1000, not 1,000); " if unknown.isdigit() else ""
-        remedy += f"it is `{new}` now" if (new := _RENAMED.get(unknown)) in known else nearest(unknown, known)
+        remedy += nearest(unknown, known)
         return InputError(source, ".".join([*parts, unknown]), f"unknown key; {remedy}{more}")
     if first["type"] == "union_tag_invalid":
         tag, known = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
