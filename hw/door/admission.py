@@ -160,10 +160,8 @@ class Admission:
         if version not in ("", answers[0].version):
             self._metrics.failed.labels("version").inc(count)
             raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
-        self._metrics.answered.inc(count)
         took_s = time.perf_counter() - began_s
-        self._metrics.seconds.observe(took_s)
-        self._metrics.note_class(request.service_class, answers, took_s)
+        self._metrics.note_answered(request.service_class, answers, took_s, time.time())
         self._page.note(took_s)
         if self._bridge.is_late(took_s, request.service_class):
             self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)

@@ -12,8 +12,10 @@ from typing import Any, Final
 from hw.door.admission import Admission, Limits, trace_of
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
+from hw.door.openapi import openapi
 from hw.door.protocol import RequestError, Served, encode, error_body, read_request, write_answer
 from hw.door.reading import ReadingRoom
+from hw.door.triton import EXTENSIONS, configuration, repository_index, statistics
 from hw.version import own_version
 
 Message = MutableMapping[str, Any]
@@ -94,6 +96,7 @@ class App:
         self._page = page
         self._limits = limits
         self._room = ReadingRoom(limits.held_bytes)
+        self._schema = encode(openapi(admission.served, asks_tokens=admission.asks_tokens))
 
     @property
     def _served(self) -> Served:
@@ -136,6 +139,10 @@ class App:
             response = await self._infer(headers, receive, token, version, scope.get("client"))
             self._metrics.requests.labels(str(response.status)).inc()
             return response
+        if path == "/v2/repository/index":
+            if method != "POST":
+                return _error(405, f"{method:.20}: must be POST", ("allow", "POST"), _CLOSE)
+            return Response(200, encode(repository_index(self._served, is_ready=self._admission.is_ready)))
         return _looked_up(method, self._look_up(path))
 
     def _look_up(self, path: str) -> Response:
@@ -144,10 +151,15 @@ class App:
         if path == "/":
             return Response(200, self._page.html(), "text/html; charset=utf-8", _NO_SCRIPTS)
         if path == "/v2":
-            about = {"name": "slimsched", "version": own_version(), "extensions": ["binary_tensor_data"]}
-            return Response(200, encode(about))
+            return Response(200, encode({"name": "slimsched", "version": own_version(), "extensions": EXTENSIONS}))
+        if path == "/openapi.json":
+            return Response(200, self._schema)
         if path in self._models:
             return Response(200, encode(self._served.metadata()))
+        if path in [f"{model}/config" for model in self._models]:
+            return Response(200, encode(configuration(self._served)))
+        if path in ["/v2/models/stats", *(f"{model}/stats" for model in self._models)]:
+            return Response(200, encode(statistics(self._served, self._metrics.totals())))
         return _error(404, f"nothing is at {path!r:.80}; the model is at {self._models[0]}")
 
     # ----------------------------------------------------------------------------------------------------- inference

@@ -16,6 +16,8 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext as Context
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 from numpy.typing import NDArray
 
 from hw.door.admission import DEADLINE, Admission, Limits, trace_of
@@ -34,6 +36,7 @@ from hw.door.protocol import (
     request_of,
 )
 from hw.door.reading import ReadingRoom
+from hw.door.triton import EXTENSIONS, configuration, repository_index, statistics
 from hw.version import own_version
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -58,13 +61,17 @@ _STREAMS: Final = 256  # calls at a time of one connection; a client's library q
 Call = Callable[[Any, Context], Awaitable[Any]]
 
 
+# Of this project's own messages: clients' packages have others of the same names in the default pool.
+_POOL: Final = descriptor_pool.DescriptorPool()
+
+
 def _read_messages() -> dict[str, type[Message]]:
-    """Return the classes of open_inference.proto, by name, from a separate pool: clients' packages have them, too."""
+    """Return the classes of open_inference.proto, by name."""
     described = files("hw.door").joinpath("open_inference.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(described).file
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    classes = message_factory.GetMessageClassesForFiles([file.name], pool)
+    _POOL.Add(file)
+    _POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)  # for reflection
+    classes = message_factory.GetMessageClassesForFiles([file.name], _POOL)
     return {name.rpartition(".")[2]: each for name, each in classes.items()}
 
 
@@ -141,6 +148,7 @@ class Calls:
     """
 
     def __init__(self, admission: Admission, metrics: Metrics, limits: Limits) -> None:
+        self.health = Health(admission)
         self._admission = admission
         self._metrics = metrics
         self._limits = limits
@@ -160,6 +168,9 @@ class Calls:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._metadata,
             "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
         }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -211,12 +222,28 @@ class Calls:
 
     async def _metadata(self, _: Message, context: Context) -> Message:
         self._token_in(context)
-        return MESSAGES["ServerMetadataResponse"](name="slimsched", version=own_version())
+        return MESSAGES["ServerMetadataResponse"](name="slimsched", version=own_version(), extensions=EXTENSIONS)
 
     async def _model_metadata(self, asked: Any, context: Context) -> Message:
         self._token_in(context)
         self._admission.require_model(asked.name, asked.version)
         return MESSAGES["ModelMetadataResponse"](**self._served.metadata())
+
+    async def _model_config(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        self._admission.require_model(asked.name, asked.version)
+        return MESSAGES["ModelConfigResponse"](config=configuration(self._served))
+
+    async def _model_statistics(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        self._admission.require_model(asked.name or self._served.name, asked.version)
+        return MESSAGES["ModelStatisticsResponse"](**statistics(self._served, self._metrics.totals()))
+
+    async def _repository_index(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        models = repository_index(self._served, is_ready=self._admission.is_ready)
+        wanted = [each for each in models if each["state"] == "READY" or not asked.ready]
+        return MESSAGES["RepositoryIndexResponse"](models=wanted)
 
     async def _infer(self, _: object, context: Context) -> Message:
         token = self._token_in(context)
@@ -246,6 +273,20 @@ class Calls:
         return self._admission.token_in(_metadata_of(context).get("authorization", ""))
 
 
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """`grpc.health.v1`, which Kubernetes' probes call; without `Watch`, as its specification allows."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def Check(self, request: Any, context: Context) -> Any:  # noqa: N802 - gRPC's name
+        """Return whether requests are accepted; the empty service is the whole server."""
+        if request.service not in ("", SERVICE):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r:.80}")
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.SERVING if self._admission.is_ready else states.NOT_SERVING)
+
+
 def _metadata_of(context: Context) -> dict[str, str]:
     return {name: str(value) for name, value in context.invocation_metadata() or ()}
 
@@ -267,6 +308,10 @@ async def start_grpc(calls: Calls, address: str, certificate: Path | None, limit
     )
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
     server.add_generic_rpc_handlers((calls.handler(),))
+    health_pb2_grpc.add_HealthServicer_to_server(calls.health, server)
+    reflection.enable_server_reflection(
+        (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), server, _POOL
+    )
     if certificate is None:
         server.add_insecure_port(address)
     else:

@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hw.door.protocol import Answer, Served
+from hw.door.triton import RequestTotals
 from hw.door.words import Status
 from kit.units import NS_PER_S
 
@@ -105,6 +106,8 @@ class Metrics:
         held.set_function(inside)
         self._registry.register(_OfRouter(status, heard_s))
         self._served = served
+        self._last_s = 0.0
+        self._router_ns = 0
         if served().class_names:
             self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
             self._right = self._counter(
@@ -119,13 +122,31 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
 
-    def note_class(self, service_class: int, answers: Sequence[Answer], took_s: float) -> None:
-        """Count an answered request of a class; without classes nothing is counted."""
+    def note_answered(self, service_class: int, answers: Sequence[Answer], took_s: float, at_s: float) -> None:
+        """Count a request that was answered at `at_s` of the epoch, also by its class if there are any."""
+        self._last_s = at_s
+        self._router_ns += max(each.took_ns for each in answers)
+        self.answered.inc(len(answers))
+        self.seconds.observe(took_s)
         if names := self._served().class_names:
             name = names[service_class]
             self._of_class.labels(name).inc(len(answers))
             self._right.labels(name).inc(sum(each.expected for each in answers))
             self._class_seconds.labels(name).observe(took_s)
+
+    def totals(self) -> RequestTotals:
+        """Return the counts that Triton's statistics have."""
+        read = self._registry.get_sample_value
+        answered = int(read("slimsched_request_seconds_count") or 0)
+        requests = sum(each.value for metric in self.requests.collect() for each in metric.samples)
+        return RequestTotals(
+            answered=answered,
+            answered_s=read("slimsched_request_seconds_sum") or 0.0,
+            router_s=self._router_ns / NS_PER_S,
+            failed=max(0, int(requests) - answered),  # one is answered before it is counted
+            images=int(read("slimsched_images_answered_total") or 0),
+            last_ms=round(1e3 * self._last_s),
+        )
 
     def text(self) -> bytes:
         """Return the metrics as Prometheus reads them."""

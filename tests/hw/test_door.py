@@ -94,7 +94,7 @@ def test_pixels_are_normalised_as_the_data_set(door: Door, model: SlimResNet) ->
 def test_it_says_what_it_is(door: Door) -> None:
     assert door.ask("GET", "/v2/health/live")[0] == door.ask("GET", "/v2/models/tiny/ready")[0] == 200
     assert 0.0 <= door.metrics()["slimsched_router_heard_seconds",] < 2.0
-    assert json.loads(door.ask("GET", "/v2")[2])["extensions"] == ["binary_tensor_data"]
+    assert "statistics" in json.loads(door.ask("GET", "/v2")[2])["extensions"]
     found = json.loads(door.ask("GET", "/v2/models/tiny")[2])
     assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
     assert [(each["name"], each["shape"]) for each in found["outputs"]] == [
@@ -103,6 +103,47 @@ def test_it_says_what_it_is(door: Door) -> None:
         ("widths", [-1, 3]),
     ]
     assert "error" in json.loads(door.ask("GET", "/v2/models/other")[2])
+
+
+def test_tritons_tools_get_what_they_ask_first(door: Door) -> None:
+    """Configuration, statistics before and after a request of three images and a failed one, and the repository."""
+    config = json.loads(door.ask("GET", "/v2/models/tiny/config")[2])
+    assert (config["max_batch_size"], config["input"]) == (
+        SLOTS,
+        [{"name": "image", "data_type": "TYPE_FP32", "dims": [1, 8, 8]}],
+    )
+    assert config["output"][0] == {
+        "name": "label",
+        "data_type": "TYPE_INT64",
+        "dims": [1],
+        "reshape": {"shape": []},
+    }
+    (before,) = json.loads(door.ask("GET", "/v2/models/tiny/versions/1/stats")[2])["model_stats"]
+    began_ms = time.time() * 1e3
+    assert door.infer(IMAGES[:3])[0] == 200
+    assert door.ask("POST", "/v2/models/tiny/infer", b"{}")[0] == 400
+    (after,) = json.loads(door.ask("GET", "/v2/models/stats")[2])["model_stats"]
+    assert after["inference_count"] - before["inference_count"] == 3
+    success, fail = (after["inference_stats"][each] for each in ("success", "fail"))
+    assert success["count"] - before["inference_stats"]["success"]["count"] == 1
+    assert success["ns"] > before["inference_stats"]["success"]["ns"]
+    queue_ns = after["inference_stats"]["queue"]["ns"] - before["inference_stats"]["queue"]["ns"]
+    assert 0 < queue_ns < success["ns"] - before["inference_stats"]["success"]["ns"]
+    assert fail["count"] - before["inference_stats"]["fail"]["count"] == 1
+    assert began_ms - 1 < after["last_inference"] < time.time() * 1e3 + 1
+    index = json.loads(door.ask("POST", "/v2/repository/index", b"{}")[2])
+    assert index == [{"name": "tiny", "version": "1", "state": "READY", "reason": ""}]
+    assert door.ask("GET", "/v2/repository/index")[0] == 405
+
+
+def test_each_path_of_the_schema_is_answered(door: Door) -> None:
+    """By a status that the schema names, and never by 404 or 500."""
+    schema = json.loads(door.ask("GET", "/openapi.json")[2])
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            status = door.ask(method.upper(), path.format(model="tiny", version="1"))[0]
+            assert str(status) in operation["responses"], path
+            assert status not in (404, 500), path
 
 
 # ------------------------------------------------------------------------------------------------------- bad clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +36,7 @@ from tests.hw.worlds import device, knobs
 pytestmark = pytest.mark.workers
 
 ONE = IMAGES[:1]
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +119,39 @@ def test_answers_are_those_over_http_bit_for_bit(door: Door, channel: grpc.Chann
     assert door.counted("slimsched_requests_total", "OK") == 1
 
 
+def test_tritons_calls_are_answered_as_over_http(door: Door, channel: grpc.Channel) -> None:
+    config = MessageToDict(call(channel, "ModelConfig", name="tiny").config, preserving_proto_field_name=True)
+    wanted = json.loads(door.ask("GET", "/v2/models/tiny/config")[2])
+    for tensor in (*config["input"], *config["output"]):  # int64 is text in protobuf's JSON
+        tensor["dims"] = [int(each) for each in tensor["dims"]]
+    wanted["output"][0]["reshape"] = {}
+    assert config == wanted
+    (counts,) = call(channel, "ModelStatistics", name="tiny").model_stats
+    assert counts.inference_count == door.metrics()["slimsched_images_answered_total",]
+    (model,) = call(channel, "RepositoryIndex", ready=True).models
+    assert (model.name, model.version, model.state) == ("tiny", "1", "READY")
+    assert refusal(channel, "ModelConfig", name="other")[0] == "NOT_FOUND"
+    for name in ("ModelConfig", "ModelStatistics", "RepositoryIndex"):
+        assert refusal(channel, name, None)[0] == "UNAUTHENTICATED"
+
+
+def test_kubernetes_and_grpcurl_find_their_services(channel: grpc.Channel) -> None:
+    """`grpc.health.v1` and reflection, without a token; a service of another name is not known."""
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", SERVICE):
+        assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
+    with pytest.raises(grpc.RpcError, match="unknown service"):
+        health.Check(health_pb2.HealthCheckRequest(service="other"))
+    ask = reflection_pb2.ServerReflectionRequest
+    names = {SERVICE: b"ModelInferRequest", "grpc.health.v1.Health": b"HealthCheckRequest"}
+    asked = [ask(list_services=""), *(ask(file_containing_symbol=name) for name in names)]
+    listed, *described = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter(asked))
+    assert [each.name for each in listed.list_services_response.service] == sorted(names)
+    for message, reply in zip(names.values(), described, strict=True):
+        (file,) = reply.file_descriptor_response.file_descriptor_proto
+        assert message in file
+
+
 def test_pixels_are_normalised_as_over_http(door: Door, channel: grpc.Channel) -> None:
     """And one output alone comes, where it is wanted."""
     pixels = np.random.default_rng(5).integers(0, 16, (3, 1, 8, 8), np.uint8)
@@ -149,6 +187,7 @@ def test_the_classes_are_those_of_the_text() -> None:
     """Each field of each message has the number that open_inference.proto says."""
     folder = Path(grpc_service.__file__).parent
     text = re.sub(r"//.*", "", (folder / "open_inference.proto").read_text(encoding="utf-8"))
+    text = re.sub(r"^enum (?s:.*?)^}", "", text, flags=re.MULTILINE)
     fields = sorted((name, int(number)) for name, number in re.findall(r"(\w+) = (\d+);", text))
 
     def described(message: Any) -> Iterator[tuple[str, int]]:
@@ -333,6 +372,8 @@ def test_at_the_end_all_that_were_accepted_are_answered(door: Door, channel: grp
         door.stop.set()
         door.until(door.decides_and_is_not_ready)
         assert refusal(channel, **asked(ONE)) == ("UNAVAILABLE", "draining: nothing is accepted now", "1000")
+        probe = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert probe.status == NOT_SERVING
         door.gate.open()
         assert [len(each.result().outputs) for each in accepted] == [3] * SLOTS
     assert door.end.result(PATIENCE_S).in_flight == 0
