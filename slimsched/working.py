@@ -170,7 +170,8 @@ def begin(
     folder = writable_folder(run_folder if out is None else Path(out))
     if out is None and not is_kept:
         RunFolder(folder).require_scenario(read.path)
-    require_apart(observer().written, (file.path for file in named_files(read.keys)), folder)
+    if observer().written:
+        require_apart(observer().written, (file.path for file in named_files(read.keys)), folder)
     return Run(read.keys, folder, say=observer().remark, quiet=observer().quiet, source=read.path)
 
 

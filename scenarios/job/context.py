@@ -59,7 +59,8 @@ class Run:
         self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False, source: Path | None = None
     ) -> None:
         self.scenario = with_named_servers(scenario)
-        check_faults(self.scenario, scenario.name)  # now that `auto` has names
+        if self.scenario is not scenario:
+            check_faults(self.scenario, scenario.name)  # now that `auto` has names
         self.folder = RunFolder(path, say)
         self.say = say
         self.quiet = quiet
