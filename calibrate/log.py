@@ -151,7 +151,7 @@ def _whole_lines(text: bytes) -> tuple[list[bytes], int]:
 
 
 def _no_log(path: Path) -> InputError:
-    return InputError(str(path), "schema", f"no calibration log ({SCHEMA}); choose another path")
+    return InputError(str(path), "schema", f"no calibration log ({SCHEMA}); remove it, or name another folder")
 
 
 def _stamp(path: Path, line: bytes) -> dict[str, str]:
@@ -181,16 +181,6 @@ def logged_stamp(path: Path) -> dict[str, str]:
             return _stamp(path, file.readline())
     except (OSError, InputError):
         return {}
-
-
-def require_log(path: Path) -> None:
-    """Raise `InputError` if a log can't be resumed, whatever its device: it is missing, or damaged."""
-    text, begin = path.read_bytes(), json.dumps({"schema": SCHEMA}).encode()[:-1]
-    if not text.startswith(begin) and not begin.startswith(text):
-        raise _no_log(path)
-    lines, _ = _whole_lines(text)
-    for _record in _records(path, lines[1:]):
-        pass
 
 
 class _UnwritableError(WorkError):

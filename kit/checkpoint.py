@@ -56,7 +56,8 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy lacks
-        raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
+        problem = f"not a safetensors file, or damaged ({error}); remove or replace it"
+        raise InputError(str(path), "", problem) from error
     if metadata.get("schema") != schema:
         written = metadata.get("schema", "none")
         file_kind, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (written, schema))

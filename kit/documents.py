@@ -29,23 +29,6 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_checked(path: Path, content: Any) -> None:
-    """Write a JSON document with a hash of its content, for files that only this program reads."""
-    write_json(path, {"sha256": _content_hash(content), "content": content})
-
-
-def read_checked(path: Path) -> Any:
-    """Return the content that `write_checked` wrote; raises `InputError` if the file is missing or different."""
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("sha256") != _content_hash(document.get("content")):
-        raise InputError(str(path), "", "its content is not what its hash says")
-    return document["content"]
-
-
-def _content_hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
 def read_json(path: Path) -> Any:
     """Return a JSON document; raises `InputError` if it is missing or broken, or contains not-a-number."""
     try:

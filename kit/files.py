@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,6 @@ LONGEST_NAME: Final = 255
 LONGEST_PATH: Final = 4000
 MAX_BYTES: Final = 256_000_000  # of a text file: reading it takes about ten times as much memory
 TEMPORARY = re.compile(r"\.slimsched-[0-9a-f]{32}\.tmp")
-_MAX_LINKS = 40  # as in the kernel
 _REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a block device"}
 _CHUNK_BYTES = 1 << 20
 
@@ -39,10 +38,33 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         InputError: the path is a folder, a socket or a block device.
     """
-    place = destination(path)
-    writing = _poured(path, place) if isinstance(place, int) or _is_stream(place) else _replacing(place)
-    with _named(path), writing as temporary:
+    with _named(path), _poured(path) if is_stream(path) else _replacing(Path(os.path.realpath(path))) as temporary:
         yield temporary
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path leads to a device, a pipe or an open descriptor, which are written to and not replaced.
+
+    Raises:
+        InputError: it leads to a folder, a socket or a block device.
+        OSError: links form a circle, or the path can't be looked up.
+    """
+    if _descriptor(path) is not None:
+        return True
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if kind in _REFUSED:
+        raise InputError(str(path), "", f"this is {_REFUSED[kind]}; name a file")
+    return kind != stat.S_IFREG
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the number of a descriptor of this process that a path names."""
+    if path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) and path.name.isdigit():
+        return int(path.name)
+    return {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
 
 
 def same_header(content: bytes) -> bytes:
@@ -70,12 +92,12 @@ def _named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _poured(path: Path, stream: Path | int) -> Iterator[Path]:
-    """Copy the bytes into a device, a pipe or an open descriptor, which stays open."""
+def _poured(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name
         yield temporary
-        descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY | os.O_NOCTTY)
+        number = _descriptor(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)  # which stays open
         with temporary.open("rb") as file, os.fdopen(descriptor, "wb") as target:
             shutil.copyfileobj(file, target)
 
@@ -95,32 +117,6 @@ def _replacing(place: Path) -> Iterator[Path]:
         sync(place.parent)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def destination(path: Path) -> Path | int:
-    """Return what writing to a path writes to, after links: a path that isn't a link, or a descriptor of this process.
-
-    Raises:
-        InputError: no file can be written to the path.
-        OSError: links form a circle, or the path can't be looked up.
-    """
-    place = path
-    for _ in range(_MAX_LINKS):
-        folder = place.parent.resolve()
-        if place.name.isdigit() and folder in (Path(f"/proc/{os.getpid()}/fd"), Path("/dev/fd")):
-            return int(place.name)
-        if not place.is_symlink():
-            break
-        place = folder / place.readlink()
-    with suppress(FileNotFoundError):
-        if (kind := stat.S_IFMT(place.stat().st_mode)) in _REFUSED:
-            raise InputError(str(path), "", f"this is {_REFUSED[kind]}; name a file")
-    return place
-
-
-def _is_stream(place: Path) -> bool:
-    """Return whether a place is a character device or a pipe."""
-    return place.exists() and not place.is_file()
 
 
 def sync(path: Path) -> None:
@@ -143,6 +139,63 @@ def set_aside(path: Path, ending: str) -> Path:
         aside = path.with_name(f"{path.name}{ending}-{number}")
     path.rename(aside)
     return aside
+
+
+# ----------------------------------------------------------------------------------------------- where files can go
+
+
+def writable_file(path: Path) -> Path:
+    """Return the path, if a file can be written there, or to what is there; missing folders would be made.
+
+    Raises:
+        InputError: it can't; nothing was created.
+    """
+    with _refused(path):
+        if not is_stream(path):
+            _require_writable(path, Path(os.path.realpath(path)).parent)
+        elif not os.access(path, os.W_OK):
+            raise InputError(str(path), "", "can't be written (Permission denied); name another place")
+    return path
+
+
+def writable_folder(path: Path) -> Path:
+    """Return the path, if files can be written into a folder there; it would be made if it is missing.
+
+    Raises:
+        InputError: they can't; nothing was created.
+    """
+    with _refused(path):
+        if path.exists() and not path.is_dir():
+            raise InputError(str(path), "", "this is a file; name a folder")
+        _require_writable(path, path.absolute())
+    return path
+
+
+def in_a_folder(path: Path) -> Path:
+    """Return the path, if its folder is there: a mistyped path makes no folders; raises `InputError` if it is not."""
+    with _refused(path):
+        if not path.absolute().parent.is_dir():
+            problem = f"there is no folder {path.parent}; make it, or name one that exists"
+            raise InputError(str(path), "", problem)
+    return path
+
+
+def _require_writable(path: Path, folder: Path) -> None:
+    """Check that files can be written into the folder, or into its nearest existing parent."""
+    while not (folder.exists() or folder.is_symlink()):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(str(path), "", f"{folder} is no folder: nothing can lie below it; name another place")
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(str(path), "", f"can't be written ({error.strerror}); name another place") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ contents

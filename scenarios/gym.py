@@ -162,10 +162,11 @@ def figures_of(run: RunSpec, columns: RunColumns) -> Mapping[str, float]:
 
 
 def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
-    from scenarios.files.reading import load_scenario, scenario_path
+    from scenarios.files.reading import load_scenario
+    from scenarios.files.shipped import scenario_file
     from scenarios.world.materials import default_folder, make_world
 
-    read = load_scenario(scenario_path(scenario), changes)
+    read = load_scenario(scenario_file(Path(scenario)), changes)
     if read.classes:
         raise InputError(read.name, "classes", f"{ID} shows no classes of requests; leave them out")
     return make_world(read, default_folder(read))

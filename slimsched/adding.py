@@ -200,13 +200,12 @@ class _Written:
     def calibrated(self, widths: Sequence[float]) -> dict[str, Profile]:
         """Return each server's profile, by its name; the scenario then has a load at which its routers differ."""
         from scenarios.job.profiles import make_profiles
-        from scenarios.world.materials import read_profiles, with_named_servers
+        from scenarios.world.materials import read_profiles
 
-        session = begin(self.scenario, None, None)
-        job = session.job()
-        with job.folder.opened(session.path):
-            make_profiles(job)
-        profiles = read_profiles(with_named_servers(session.scenario), session.folder)
+        run = begin(self.scenario)
+        with run.opened():
+            make_profiles(run)
+        profiles = read_profiles(run.scenario, run.folder.path)
         most = [sum(_img_s(_curve(each, width)) for each in profiles.values()) for width in (widths[0], widths[-1])]
         self._write_scenario(_SHARE_OF_CAPACITY * sqrt(most[0] * most[1]))
         return profiles
@@ -319,7 +318,7 @@ def _answer(
 
 def _held_together(scenario: Path, spec: ModelSpec) -> dict[str, list[str]]:
     """Return, by server, the members that routers have it hold, if its memory does not hold all."""
-    world = begin(scenario, None, None).world()
+    world = begin(scenario).world()
     sets = {server.name: world.working_set(number) for number, server in enumerate(world.cluster.servers)}
     names = dict(zip(spec.widths, spec.labels, strict=True))
     return {server: [names[width] for width in held[0]] for server, held in sets.items() if held}

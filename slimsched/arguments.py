@@ -136,7 +136,7 @@ def path(text: str) -> Path:
 
 def new_file(text: str) -> Path:
     """Read a path that can be written, into a folder that is there: a mistyped path makes no folders."""
-    from scenarios.terminal.places import in_a_folder, writable_file
+    from kit.files import in_a_folder, writable_file
 
     return writable_file(in_a_folder(path(text)))
 
@@ -150,14 +150,14 @@ def picture(text: str) -> Path:
 
 def new_folder(text: str) -> Path:
     """Read a folder that files can be written into."""
-    from scenarios.terminal.places import writable_folder
+    from kit.files import writable_folder
 
     return writable_folder(path(text))
 
 
 def new_page(text: str) -> Path:
     """Read a file for a page (.html), or a folder for images."""
-    from scenarios.terminal.places import in_a_folder
+    from kit.files import in_a_folder
 
     return new_file(text) if path(text).suffix == ".html" else new_folder(str(in_a_folder(path(text))))
 

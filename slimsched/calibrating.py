@@ -97,9 +97,9 @@ def _measured(
     """Return the profiles of devices of this machine, and what is wrong with them."""
     from hw.telemetry import available_devices, unusable_devices
     from kit.documents import write_text
+    from kit.files import writable_file
     from scenarios.executors.checking import SERVING_S, with_serving
     from scenarios.show.profile import unreliable
-    from scenarios.terminal.places import writable_file
 
     named = network_of(network)
     for warning in unusable_devices(available_devices()):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kit.errors import InputError
 from slimsched.arguments import Changes, Duration, File, Names, NewFolder, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
-from slimsched.working import load, observer, router_name, verb
+from slimsched.working import load, observer, verb
 
 if TYPE_CHECKING:
     from scenarios.executors.hosts import Hosts
@@ -102,7 +102,7 @@ def steer(
 
     require_within("--floor", floor, 0, 1)
     require_within("--energy-weight", energy_weight, 0, MAX_WEIGHT)
-    named = None if router is None else router_name(router)
+    named = None if router is None else str(router)
     if named is not None:
         check_router(named, "--router")
         named = with_file(named, lambda path: str(path.resolve()))

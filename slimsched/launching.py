@@ -193,7 +193,7 @@ def _show(
     outputs = [json, *(given.get(name) for name in (*_WRITTEN, *(("out",) if command in _OUT_IS_A_FILE else ())))]
     written = list(_paths(outputs))
     if written:
-        from slimsched.outputs import require_apart
+        from scenarios.runs.folder import require_apart
 
         require_apart(written, _paths(given.get(name) for name in _READ))
     terminal = Terminal(quiet=quiet, json=json, written=written)

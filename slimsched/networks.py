@@ -28,24 +28,23 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
     from scenarios.show.table import Table, columns, to_text
     from scenarios.world.materials import ACCURACY_FILE, read_accuracy
 
-    session = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
-    given = session.scenario.model
+    run = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
+    given = run.scenario.model
     if given.network is None and given.checkpoint is None:
         problem = "missing; it names the network to train (or model.checkpoint one that is trained)"
-        raise InputError(str(session.path), "model.network", problem)
-    job = session.job()
-    with job.folder.opened(session.path):
+        raise InputError(str(run.source), "model.network", problem)
+    with run.opened():
         if given.checkpoint is None:
-            make_model(job)
-        make_accuracy(job)
-    top1 = read_accuracy(session.scenario, session.folder).prior.top1
-    spec = job.model.build().spec
+            make_model(run)
+        make_accuracy(run)
+    top1 = read_accuracy(run.scenario, run.folder.path).prior.top1
+    spec = run.model.build().spec
     rows = [[", ".join(map(spec.name_of, widths)), f"{100 * value:.2f}"] for widths, value in top1.items()]
-    notes = [f"model: {job.model.path}", f"accuracy: {session.folder / ACCURACY_FILE}"]
+    notes = [f"model: {run.model.path}", f"accuracy: {run.folder / ACCURACY_FILE}"]
     document = {
         "schema": "slimsched.top1/1",
-        "model": str(job.model.path),
-        "accuracy": str(session.folder / ACCURACY_FILE),
+        "model": str(run.model.path),
+        "accuracy": str(run.folder / ACCURACY_FILE),
         "tuples": [{"widths": list(widths), "top1": value} for widths, value in top1.items()],
     }
     return CommandResult(document, to_text([Table(columns("widths", "top-1 %"), rows, notes=notes)]))

@@ -21,17 +21,17 @@ from slimsched.arguments import (
 )
 from slimsched.simulating import CAPACITY_RUNS
 from slimsched.working import (
-    Session,
     announcing_compilation,
     begin,
     observer,
     ready_engine,
-    router_name,
     tell_overload,
     verb,
+    with_routers,
 )
 
 if TYPE_CHECKING:
+    from scenarios.job.context import Run
     from scenarios.metrics.slo import Slo
     from scenarios.runs.folder import RunFolder
     from scenarios.world.world import World
@@ -77,39 +77,37 @@ def plan(
     from scenarios.files.router_names import display_name, require_distinct_names
     from scenarios.metrics.prediction import NEW_RUNS
     from scenarios.runs import planning
-    from scenarios.runs.folder import RunFolder
     from scenarios.terminal.progress import Progress
 
-    session = begin(scenario, changes, out).with_routers("compare", routers)
-    given = session.scenario
+    run = with_routers(begin(scenario, changes, out), "compare", routers)
+    given = run.scenario
     if given.classes:
         remedy = "`slimsched capacity` tells what each router carries, class by class"
         raise InputError(given.name, "classes", f"a plan knows no classes of requests; {remedy}")
-    world = session.world()
-    named = tuple(map(router_name, given.compare.routers))
+    world = run.world()
+    named = tuple(map(str, given.compare.routers))
     require_distinct_names(named)
     chosen_seeds = given.compare.seeds[:SEEDS]
     slo = _slo_of(world)
     if doubt := planning.floor_doubt(world, slo):
         observer().remark(f"warning: {doubt}")
-    candidates, unmade = planning.candidates(world, slo, named, session.folder)
+    candidates, unmade = planning.candidates(world, slo, named, run.folder.path)
     runs = CAPACITY_RUNS * len(candidates) * len(chosen_seeds) + NEW_RUNS
     engine = ready_engine(world, "auto", runs, chosen_seeds[0])
     tell_overload(world)
     steps = planning.steps_of(world, len(candidates), len(chosen_seeds))
-    folder = RunFolder(session.folder, observer().remark)
     with (
-        nullcontext() if folder.is_in_use else folder.opened(session.path),  # a `serve` may be in progress there
+        nullcontext() if run.folder.is_in_use else run.opened(),  # a `serve` may be in progress there
         announcing_compilation(named, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = planning.Trial(world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update)
         found = replace(
-            planning.plan(trial, candidates, unmade), unreliable=_unreliable(world), trusted=_trusted(folder)
+            planning.plan(trial, candidates, unmade), unreliable=_unreliable(world), trusted=_trusted(run.folder)
         )
-        found = _with_rule(found, session)
+        found = _with_rule(found, run)
     router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
-    commands = () if found.choice is None else _commands(session, _words(scenario, changes, out), router)
+    commands = () if found.choice is None else _commands(run, _words(scenario, changes, out), router)
     return replace(found, commands=commands)
 
 
@@ -146,7 +144,7 @@ def _trusted(folder: RunFolder) -> tuple[str, ...]:
     return next((tuple(each.lines) for each in told if each.label == TRUSTED), ())
 
 
-def _with_rule(plan: Plan, session: Session) -> Plan:
+def _with_rule(plan: Plan, run: Run) -> Plan:
     """Write the rule of a choice that has no file yet."""
     from policies.names import rule_from_dict
     from scenarios.files.made_routers import planned_file
@@ -155,14 +153,14 @@ def _with_rule(plan: Plan, session: Session) -> Plan:
     chosen = plan.of(plan.choice)
     if chosen is None or chosen.rule is None:
         return plan
-    file = session.folder / planned_file(chosen.router)
+    file = run.folder / planned_file(chosen.router)
     write_rule(file, rule_from_dict(chosen.rule, str(file)))
     return replace(plan, file=file)
 
 
-def _commands(session: Session, words: Sequence[str], router: str) -> tuple[str, ...]:
+def _commands(run: Run, words: Sequence[str], router: str) -> tuple[str, ...]:
     """Return what to type to continue with a router; executors serve if each server has a device."""
-    verbs = ("simulate", "serve") if session.job().can_validate else ("simulate",)
+    verbs = ("simulate", "serve") if run.can_validate else ("simulate",)
     scenario, *rest = words
     return tuple(shlex.join(["slimsched", verb, scenario, "--router", router, *rest]) for verb in verbs)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from kit.errors import InputError
 from slimsched.arguments import Changes, File, NewFile, Out, Picture, Routers, ScenarioLike
 from slimsched.results import CommandResult, Comparison, Job, Validation
-from slimsched.working import announcing_compilation, begin, observer, require_made, verb
+from slimsched.working import announcing_compilation, begin, observer, require_made, verb, with_routers
 
 
 @verb
@@ -36,18 +36,15 @@ def run(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None =
     from scenarios.job.run import carry_out
     from scenarios.job.sizes import cuts_text
 
-    session = begin(scenario, changes, out)
-    job = session.job()
-    with (
-        job.folder.opened(session.path),
-        announcing_compilation(job.routers, "compiled"),  # which the comparison may come to
-    ):
+    job = begin(scenario, changes, out)
+    with announcing_compilation(job.routers, "compiled"):  # which the comparison may come to
         outcome = carry_out(job)
+    folder = job.folder.path
     return Job(
-        Comparison(outcome.comparison, results_of(job), session.folder),
-        None if outcome.validation is None else Validation(outcome.validation, session.folder),
-        session.folder,
-        tuple(filter(None, (job.wall_text, cuts_text(session.scenario)))),
+        Comparison(outcome.comparison, results_of(job), folder),
+        None if outcome.validation is None else Validation(outcome.validation, folder),
+        folder,
+        tuple(filter(None, (job.wall_text, cuts_text(job.scenario)))),
     )
 
 
@@ -85,17 +82,16 @@ def validate(
         print({name: error for name, error in checked.pairs[0].error_pct.items() if error is not None})
         ```
     """
-    session = begin(scenario, changes, out).with_routers("validate_", routers)
-    require_made(session, "validate_")
+    run = with_routers(begin(scenario, changes, out), "validate_", routers)
+    require_made(run, "validate_")
     from scenarios.job import validation as stage
     from scenarios.job.deciding import with_decision_times
 
-    named = session.scenario.validate_.routers
-    job = session.job()
-    with job.folder.opened(session.path), announcing_compilation(named, "compiled"):
-        world = job.world()
-        job.describe()
-        return Validation(stage.validate(job, with_decision_times(job, world, named)), session.folder)
+    named = run.scenario.validate_.routers
+    with run.opened(), announcing_compilation(named, "compiled"):
+        world = run.world()
+        run.describe()
+        return Validation(stage.validate(run, with_decision_times(run, world, named)), run.folder.path)
 
 
 @verb

@@ -14,12 +14,10 @@ from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, S
 from slimsched.results import CommandResult
 from slimsched.working import (
     Observer,
-    Session,
     announcing_compilation,
     begin,
     observer,
     observing,
-    router_name,
     verb,
     warn_of_routers,
 )
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from hw.door.ingress import WaitingRoom
     from hw.door.journal import Journal
     from hw.router.loop import RunProgress
+    from scenarios.job.context import Run
 
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
@@ -104,25 +103,24 @@ def serve(
     shown = None if certificate is None else Path(certificate)
     if shown is not None:
         require_certificate(shown)
-    named = router_name(router)
+    named = str(router)
     check_router(named, "--router")
-    session = begin(scenario, changes, out)
-    require_router(named, session.scenario)
     journal = Journal(observer().remark, as_json=log_json)
-    from hw.door.admission import Limits
-    from hw.door.ingress import WaitingRoom
+    with observing(_Journalled(journal, observer())):
+        run = begin(scenario, changes, out)
+        require_router(named, run.scenario)
+        from hw.door.admission import Limits
+        from hw.door.ingress import WaitingRoom
 
-    with (
-        observing(_Journalled(journal, observer())),
-        listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
-        contextlib.closing(WaitingRoom(listening, shown)) as room,
-    ):
-        end = _opened(session, named, room, Limits(timeout_s=timeout_s), tokens, shown, journal)
-    return _served(end)
+        with (
+            listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
+            contextlib.closing(WaitingRoom(listening, shown)) as room,
+        ):
+            return _served(_opened(run, named, room, Limits(timeout_s=timeout_s), tokens, shown, journal))
 
 
 def _opened(
-    session: Session,
+    run: Run,
     router: str,
     room: WaitingRoom,
     limits: Limits,
@@ -134,16 +132,16 @@ def _opened(
     from scenarios.job import serving
     from scenarios.job.validation import require_executors
 
-    job, listening = session.job(), room.listening
-    require_executors(job, "serve")
-    with job.folder.opened(session.path), announcing_compilation((router,)):
-        url = f"{'https' if certificate else 'http'}://{listening.address}/v2/models/{job.scenario.name}"
+    listening = room.listening
+    require_executors(run, "serve")
+    with run.opened(), announcing_compilation((router,)):
+        url = f"{'https' if certificate else 'http'}://{listening.address}/v2/models/{run.scenario.name}"
         by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
-        world = job.world()
+        world = run.world()
         where = {"url": url, **({"grpc": listening.grpc} if listening.grpc else {})}
         journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", **where, router=router)
-        warn_of_routers(world, (router,), session.folder)
-        return serving.serve(job, world, router, room, limits, tokens, certificate, journal)
+        warn_of_routers(world, (router,), run.folder.path)
+        return serving.serve(run, world, router, room, limits, tokens, certificate, journal)
 
 
 def _require_extras(*, speaks_grpc: bool) -> None:

@@ -29,17 +29,16 @@ from slimsched.arguments import (
 )
 from slimsched.results import Comparison, RunResult
 from slimsched.working import (
-    Session,
     announcing_compilation,
     begin,
     observer,
     ready_engine,
     require_made,
-    router_name,
     solving,
     tell_overload,
     verb,
     warn_of_routers,
+    with_routers,
 )
 
 if TYPE_CHECKING:
@@ -92,28 +91,26 @@ def simulate(
     from scenarios.files.router_names import check_router, display_name
     from scenarios.runs.simulate import run_simulation, simulate_metrics
 
-    named = router_name(router)
+    named = str(router)
     require_within("--seed", seed, 0, LONGEST)
     check_router(named, "--router")
-    session = begin(scenario, changes, out)
-    require_router(named, session.scenario)
-    world = session.world()
-    seed = session.scenario.seed if seed is None else seed
+    run = begin(scenario, changes, out)
+    require_router(named, run.scenario)
+    world = run.world()
+    seed = run.scenario.seed if seed is None else seed
     chosen = ready_engine(world, engine, 1, seed)
-    warn_of_routers(world, (named,), session.folder)
+    warn_of_routers(world, (named,), run.folder.path)
     tell_overload(world)
     name = display_name(named)
     with announcing_compilation((named,), chosen):
-        policy = world.router(named, session.folder)
+        policy = world.router(named, run.folder.path)
         if out is None:
             return RunResult(simulate_metrics(world, policy, name, seed, engine=chosen))
-        from scenarios.runs.folder import RunFolder
         from scenarios.runs.records import write_run
 
-        folder = RunFolder(session.folder, observer().remark)
-        with folder.opened(session.path):
+        with run.opened():
             result, record = run_simulation(world, policy, name, seed, engine=chosen)
-            write_run(folder, result, record)
+            write_run(run.folder, result, record)
     return RunResult(result)
 
 
@@ -161,32 +158,31 @@ def compare(
         ```
     """
     require_within("--jobs", jobs, 1, 1024)
-    session = begin(scenario, changes, out).with_routers("compare", routers, seeds)
-    require_made(session, "compare")
+    run = with_routers(begin(scenario, changes, out), "compare", routers, seeds)
+    require_made(run, "compare")
     from scenarios.job import comparison as stage
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.simulate import default_jobs
 
-    given, job = session.scenario.compare, session.job()
-    equal = None
-    world = job.world()
+    given, equal = run.scenario.compare, None
+    world = run.world()
     chosen = _engine_for(world, given, engine, jobs or 1, bound)
-    warn_of_routers(world, given.routers, session.folder)
-    with job.folder.opened(session.path):
-        job.describe()
+    warn_of_routers(world, given.routers, run.folder.path)
+    with run.opened():
+        run.describe()
         with announcing_compilation(given.routers):
-            world = with_decision_times(job, world, given.routers)
+            world = with_decision_times(run, world, given.routers)
         tell_overload(world)
         if equal_accuracy:
             with announcing_compilation(given.routers, "compiled"):
-                world, equal = stage.equalled(job, world)
+                world, equal = stage.equalled(run, world)
         if engine == "auto":
-            chosen = stage.engine_to_go_on(job, world, chosen)
+            chosen = stage.engine_to_go_on(run, world, chosen)
         within = partial(announcing_compilation, given.routers, chosen)
         jobs = jobs or default_jobs(world, given.runs, given.seeds[0], chosen)
         bounds = partial(_bounds, world) if bound else None
-        document = stage.compare(job, world, chosen, jobs=jobs, bounds=bounds, within=within, equal=equal)
-    return Comparison(document, stage.results_of(job), session.folder)
+        document = stage.compare(run, world, chosen, jobs=jobs, bounds=bounds, within=within, equal=equal)
+    return Comparison(document, stage.results_of(run), run.folder.path)
 
 
 def _engine_for(world: World, given: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
@@ -265,24 +261,24 @@ def capacity(
 
     require_within("--floor", floor, 0, 1)
     require_within("--precision", precision, 0.001, 0.5)
-    named = router_name(router)
+    named = str(router)
     check_router(named, "--router")
-    session = begin(scenario, changes, out)
-    require_router(named, session.scenario)
-    world = session.world()
-    chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
+    run = begin(scenario, changes, out)
+    require_router(named, run.scenario)
+    world = run.world()
+    chosen_seeds = require_unique("--seed", tuple(seeds) or (run.scenario.seed,))
     searched = searching.under_poisson(world)
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4  # most of the seeds decide if it is sustained
     if p99_s is not None:
         runs += NEW_RUNS
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
-    warn_of_routers(world, (named,), session.folder)
-    slo = Slo(floor, p99_s, classes=Slo.of(session.scenario).classes)
+    warn_of_routers(world, (named,), run.folder.path)
+    slo = Slo(floor, p99_s, classes=Slo.of(run.scenario).classes)
     search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo, is_checked=True)
     with announcing_compilation((named,), chosen):
         return searching.capacity(
             world,
-            lambda: world.router(named, session.folder),
+            lambda: world.router(named, run.folder.path),
             search,
             on_progress=lambda tried: observer().remark(say("capacity", "tried", tried, slo)),
         )
@@ -318,8 +314,7 @@ def bound(
     from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
     from scenarios.runs.engines import require_memory
 
-    session: Session = begin(scenario, changes, out)
-    world = session.world()
+    world = begin(scenario, changes, out).world()
     require_memory(world, "compiled")
     floor, classes = world.scenario.slo.floor, world.scenario.classes
     least = min(world.accuracy.prior.top1.values()) if floor is None else floor
@@ -353,12 +348,12 @@ def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteS
         print(score.cases[0].routers["ladder"].mean("p99_s"))
         ```
     """
+    from kit.files import writable_folder
     from scenarios.files.router_names import check_router
     from scenarios.job.suite import race
     from scenarios.runs.folder import RunFolder
-    from scenarios.terminal.places import writable_folder
 
-    named = tuple(map(router_name, routers))
+    named = tuple(map(str, routers))
     if not named:
         raise InputError("--router", "", "missing; name a router, such as --router ladder")
     for name in named:

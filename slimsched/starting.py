@@ -51,10 +51,10 @@ def init(
         InputError: the file is there already, or a choice is none.
     """
     from kit.documents import write_text
+    from kit.files import writable_file
     from kit.named_files import as_name
     from scenarios.files.reading import load_scenario
     from scenarios.files.starter import starter_text
-    from scenarios.terminal.places import writable_file
     from scenarios.world.materials import default_folder, make_world
     from sim.network import PRESETS
 

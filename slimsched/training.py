@@ -64,8 +64,8 @@ def train(
         return _train_over(scenario, routers, Path(over), out, changes)
     if scenario is None:
         raise InputError("SCENARIO", "", "missing; name one (`slimsched list` shows them), or --over clusters")
-    session = begin(scenario, changes, out)
-    given = session.scenario
+    run = begin(scenario, changes, out)
+    given = run.scenario
     kinds = tuple(made_kind(name) or name for name in routers)
     kinds = tuple(dict.fromkeys(kinds)) or made_kinds((*given.compare.routers, *given.validate_.routers)) or (COMPASS,)
     for kind in kinds:
@@ -74,24 +74,23 @@ def train(
     from scenarios.job.router import make_routers
     from scenarios.runs.engines import require_memory
 
-    job = session.job()
-    with job.folder.opened(session.path), announcing_compilation((PPO,), "compiled"):
-        world = job.world()
-        job.describe()
+    with run.opened(), announcing_compilation((PPO,), "compiled"):
+        world = run.world()
+        run.describe()
         require_memory(world, "compiled")  # of the runs that score them
         tell_overload(world)
-        scores = make_routers(job, world, kinds)
-    trained = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
-    return Training(routers=trained, folder=session.folder)
+        scores = make_routers(run, world, kinds)
+    trained = tuple(TrainedRouter(run.made(kind), score) for kind, score in scores.items())
+    return Training(routers=trained, folder=run.folder.path)
 
 
 def _train_over(
     scenario: ScenarioLike | None, routers: Sequence[str], over: Path, out: Out, changes: Changes | None
 ) -> Training:
+    from kit.files import writable_folder
     from scenarios.job.over import make_compass
     from scenarios.learn.clusters import read_clusters
     from scenarios.runs.folder import RunFolder
-    from scenarios.terminal.places import writable_folder
 
     if scenario is not None:
         raise InputError("--over", "", "takes the place of a scenario; name one of both")

@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -20,8 +20,7 @@ from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_
 
 if TYPE_CHECKING:
     from kit.results import Document
-    from scenarios.files.spec import Scenario as Keys
-    from scenarios.job.job import ScenarioJob
+    from scenarios.job.context import Run
     from scenarios.metrics.result import Simulator
     from scenarios.runs.engines import EngineChoice
     from scenarios.terminal.progress import Progress
@@ -117,55 +116,6 @@ def _naming(function: Callable[..., Any]) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- scenario and folder
 
 
-@dataclass(frozen=True)
-class Session:
-    """A scenario that something is done with, and its run folder, which may not be there yet."""
-
-    path: Path
-    scenario: Keys
-    folder: Path
-
-    def with_routers(self, section: str, routers: Sequence[str | Path], seeds: Sequence[int] = ()) -> Session:
-        """Return the session with these routers and seeds in a section (`compare`, `validate_`), if some are named.
-
-        Raises:
-            InputError: one is not known, or named twice.
-        """
-        from scenarios.files.reading import require_router
-        from scenarios.files.router_names import with_file
-
-        update: dict[str, Any] = {}
-        names = [router_name(router) for router in routers]
-        if names:
-            for name in names:
-                require_router(name, self.scenario)
-            update["routers"] = require_unique(
-                "--router", [with_file(name, lambda path: str(path.absolute())) for name in names]
-            )
-        if seeds:
-            for seed in seeds:
-                require_within("--seed", seed, 0, LONGEST)
-            update["seeds"] = require_unique("--seed", seeds)
-        return self.with_section(section, **update)
-
-    def with_section(self, section: str, **update: Any) -> Session:
-        """Return the session with other values in a section of the scenario."""
-        changed = getattr(self.scenario, section).model_copy(update=update)
-        return replace(self, scenario=self.scenario.model_copy(update={section: changed}))
-
-    def world(self) -> World:
-        """Return the world that scenario and run folder make."""
-        from scenarios.world.materials import make_world
-
-        return make_world(self.scenario, self.folder)
-
-    def job(self) -> ScenarioJob:
-        """Return the job with its stages."""
-        from scenarios.job.job import ScenarioJob
-
-        return ScenarioJob(self.scenario, self.folder, say=observer().remark, quiet=observer().quiet)
-
-
 def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = None) -> Scenario:
     """Read a scenario, and check it whole.
 
@@ -183,7 +133,8 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         print(short.name, short.keys.duration_s, [server.name for server in short.keys.cluster.named_servers])
         ```
     """
-    from scenarios.files.reading import load_scenario, scenario_path
+    from scenarios.files.reading import load_scenario
+    from scenarios.files.shipped import scenario_file
     from scenarios.world.materials import SCENARIO_FILE
 
     other = changes_of(changes)
@@ -191,7 +142,7 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         if not other:
             return scenario
         raise InputError("changes", "", "this scenario was read before; name its file, and all changes at once")
-    path = scenario_path(scenario)
+    path = scenario_file(Path(scenario))
     if (path / SCENARIO_FILE).is_file():
         raise InputError(str(path), "", f"this is a run folder; name its scenario: {path / SCENARIO_FILE}")
     return Scenario(path, load_scenario(path, other), json.dumps(other, default=str) if other else "")
@@ -199,36 +150,52 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
 
 def begin(
     scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = None, out: str | Path | None = None
-) -> Session:
-    """Read a scenario, and open the run folder `out`, or the scenario's own, which must not be that of another file.
+) -> Run:
+    """Read a scenario, and name its run folder: `out`, or its own, which must not be that of another file.
 
     That is the folder in which a run has kept its scenario, wherever it is now, and `runs/NAME` of any other.
 
     Raises:
         InputError: something is wrong with the one or the other, or a result would replace a file that is read.
     """
-    from scenarios.runs.folder import RunFolder
-    from scenarios.terminal.places import writable_folder
+    from kit.files import writable_folder
+    from kit.named_files import named_files
+    from scenarios.job.context import Run
+    from scenarios.runs.folder import RunFolder, require_apart
     from scenarios.world.materials import SCENARIO_FILE, default_folder
 
     read = load(scenario, changes)
     is_kept = read.path.name == SCENARIO_FILE and RunFolder(read.path.parent).is_flagged
     run_folder = read.path.parent if is_kept else default_folder(read.keys)
     folder = writable_folder(run_folder if out is None else Path(out))
-    if out is None and not is_kept and folder.exists():
+    if out is None and not is_kept:
         RunFolder(folder).require_scenario(read.path)
     if observer().written:
-        from kit.named_files import named_files
-        from slimsched.outputs import require_apart, require_beside
-
-        require_apart(observer().written, (file.path for file in named_files(read.keys)))
-        require_beside(observer().written, folder)
-    return Session(read.path, read.keys, folder)
+        require_apart(observer().written, (file.path for file in named_files(read.keys)), folder)
+    return Run(read.keys, folder, say=observer().remark, quiet=observer().quiet, source=read.path)
 
 
-def router_name(named: str | Path) -> str:
-    """Return a router's name, or its file."""
-    return str(named)
+def with_routers(run: Run, section: str, routers: Sequence[str | Path], seeds: Sequence[int] = ()) -> Run:
+    """Return the run with these routers and seeds in a section (`compare`, `validate_`), if some are named.
+
+    Raises:
+        InputError: one is not known, or named twice.
+    """
+    from scenarios.files.reading import require_router
+    from scenarios.files.router_names import with_file
+
+    update: dict[str, Any] = {}
+    names = list(map(str, routers))
+    for name in names:
+        require_router(name, run.scenario)
+    if names:
+        paths = [with_file(name, lambda path: str(path.absolute())) for name in names]
+        update["routers"] = require_unique("--router", paths)
+    for seed in seeds:
+        require_within("--seed", seed, 0, LONGEST)
+    if seeds:
+        update["seeds"] = require_unique("--seed", seeds)
+    return run.with_section(section, **update) if update else run
 
 
 # ---------------------------------------------------------------------------------------------- told before the work
@@ -290,29 +257,29 @@ def solving(programmes: int) -> Progress:
     return Progress("bound", programmes, unit="programme", quiet=observer().quiet)
 
 
-def require_made(session: Session, section: str) -> None:
+def require_made(run: Run, section: str) -> None:
     """Raise `InputError` if a section's routers include missing ones that the scenario's run makes."""
-    from scenarios.files.made_routers import made_file, made_kinds, made_name
+    from scenarios.files.made_routers import made_kinds, made_name
 
-    given = getattr(session.scenario, section)
-    unmade = [kind for kind in made_kinds(given.routers) if not (session.folder / made_file(kind)).is_file()]
+    given = getattr(run.scenario, section)
+    unmade = [kind for kind in made_kinds(given.routers) if not run.made(kind).is_file()]
     if unmade:
         default = ", ".join(type(given).model_fields["routers"].default)
         problem = f"not made yet for this scenario: {', '.join(map(made_name, unmade))}"
-        remedy = f"`{_making(session, unmade)}` does it, or name others in {section.strip('_')}.routers"
-        raise InputError(str(session.folder), "", f"{problem}; {remedy} (left out, it is: {default})")
+        remedy = f"`{_making(run, unmade)}` does it, or name others in {section.strip('_')}.routers"
+        raise InputError(str(run.folder.path), "", f"{problem}; {remedy} (left out, it is: {default})")
 
 
-def _making(session: Session, kinds: Sequence[str]) -> str:
+def _making(run: Run, kinds: Sequence[str]) -> str:
     """Return the command that makes routers: before devices are calibrated and the network evaluated, the whole run."""
     from scenarios.files.shipped import SHIPPED_SCENARIOS
     from scenarios.world.materials import default_folder
 
-    is_shipped = session.path.is_relative_to(SHIPPED_SCENARIOS)
-    out = [] if session.folder == default_folder(session.scenario) else ["--out", str(session.folder)]
-    words = [session.scenario.name if is_shipped else str(session.path), *out]
+    is_shipped = run.source is None or run.source.is_relative_to(SHIPPED_SCENARIOS)
+    out = [] if run.folder.path == default_folder(run.scenario) else ["--out", str(run.folder.path)]
+    words = [run.scenario.name if is_shipped else str(run.source), *out]
     try:
-        session.world()
+        run.world()
     except InputError:
         return shlex.join(["slimsched", "run", *words])
     return shlex.join(["slimsched", "train", *words, *(word for kind in kinds for word in ("--router", kind))])

@@ -25,7 +25,7 @@ import slimsched
 from benchmarks.grid import ROOT
 from hw.door.load import Load, Outcome, generate
 from kit.errors import InputError, WorkError
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.serving import SLOTS
 from scenarios.world.build import estimated_capacity_img_s
 
@@ -53,12 +53,12 @@ class Stand:
     seconds: float
 
     @cached_property
-    def job(self) -> ScenarioJob:
+    def job(self) -> Run:
         """The scenario's job; raises `InputError` if the run folder does not exist yet."""
         if not (self.folder / "profiles").is_dir():
             problem = f"no profiles are there; `slimsched run {self.scenario} --out {self.folder}` makes them"
             raise InputError(str(self.folder), "", problem)
-        return ScenarioJob(slimsched.load(self.scenario).keys, self.folder, say=lambda _: None, quiet=True)
+        return Run(slimsched.load(self.scenario).keys, self.folder, say=lambda _: None, quiet=True)
 
     @property
     def inside(self) -> int:

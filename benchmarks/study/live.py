@@ -34,7 +34,6 @@ from scenarios.metrics.served import leaves_many
 from scenarios.metrics.slo import ABOUT, ROUNDING
 from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference, paired_ratio
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.provenance import environments
 from scenarios.show.validation import disturbance_warnings, emulated_devices
 from scenarios.world.materials import default_folder
 
@@ -141,7 +140,7 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         "accuracy": {row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
         "seeds": max(len(row["seeds"]) for row in comparison["rows"]),
         "searches": min((count for count in searches if count), default=0),
-        "made_with": _made_with(environments(folder).get("validate", {})),
+        "made_with": _made_with(folder.environments.get("validate", {})),
         "warnings": disturbance_warnings(validation),
         "rows": [{key: row[key] for key in kept if key in row} for row in cast(list[Any], validation["rows"])],
         "pairs": [_less_of(pair) for pair in validation["pairs"]],

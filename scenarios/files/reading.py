@@ -18,7 +18,7 @@ from kit.errors import InputError, nearest
 from kit.named_files import with_paths
 from kit.plugins import is_own
 from scenarios.files.router_names import check_fits, check_router
-from scenarios.files.shipped import accuracy_file, profile_file, scenario_file, weights_file
+from scenarios.files.shipped import accuracy_file, profile_file, weights_file
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
@@ -29,14 +29,6 @@ from scenarios.files.spec import (
 )
 from sim.network import PRESETS
 from sim.profile import Profile
-
-
-def scenario_path(named: Path | str) -> Path:
-    """Return the file of a scenario, or of the bundled one that has this name; raises `InputError` if none has."""
-    try:
-        return scenario_file(Path(named))
-    except ValueError as error:
-        raise InputError("scenario", "", str(error)) from None
 
 
 def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) -> Scenario:

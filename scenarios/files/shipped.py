@@ -75,7 +75,7 @@ def scenario_file(named: Path) -> Path:
     One in a folder has the name in its file, too: `live-bursts`.
 
     Raises:
-        ValueError: a bare word that no shipped scenario has, or a shipped one's name with an ending.
+        InputError: a bare word that no shipped scenario has, or a shipped one's name with an ending.
     """
     if lies_there(named) or named.is_absolute() or ".." in named.parts:
         return named
@@ -84,7 +84,7 @@ def scenario_file(named: Path) -> Path:
     if named.suffix:
         if is_shipped and named.suffix == ".yaml":
             problem = "no such file here; the one that ships is named without its ending"
-            raise ValueError(f"{named}: {problem}: {named.with_suffix('')}")
+            raise InputError("scenario", "", f"{named}: {problem}: {named.with_suffix('')}")
         return named
     if is_shipped:
         return shipped
@@ -96,7 +96,7 @@ def scenario_file(named: Path) -> Path:
     names = [*(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml")), *below]
     remedy = "a file of your own ends in .yaml; `slimsched init` writes a first one"
     problem = f"no such file, and no shipped scenario has this name; {nearest(named.name, names)}; {remedy}"
-    raise ValueError(f"{named}: {problem}")
+    raise InputError("scenario", "", f"{named}: {problem}")
 
 
 def is_shipped_name(text: str) -> bool:

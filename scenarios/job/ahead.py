@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from kit.jit_cache import IS_ON, cache_folder, cache_problem, is_kept
-from scenarios.files.reading import load_scenario, scenario_path
+from scenarios.files.reading import load_scenario
+from scenarios.files.shipped import scenario_file
 from scenarios.terminal.progress import Say
 from scenarios.world.materials import default_folder, make_world
 
@@ -42,7 +44,7 @@ def compiling_ahead(say: Say) -> Iterator[Callable[[], None]]:
 def main() -> None:
     """Compile it by a simulation's first steps."""
     os.nice(LOWEST_PRIORITY)
-    scenario = load_scenario(scenario_path(SHIPPED))
+    scenario = load_scenario(scenario_file(Path(SHIPPED)))
     world = make_world(scenario, default_folder(scenario))
     world.simulation(world.run_spec(scenario.seed), "compiled").advance()
 

@@ -13,8 +13,7 @@ from typing import Any
 from kit.documents import write_json
 from scenarios.files.decision_times import read_decision_time
 from scenarios.files.router_names import display_name
-from scenarios.job.job import ScenarioJob
-from scenarios.runs.provenance import environments
+from scenarios.job.context import Run
 from scenarios.runs.records import plain_name
 from scenarios.world.world import World
 
@@ -22,39 +21,39 @@ REFERENCE = "random"  # what the host's costs are measured with
 OF_THE_MACHINE = ("system", "cores")
 
 
-def with_decision_times(job: ScenarioJob, world: World, routers: Sequence[str]) -> World:
+def with_decision_times(run: Run, world: World, routers: Sequence[str]) -> World:
     """Return the world in which each of these routers' decisions take their time measured here, if that is known."""
     if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
-    noted = environments(job.folder).get("serving")  # if this folder's own stage has measured what serving costs
-    is_here = noted is not None and _machine_of(noted) == _machine_of(job.environment)
+    noted = run.folder.environments.get("serving")  # if this folder's own stage has measured what serving costs
+    is_here = noted is not None and _machine_of(noted) == _machine_of(run.environment)
     times = {}
     for router in dict.fromkeys(routers):
         name = display_name(router)
-        path = job.folder / f"decisions/{plain_name(name)}.json"
-        if name != REFERENCE and _make(job, world, router, path, is_here):
+        path = run.folder / f"decisions/{plain_name(name)}.json"
+        if name != REFERENCE and _make(run, world, router, path, is_here):
             times[name] = read_decision_time(path, name).beyond_s
     return world.with_decision_times(times)
 
 
-def _make(job: ScenarioJob, world: World, router: str, path: Path, is_here: bool) -> bool:
+def _make(run: Run, world: World, router: str, path: Path, is_here: bool) -> bool:
     """Run one stage; returns whether its file is there now."""
-    name, seed = display_name(router), job.scenario.seed
+    name, seed = display_name(router), run.scenario.seed
     stage = f"decide-{plain_name(name)}"
-    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts([router]), seed)
-    if not is_here and not job.folder.stage(stage, fingerprint).is_done:
+    fingerprint = run.fingerprint(*run.world_parts(), *run.router_parts([router]), seed)
+    if not is_here and not run.folder.is_done(stage, fingerprint):
         return False
 
     def work() -> Sequence[Path]:
         from scenarios.executors.deciding import measure_decisions  # opens torch, which a comparison does not need
 
-        time = measure_decisions(world, name, lambda: world.router(router, job.folder.path), seed)
+        time = measure_decisions(world, name, lambda: world.router(router, run.folder.path), seed)
         write_json(path, time.model_dump(mode="json", by_alias=True))
         if (beyond_us := round(1e6 * time.beyond_s)) > 0:
-            job.say(f"{stage}: {beyond_us} us a decision beyond {REFERENCE}'s")
+            run.say(f"{stage}: {beyond_us} us a decision beyond {REFERENCE}'s")
         return [path]
 
-    job.stage(stage, fingerprint, work)
+    run.stage(stage, fingerprint, work)
     return True
 
 

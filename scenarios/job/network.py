@@ -19,72 +19,72 @@ from hw.networks.conformance import require_conformance
 from hw.networks.datasets import Dataset, is_image_folder, load_dataset, require_fit
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import ModelFile, Network, save_model
-from hw.networks.training import TrainingKnobs, recipe, require_checkpoint, train
+from hw.networks.training import TrainingKnobs, recipe, train
 from kit.errors import InputError, WorkError
 from kit.plugins import FAILURES, failure
 from scenarios.files.spec import Scenario
-from scenarios.job.job import ScenarioJob, blamed_on
+from scenarios.job.context import Run, blamed_on
 from scenarios.terminal.progress import Progress
 from scenarios.world.made_with import of_accuracy
 from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE
 
 
-def require_accuracy(job: ScenarioJob) -> None:
+def require_accuracy(run: Run) -> None:
     """Check, before anything is measured, that the scenario's own accuracy table is of the network that it runs.
 
     Raises:
         InputError: it is not, or the images that it was measured on can't be opened.
     """
-    given = job.scenario.model
+    given = run.scenario.model
     if given.accuracy is None:
         return
     table, key = load_accuracy(Path(given.accuracy)), "model.accuracy"
     if isinstance(table, PaperTable):
         problem = "is no measurement of the network that this scenario runs; leave one of the two out"
-        raise InputError(job.scenario.name, key, f"{given.accuracy} {problem}")
+        raise InputError(run.scenario.name, key, f"{given.accuracy} {problem}")
     if given.checkpoint is None:
         problem = f"{given.accuracy} can't be of a network that is yet to be trained; leave it out"
-        raise InputError(job.scenario.name, key, problem)
-    _, metadata = job.model.load()
+        raise InputError(run.scenario.name, key, problem)
+    _, metadata = run.model.load()
     if table.hash != metadata["hash"]:
         problem = f"{given.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
-        raise InputError(job.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
-    load_measured(job.scenario, table)  # a missing folder shows now, not after the calibration
+        raise InputError(run.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
+    load_measured(run.scenario, table)  # a missing folder shows now, not after the calibration
 
 
-def make_model(job: ScenarioJob) -> None:
+def make_model(run: Run) -> None:
     """Train the network, unless the scenario brings one."""
-    given, network = job.scenario.model, job.network
+    given, network = run.scenario.model, run.network
     if given.checkpoint is not None or network is None:
-        job.model.load()  # refuses what is not a model, before anything else runs
+        run.model.load()  # refuses what is not a model, before anything else runs
         return
     if network.is_own:
         require_conformance(network)  # a broken rule shows now, not after hours
-    knobs = training_knobs(job.scenario)
-    fingerprint = job.fingerprint(job.network_parts, job.images, knobs.of_the_result())
+    knobs = training_knobs(run.scenario)
+    fingerprint = run.fingerprint(run.network_parts, run.images, knobs.of_the_result())
 
     def work() -> Sequence[Path]:
-        with blamed_on(job.scenario):
-            return train_model(job, fingerprint)
+        with blamed_on(run.scenario):
+            return train_model(run, fingerprint)
 
-    job.stage("model", fingerprint, work)
+    run.stage("model", fingerprint, work)
 
 
-def make_accuracy(job: ScenarioJob) -> None:
+def make_accuracy(run: Run) -> None:
     """Evaluate every width tuple on every test image."""
 
     def work() -> Sequence[Path]:
-        given = job.scenario.model
+        given = run.scenario.model
         device = given.training.device
-        with blamed_on(job.scenario):
-            return [evaluate_model(job, given.dataset, device=device)]
+        with blamed_on(run.scenario):
+            return [evaluate_model(run, given.dataset, device=device)]
 
-    network = job.network
+    network = run.network
     if network is not None and network.is_own:
-        require_conformance(network, job.model)
-    fingerprint = job.fingerprint(ACCURACY_SCHEMA, of_accuracy(job.scenario), job.model.path)
-    if job.scenario.model.accuracy is None:
-        job.stage("accuracy", fingerprint, work)
+        require_conformance(network, run.model)
+    fingerprint = run.fingerprint(ACCURACY_SCHEMA, of_accuracy(run.scenario), run.model.path)
+    if run.scenario.model.accuracy is None:
+        run.stage("accuracy", fingerprint, work)
 
 
 def training_knobs(scenario: Scenario) -> TrainingKnobs:
@@ -123,11 +123,6 @@ def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
         return dataset
 
 
-def training_text(knobs: TrainingKnobs) -> str:
-    """Return the text of how a network was trained, as its file keeps it."""
-    return json.dumps(asdict(knobs), sort_keys=True)
-
-
 def runner_for(device: str) -> Runner:
     """Return what runs work on a device: a GPU's work runs in a separate process.
 
@@ -153,16 +148,15 @@ def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evalua
         return evaluate(model, data, on_progress=tell, device=device)
 
 
-def train_model(job: ScenarioJob, fingerprint: str) -> list[Path]:
+def train_model(run: Run, fingerprint: str) -> list[Path]:
     """Train the scenario's network, from the checkpoint of an interrupted training if it has the same settings."""
-    network, folder = job.network, job.folder
+    network, folder = run.network, run.folder
     assert network is not None, "asked for by the caller"
-    knobs = training_knobs(job.scenario)
+    knobs = training_knobs(run.scenario)
     work = folder / "training" / f"model-{fingerprint[:12]}"
     checkpoint = work.with_suffix(".safetensors")
-    folder.drop_damaged(checkpoint, require_checkpoint)
-    data = load_dataset(job.scenario.model.dataset)
-    with own_code(network), Progress("train the network", None, unit="step", quiet=job.quiet) as progress:
+    data = load_dataset(run.scenario.model.dataset)
+    with own_code(network), Progress("train the network", None, unit="step", quiet=run.quiet) as progress:
 
         def on_step(done: int, steps: int) -> None:
             progress.set(done, steps)
@@ -170,22 +164,22 @@ def train_model(job: ScenarioJob, fingerprint: str) -> list[Path]:
         wanted = partial(trained, network, data, knobs, checkpoint, work)
         model = network.build()
         model.load_state_dict(load(runner_for(knobs.device)(wanted, on_step)))
-    metadata = {"dataset": data.name, "training": training_text(knobs)}
+    metadata = {"dataset": data.name, "training": json.dumps(asdict(knobs), sort_keys=True)}
     save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
 
 
-def evaluate_model(job: ScenarioJob, dataset: str, *, device: str = "cpu") -> Path:
+def evaluate_model(run: Run, dataset: str, *, device: str = "cpu") -> Path:
     """Fill the accuracy table and the correctness matrix of a network; returns their file."""
-    file = job.model
+    file = run.model
     model, _ = file.load()
     data = load_dataset(dataset)
     require_fit(model.spec, data)
     with (
         own_code(file.network),
-        Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=job.quiet) as progress,
+        Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=run.quiet) as progress,
     ):
         wanted = partial(evaluated, file, data, device)
         evaluation = runner_for(device)(wanted, lambda done, _: progress.set(done))
-    save_accuracy(job.folder / ACCURACY_FILE, replace(evaluation, made_with=of_accuracy(job.scenario)))
-    return job.folder / ACCURACY_FILE
+    save_accuracy(run.folder / ACCURACY_FILE, replace(evaluation, made_with=of_accuracy(run.scenario)))
+    return run.folder / ACCURACY_FILE

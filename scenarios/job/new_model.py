@@ -22,7 +22,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.planned_router import by_plan
 from policies.ppo.router import EndlessRouter, PPORouter
 from scenarios.files.made_routers import made_kind
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.runs.folder import CONTROL
 from scenarios.world.build import build_world
 from scenarios.world.materials import ACCURACY_FILE
@@ -54,10 +54,10 @@ class ModelOrders:
         world: with the accuracies of what serves.
     """
 
-    def __init__(self, job: ScenarioJob, world: World, journal: Journal) -> None:
+    def __init__(self, run: Run, world: World, journal: Journal) -> None:
         self.world = self._first = world
-        self._job, self._journal = job, journal
-        self._serving = job.model_to_serve
+        self._run, self._journal = run, journal
+        self._serving = run.model_to_serve
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="new-model")
         self._read: Future[Candidate] | None = None
         self._rolls = False
@@ -69,7 +69,7 @@ class ModelOrders:
 
     def ask(self, path: Path, router: str, floor: float) -> None:
         """Have it serve from some moment on, with this router; `floor` is asked for at present."""
-        self._job.say(f"serve: reads {path}")
+        self._run.say(f"serve: reads {path}")
         self._read = self._hands.submit(self._candidate, path, router, floor)
 
     def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
@@ -91,16 +91,16 @@ class ModelOrders:
             self._journal.note("model", text, version=candidate.version)
 
         self._rolls = True
-        self._job.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
+        self._run.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
         starts, top1 = cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
         yield NewModel(starts, candidate.policy, top1, took_over, self._failed)
 
     def _failed(self, reason: str) -> None:
         self._rolls = False
-        self._job.say(f"serve: {reason}; the model stays as it was")
+        self._run.say(f"serve: {reason}; the model stays as it was")
 
     def _candidate(self, path: Path, router: str, floor: float) -> Candidate:
-        now, folder = self.world, self._job.folder.path
+        now, folder = self.world, self._run.folder.path
         version, table = read_new_model(path, self._serving, now)
         profiles = dict(zip((spec.name for spec in now.cluster.servers), now.profiles, strict=True))
         world = build_world(now.scenario, profiles, NetworkAccuracy.of(table))
@@ -119,12 +119,12 @@ class ModelOrders:
     def policy(self, router: str, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
         """Return a router; see `endless_policy`."""
         name = router if self.world is self._first else self._as_it_is(router)
-        return endless_policy(self.world, name, self._job.folder.path, config, takes_over=takes_over)
+        return endless_policy(self.world, name, self._run.folder.path, config, takes_over=takes_over)
 
     def _as_it_is(self, router: str) -> str:
         """Return a router made with the first model's accuracies as it is, because it is not to be made again."""
         kind = made_kind(router)
-        return str(self._job.made(kind)) if kind else router
+        return str(self._run.made(kind)) if kind else router
 
 
 def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:

@@ -59,6 +59,6 @@ def make_compass(given: Clusters, folder: RunFolder, *, quiet: bool = False) -> 
         write_json(target, score)
         return [path, steps, target]
 
-    folder.run_stage(f"train-{COMPASS}", fingerprint, work, folder.say)
+    folder.run_stage(f"train-{COMPASS}", fingerprint, work)
     document: ClustersScore = folder.read_json(target.name)
     return path, document

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from calibrate.calibration import CalibrationRequest
-from calibrate.log import require_log
 from hw.device import DeviceSpec
 from hw.networks.datasets import load_dataset
 from kit.documents import read_text, with_remedy, write_json, write_text
@@ -22,7 +21,7 @@ from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, ServerSection
-from scenarios.job.job import OF_SERVING, ScenarioJob, blamed_on
+from scenarios.job.context import OF_SERVING, Run, blamed_on
 from scenarios.metrics.cluster import LINKS_SCHEMA, ClusterMeasurements
 from scenarios.world.made_with import of_profile
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
@@ -30,119 +29,118 @@ from sim.profile import SCHEMA as PROFILE_SCHEMA
 from sim.profile import Profile
 
 
-def make_profiles(job: ScenarioJob) -> None:
+def make_profiles(run: Run) -> None:
     """Calibrate every device whose server names no profile, and put each server's profile in its place.
 
     A profile there is always from its current source, because a scenario may have named another one since: the file
     that it names, or what was calibrated here, with what serving costs once that is known. What a user has edited in
     its place stays.
     """
-    owners = job.scenario.cluster.owners
-    if _spans_hosts(job):
-        _measure_links(job)
+    owners = run.scenario.cluster.owners
+    if _spans_hosts(run):
+        _measure_links(run)
     for server in owners:
         if server.device is not None and server.emulated is not None:
-            _emulate(job, server.name, server.device)
+            _emulate(run, server.name, server.device)
         elif server.profile is None:
-            _calibrate(job, server)
-    is_served = _can_be_served(job) and job.folder.stage("serving", _serving_hash(job)).is_done
+            _calibrate(run, server)
+    is_served = _can_be_served(run) and run.folder.is_done("serving", _serving_hash(run))
     for server in owners:
-        path = (served_path if is_served else calibrated_path)(job.folder.path, server.name)
+        path = (served_path if is_served else calibrated_path)(run.folder.path, server.name)
         if server.profile is not None:
-            _put(job, server, read_text(profile_file(server.profile)))  # the folder documents the whole run
-        elif not _is_edited(job, server):
-            _put(job, server, read_text(path))
+            _put(run, server, read_text(profile_file(server.profile)))  # the folder documents the whole run
+        elif not _is_edited(run, server):
+            _put(run, server, read_text(path))
         else:
-            target = profile_path(job.folder.path, server.name)
+            target = profile_path(run.folder.path, server.name)
             with with_remedy("mend it, or remove it: then it is made again"):
                 read_profile(target)
-            job.say(f"profiles/{target.name} was edited since, and is taken so")
+            run.say(f"profiles/{target.name} was edited since, and is taken so")
 
 
-def _put(job: ScenarioJob, server: ServerSection, text: str) -> None:
+def _put(run: Run, server: ServerSection, text: str) -> None:
     """Write a server's profile to its place; what a user has edited there is kept next to it."""
-    target = profile_path(job.folder.path, server.name)
+    target = profile_path(run.folder.path, server.name)
     if target.is_file() and target.read_bytes() == text.encode():
         return
-    if _is_edited(job, server):
-        job.say(f"{target} was edited since: it is kept as {set_aside(target, '.edited').name}")
+    if _is_edited(run, server):
+        run.say(f"{target} was edited since: it is kept as {set_aside(target, '.edited').name}")
     write_text(target, text)
-    job.folder.finish(f"profile-{server.name}", "", [target])
+    run.folder.finish(f"profile-{server.name}", "", [target])
 
 
-def _is_edited(job: ScenarioJob, server: ServerSection) -> bool:
+def _is_edited(run: Run, server: ServerSection) -> bool:
     """Return whether a profile is another one than was put in its place."""
-    outputs = job.folder.outputs(f"profile-{server.name}")
-    target = profile_path(job.folder.path, server.name)
-    return target.exists() and not (outputs and job.folder.is_whole(outputs))
+    outputs = run.folder.outputs(f"profile-{server.name}")
+    target = profile_path(run.folder.path, server.name)
+    return target.exists() and not (outputs and run.folder.is_whole(outputs))
 
 
-def _emulate(job: ScenarioJob, name: str, device: DeviceSection) -> None:
+def _emulate(run: Run, name: str, device: DeviceSection) -> None:
     """Write what an emulated device emulates, which is known: nothing is measured."""
     assert device.emulated is not None, "asked before"
-    fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown, *_link_parts(job))
-    path = calibrated_path(job.folder.path, name)
+    fingerprint = run.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown, *_link_parts(run))
+    path = calibrated_path(run.folder.path, name)
 
     def work() -> Sequence[Path]:
-        write_text(path, _with_link(job, name, emulated_profile(device)).to_yaml())
+        write_text(path, _with_link(run, name, emulated_profile(device)).to_yaml())
         return [path]
 
-    job.stage(f"emulate-{name}", fingerprint, work)
+    run.stage(f"emulate-{name}", fingerprint, work)
 
 
 LINKS_FILE: Final = "calibration/links.json"
 
 
-def _spans_hosts(job: ScenarioJob) -> bool:
+def _spans_hosts(run: Run) -> bool:
     """Check whether real servers are on the hosts of a cluster, whose links are unknown."""
-    return job.can_validate and job.scenario.cluster.backend == "ray"
+    return run.can_validate and run.scenario.cluster.backend == "ray"
 
 
-def _link_parts(job: ScenarioJob) -> list[Path]:
-    return [job.folder / LINKS_FILE] if _spans_hosts(job) else []
+def _link_parts(run: Run) -> list[Path]:
+    return [run.folder / LINKS_FILE] if _spans_hosts(run) else []
 
 
-def _measure_links(job: ScenarioJob) -> None:
+def _measure_links(run: Run) -> None:
     """Run the stage `links`: the links between the hosts, and the offsets of their clocks."""
-    section, target = job.scenario.cluster, job.folder / LINKS_FILE
+    section, target = run.scenario.cluster, run.folder / LINKS_FILE
     named = [section.host_of(server) or "" for server in section.owners]
 
     def work() -> Sequence[Path]:
-        with joined_hosts(section, job.scenario.name) as hosts:
-            measured = measure_links(hosts, [host or hosts.here for host in named], job.say)
+        with joined_hosts(section, run.scenario.name) as hosts:
+            measured = measure_links(hosts, [host or hosts.here for host in named], run.say)
         write_json(target, msgspec.to_builtins(measured))
         return [target]
 
-    job.stage("links", job.fingerprint(LINKS_SCHEMA, section.address, *named), work)
+    run.stage("links", run.fingerprint(LINKS_SCHEMA, section.address, *named), work)
 
 
-def _with_link(job: ScenarioJob, name: str, profile: Profile) -> Profile:
+def _with_link(run: Run, name: str, profile: Profile) -> Profile:
     """Return a cluster server's profile with the link that brings activations to its host."""
-    if not _spans_hosts(job):
+    if not _spans_hosts(run):
         return profile
-    measured = msgspec.convert(job.folder.read_json(LINKS_FILE), ClusterMeasurements)
-    server = next(server for server in job.scenario.cluster.owners if server.name == name)
+    measured = msgspec.convert(run.folder.read_json(LINKS_FILE), ClusterMeasurements)
+    server = next(server for server in run.scenario.cluster.owners if server.name == name)
     return profile.model_copy(update={"link": measured.into(server.host or measured.clocks[0].host)})
 
 
-def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
-    scenario = job.scenario
+def _calibrate(run: Run, server: ServerSection) -> None:
+    scenario = run.scenario
     device = device_of(server, scenario.cluster.named_servers)
-    peer = _peer_of(job, server)
+    peer = _peer_of(run, server)
     limit = max(
         scenario.cluster.greedy_of(s).batch_limit
         for s in scenario.cluster.named_servers
         if server.name in (s.name, s.shares_device_with)
     )
     made_with = of_profile(scenario, server)
-    parts = (*_link_parts(job), *((server.host or "",) if _spans_hosts(job) else ()))
-    fingerprint = job.fingerprint(repr(device), repr(peer), limit, made_with, job.model.path, *parts)
+    parts = (*_link_parts(run), *((server.host or "",) if _spans_hosts(run) else ()))
+    fingerprint = run.fingerprint(repr(device), repr(peer), limit, made_with, run.model.path, *parts)
 
     def work() -> Sequence[Path]:
-        log_path = job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
-        job.folder.drop_damaged(log_path, require_log)
+        log_path = run.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
         wanted = CalibrationRequest(
-            job.model,
+            run.model,
             device,
             candidates=candidates(device, section_of(server, scenario.cluster.named_servers)),
             budget_s=scenario.calibration.budget,
@@ -155,59 +153,59 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
         )
         key = (scenario.name, "calibration.budget")
         if warning := share_warning(server.name, device):
-            job.warn(warning)
-        if _spans_hosts(job):
-            profile = _with_link(job, server.name, calibrate_on_host(scenario, server, wanted, job.say))
+            run.warn(warning)
+        if _spans_hosts(run):
+            profile = _with_link(run, server.name, calibrate_on_host(scenario, server, wanted, run.say))
         else:
-            profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
-        path = calibrated_path(job.folder.path, server.name)
+            profile = calibrate_device(wanted, quiet=run.quiet, say=run.say, budget_key=key)
+        path = calibrated_path(run.folder.path, server.name)
         write_text(path, profile.model_copy(update={"made_with": made_with}).to_yaml())
         return [path]
 
-    job.stage(f"calibrate-{server.name}", fingerprint, work)
+    run.stage(f"calibrate-{server.name}", fingerprint, work)
 
 
-def _peer_of(job: ScenarioJob, server: ServerSection) -> DeviceSpec | None:
+def _peer_of(run: Run, server: ServerSection) -> DeviceSpec | None:
     """Return another real server to measure the link to, on a machine that has one."""
-    servers = job.scenario.cluster.named_servers
+    servers = run.scenario.cluster.named_servers
     others = [s for s in servers if s.name != server.name and s.device is not None]
     return device_of(others[0], servers) if others else device_of(server, servers)
 
 
-def make_serving(job: ScenarioJob) -> None:
+def make_serving(run: Run) -> None:
     """Write what serving costs on this host into the profiles that were made here (the calibrated ones are kept)."""
-    if not _can_be_served(job):
+    if not _can_be_served(run):
         return
-    servers = job.scenario.cluster.owners
-    sources = [calibrated_path(job.folder.path, server.name) for server in servers]
-    served = [served_path(job.folder.path, server.name) for server in servers]
+    servers = run.scenario.cluster.owners
+    sources = [calibrated_path(run.folder.path, server.name) for server in servers]
+    served = [served_path(run.folder.path, server.name) for server in servers]
 
     def work() -> Sequence[Path]:
         for server, source in zip(servers, sources, strict=True):
-            _put(job, server, read_text(source))
-        world = job.world()
-        images, model = None, job.model_to_serve
+            _put(run, server, read_text(source))
+        world = run.world()
+        images, model = None, run.model_to_serve
         if model is not None:
-            with blamed_on(job.scenario):
-                images = load_dataset(job.scenario.model.dataset)
+            with blamed_on(run.scenario):
+                images = load_dataset(run.scenario.model.dataset)
         overheads = measure_serving(
-            world, model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
+            world, model, images, run.scenario.seed, allow_busy=run.scenario.calibration.allow_busy, say=run.say
         )
         for device, (server, source, kept) in enumerate(zip(servers, sources, served, strict=True)):
             text = with_overheads(read_profile(source), overheads, device).to_yaml()
             write_text(kept, text)
-            _put(job, server, text)
+            _put(run, server, text)
         return served
 
-    job.stage("serving", _serving_hash(job), work)
+    run.stage("serving", _serving_hash(run), work)
 
 
-def _can_be_served(job: ScenarioJob) -> bool:
+def _can_be_served(run: Run) -> bool:
     """Return whether the profiles are made here, and there are executors to serve with."""
-    return job.can_validate and all(server.profile is None for server in job.scenario.cluster.owners)
+    return run.can_validate and all(server.profile is None for server in run.scenario.cluster.owners)
 
 
-def _serving_hash(job: ScenarioJob) -> str:
-    sources = [calibrated_path(job.folder.path, server.name) for server in job.scenario.cluster.owners]
-    parts = (*job.scenario_parts(OF_SERVING), job.scenario.seed)
-    return job.fingerprint(PROFILE_SCHEMA, *parts, *sources, job.accuracy_path, *job.served_parts)
+def _serving_hash(run: Run) -> str:
+    sources = [calibrated_path(run.folder.path, server.name) for server in run.scenario.cluster.owners]
+    parts = (*run.scenario_parts(OF_SERVING), run.scenario.seed)
+    return run.fingerprint(PROFILE_SCHEMA, *parts, *sources, run.accuracy_path, *run.served_parts)

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
-from kit.checkpoint import read
 from kit.documents import read_json, write_json
 from kit.memo import Memo
-from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.learn.expected import announced
 from scenarios.learn.train import require_one_class, require_trainable, score_router, train_world
 from scenarios.learn.tune import knobs_of, tune_world
@@ -29,9 +27,7 @@ from scenarios.world.world import World
 SCORES = "scores.jsonl"  # of a direct search, so far
 
 
-def make_routers(
-    job: ScenarioJob, world: World, kinds: Sequence[str], *, says_scores: bool = False
-) -> dict[str, Score]:
+def make_routers(run: Run, world: World, kinds: Sequence[str], *, says_scores: bool = False) -> dict[str, Score]:
     """Make the routers of these kinds; returns what each was scored, by kind.
 
     Args:
@@ -42,72 +38,52 @@ def make_routers(
         InputError: the compiled engine, on which routers are trained, can't do what the scenario asks for.
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
-    return {kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind) for kind in kinds}
+    return {kind: _made(run, world, kind, says_scores) for kind in kinds}
 
 
-def make_tuned(job: ScenarioJob, world: World, kind: str) -> Score:
-    """Tune a rule by direct search, and score it on both engines."""
-    given = job.scenario
-    target, path = job.folder / score_file(kind), job.made(kind)
-    length = (given.duration_s, given.warmup_s)
-    tuning = given.tuning.model_dump(mode="json")
-    fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind)
-
-    def work() -> Sequence[Path]:
-        require_trainable(world)
-        memo = Memo(job.folder / "training" / fingerprint[:12] / SCORES, fingerprint)
-        knobs = knobs_of(world)
-        with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
-            tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo)
-        job.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
-        save_tuned(path, tuned, world, knobs, given.name, is_of_a_run=True)
-        name = made_name(kind)
-        score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed)
-        history = [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]
-        write_json(job.folder / training_file(kind), history)
-        write_json(target, score)
-        return [path, job.folder / training_file(kind), target]
-
-    job.stage(f"train-{kind}", fingerprint, work)
-    document: Score = job.folder.read_json(target.name)
-    return document
-
-
-def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
-    """Train `ppo` in simulation, and score it on both engines."""
-    given = job.scenario
-    target, path = job.folder / score_file(PPO), job.made(PPO)
+def _made(run: Run, world: World, kind: str, says_score: bool) -> Score:
+    """Run the stage of one kind, which scores its router on both engines."""
+    given = run.scenario
+    settings = (given.training if kind == PPO else given.tuning).model_dump(mode="json")
     length = (given.duration_s, given.warmup_s)  # of what slices are taken from, and of the run that scores
-    training = given.training.model_dump(mode="json")
-    fingerprint = job.fingerprint(*job.world_parts(is_training=True), training, length, given.seed, PPO)
+    fingerprint = run.fingerprint(*run.world_parts(is_training=True), settings, length, given.seed, kind)
+    path, steps, target = run.made(kind), run.folder / training_file(kind), run.folder / score_file(kind)
 
     def work() -> Sequence[Path]:
         require_trainable(world)
-        require_one_class(given)
-        router, scalars = train_router(job, world, fingerprint)
-        score = score_router(world, lambda: router, PPO, given.seed)
-        router.save(path, made_by={MADE_WITH: dict(world.made_with)})
-        write_json(job.folder / training_file(PPO), scalars)
+        folder, name = run.folder / "training" / fingerprint[:12], made_name(kind)
+        if kind == PPO:
+            history = train_router(run, world, folder)
+        else:
+            history = _tuned(run, world, kind, Memo(folder / SCORES, fingerprint))
+        score = score_router(world, lambda: world.router(name, run.folder.path), name, given.seed)
+        write_json(steps, history)
         write_json(target, score)
-        if says_score:
-            job.say(f"train: {format_score(score)}")
-        return [path, job.folder / training_file(PPO), target]
+        if says_score and kind == PPO:
+            run.say(f"train: {format_score(score)}")
+        return [path, steps, target]
 
-    job.stage(f"train-{PPO}", fingerprint, work)
-    document: Score = job.folder.read_json(target.name)
+    run.stage(f"train-{kind}", fingerprint, work)
+    document: Score = run.folder.read_json(target.name)
     return document
 
 
-def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPORouter, list[dict[str, float]]]:
-    """Train for a world; returns the router and the scalars of every update."""
-    folder = job.folder / "training" / fingerprint[:12]
-    checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
-    if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_json):
-        checkpoint.unlink(missing_ok=True)  # the one resumes from where the other is
-        history.unlink(missing_ok=True)
+def _tuned(run: Run, world: World, kind: str, memo: Memo) -> list[dict[str, float]]:
+    """Tune a rule by direct search, and write it; return the cost of each generation."""
+    knobs = knobs_of(world)
+    with announced(world, kind, knobs, say=run.say, quiet=run.quiet) as tell:
+        tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo)
+    run.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
+    save_tuned(run.made(kind), tuned, world, knobs, run.scenario.name, is_of_a_run=True)
+    return [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]
+
+
+def train_router(run: Run, world: World, folder: Path) -> list[dict[str, float]]:
+    """Train `ppo` in simulation, and write it; return the scalars of every update."""
+    require_one_class(run.scenario)
+    history = folder / "scalars.json"
     scalars: list[dict[str, float]] = read_json(history) if history.exists() else []
-    decisions = world.scenario.training.decisions
-    with Progress("train the router", decisions, unit="decision", quiet=job.quiet) as progress:
+    with Progress("train the router", run.scenario.training.decisions, unit="decision", quiet=run.quiet) as progress:
 
         def tell(done: int, found: Mapping[str, float]) -> None:
             while scalars and scalars[-1]["decisions"] >= done:
@@ -116,5 +92,6 @@ def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPOR
             write_json(history, scalars)
             progress.set(done)
 
-        router = train_world(world, folder, seed=job.scenario.seed, on_progress=tell)
-    return router, scalars
+        router = train_world(world, folder, seed=run.scenario.seed, on_progress=tell)
+    router.save(run.made(PPO), made_by={MADE_WITH: dict(world.made_with)})
+    return scalars

@@ -34,7 +34,7 @@ from scenarios.executors.preflight import require_devices, require_ready
 from scenarios.executors.run import real_cluster, without_faults
 from scenarios.files.router_names import display_name
 from scenarios.files.spec import GB, Goals
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.network import load_measured
 from scenarios.job.new_model import ModelOrders
 from scenarios.job.validation import warn_of_another_stack
@@ -48,7 +48,7 @@ SLOTS = 4  # times what the servers can have outstanding: the limit of images in
 
 
 def serve(
-    job: ScenarioJob,
+    run: Run,
     world: World,
     router: str,
     room: WaitingRoom,
@@ -69,14 +69,14 @@ def serve(
         InputError: the scenario does not fit this machine.
         WorkError: executors or the ingress failed.
     """
-    scenario, model = job.scenario, job.model_to_serve
+    scenario, model = run.scenario, run.model_to_serve
     require_devices(scenario)
-    require_ready(world, model, (router,), job.folder.path)
-    warn_of_another_stack(job, world)
+    require_ready(world, model, (router,), run.folder.path)
+    warn_of_another_stack(run, world)
     if scenario.faults or scenario.slo.schedule:
-        job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
+        run.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
-    asked = _OperatorOrders(job, ModelOrders(job, world, journal), router, config, journal)
+    asked = _OperatorOrders(run, ModelOrders(run, world, journal), router, config, journal)
     asked.warn_of_floor()
     routing = Routing(
         asked.policy(router),
@@ -88,16 +88,16 @@ def serve(
     with (
         real_cluster(without_faults(world), model, is_urgent=True) as cluster,
         accept_wishes(
-            job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
+            run.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
         CollectionMeter() as garbage,
         ExitStack() as stack,
     ):
-        served = _served(job, world, slots)  # while the servers start
+        served = _served(run, world, slots)  # while the servers start
         carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
         open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
-        log = _log_of(job)
+        log = _log_of(run)
         if log is not None:
             stack.callback(log.close)
         tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
@@ -111,21 +111,21 @@ def serve(
             return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
 
         operator = Operator(wishes, lambda: asked.orders(wishes, cluster, open_door))
-        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
+        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, run.say, operator)
 
 
-def _log_of(job: ScenarioJob) -> SegmentLog | None:
+def _log_of(run: Run) -> SegmentLog | None:
     """Open the log of what is served; None if the scenario wants no log."""
-    wanted = job.scenario.serve
+    wanted = run.scenario.serve
     if not wanted.log_gb:
         return None
     bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
-    return SegmentLog(job.folder / SERVED, bounds, lambda text: job.say(f"serve: {text}"))
+    return SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
 
 
-def _served(job: ScenarioJob, world: World, slots: int) -> Served:
+def _served(run: Run, world: World, slots: int) -> Served:
     """Return what clients receive of it."""
-    name, model = job.scenario.name, job.model_to_serve
+    name, model = run.scenario.name, run.model_to_serve
     config = world.cluster.router
     top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
     classes = tuple(
@@ -134,14 +134,14 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
             inf if deadline_s is None else deadline_s,
             inf if of is None or of.p99_limit_s is None else of.p99_limit_s,
         )
-        for of, deadline_s in zip(job.scenario.classes or [None], job.scenario.deadlines_s, strict=True)
+        for of, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
     )
     if model is None:
         network = served_of(world)
         return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", classes, top1)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
-    dataset, spec = load_measured(job.scenario, evaluation), model.build().spec
+    dataset, spec = load_measured(run.scenario, evaluation), model.build().spec
     of_network, pixels = (spec.input_shape, spec.segments, spec.classes), (dataset.mean, dataset.deviation)
     return Served(name, *of_network, *pixels, slots, evaluation.hash, classes, top1)
 
@@ -171,15 +171,13 @@ class _Teller:
 class _OperatorOrders:
     """What is asked for, at the start by the scenario, then by the operator; and the router that decides."""
 
-    def __init__(
-        self, job: ScenarioJob, models: ModelOrders, router: str, config: RouterConfig, journal: Journal
-    ) -> None:
-        self._job = job
+    def __init__(self, run: Run, models: ModelOrders, router: str, config: RouterConfig, journal: Journal) -> None:
+        self._run = run
         self._models = models
         self.router = router
         self._config = config
         self._journal = journal
-        self._asked = job.scenario.slo.goals(job.scenario.tuning.floor)[0]
+        self._asked = run.scenario.slo.goals(run.scenario.tuning.floor)[0]
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
         """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
@@ -188,7 +186,7 @@ class _OperatorOrders:
     @property
     def goals(self) -> tuple[GoalSet, ...]:
         """As the router's core takes them: of each class its own."""
-        if self._job.scenario.classes:
+        if self._run.scenario.classes:
             return self._models.world.class_goals
         asked = self._asked
         return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
@@ -205,14 +203,14 @@ class _OperatorOrders:
                 if wish.model is not None:  # what is asked for later waits until it serves
                     self._models.ask(Path(wish.model), self.router, max(goal.floor for goal in self.goals))
         except InputError as error:
-            self._job.say(f"serve: {error}")
+            self._run.say(f"serve: {error}")
 
     def _router_orders(self, name: str) -> Iterator[Order]:
         """Yield the order for a router; one that can't be made is reported, and changes nothing."""
         try:
             policy = self.policy(name, takes_over=True)
         except InputError as error:
-            self._job.say(f"serve: {error}; the router stays as it was")
+            self._run.say(f"serve: {error}; the router stays as it was")
             return
         yield policy
         self.router = name
@@ -220,8 +218,8 @@ class _OperatorOrders:
         self.warn_of_floor()
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
-        if self._job.scenario.classes:
-            self._job.say(
+        if self._run.scenario.classes:
+            self._run.say(
                 "serve: each class keeps what `classes` promises it; no other goals are taken while it serves"
             )
             return
@@ -237,8 +235,8 @@ class _OperatorOrders:
             self._warn_of(["floor"])
 
     def _warn_of(self, goals: Sequence[str]) -> None:
-        for warning in routers_ignoring(goals, [self.router], self._job.folder.path):
-            self._job.say(f"serve: {warning}")
+        for warning in routers_ignoring(goals, [self.router], self._run.folder.path):
+            self._run.say(f"serve: {warning}")
 
 
 def _goal_text(asked: Goals) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from hw.host.limits import core_count
 from hw.networks.datasets import Dataset
-from hw.networks.registry import ModelFile
 from kit.documents import write_json
 from kit.errors import InputError
 from kit.memo import Memo
@@ -22,7 +19,7 @@ from scenarios.executors.preflight import other_programs, require_devices, requi
 from scenarios.executors.run import RunObserver
 from scenarios.executors.validating import validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import (
     FarApart,
@@ -46,139 +43,110 @@ from scenarios.runs.predict import PredictedRun, predict
 from scenarios.runs.records import load_point, write_run
 from scenarios.runs.simulate import RunOptions
 from scenarios.show.validation import first_far_text
-from scenarios.terminal.progress import Progress, Say
+from scenarios.terminal.progress import Progress
 from scenarios.world.routers import routers_tuned_elsewhere
 from scenarios.world.world import World
 
 STAGE, PREDICT = "validate", "predict"
 
 
-def validate(job: ScenarioJob, world: World) -> ValidationDocument:
+def validate(run: Run, world: World) -> ValidationDocument:
     """Run the same arrivals in simulation and on real executors; resumes after the last finished run.
 
     Raises:
         InputError: the scenario has a server without a device, or no network that real ones need; or something of it
             does not fit this machine or what was made for it.
     """
-    require_executors(job)
-    given = job.scenario.validate_
+    require_executors(run)
+    given = run.scenario.validate_
     require_distinct_names(given.routers)
     plan = ValidationPlan.of(world, [display_name(router) for router in given.routers], given)
-    require_devices(job.scenario)
-    require_ready(world, job.model_to_serve, given.routers, job.folder.path)
-    warn_of_another_stack(job, world)
+    require_devices(run.scenario)
+    require_ready(world, run.model_to_serve, given.routers, run.folder.path)
+    warn_of_another_stack(run, world)
     settings = given.model_dump(mode="json", exclude={"routers", "go_on"})  # resuming keeps what is finished
-    shape = (settings, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    slo = job.scenario.slo.model_dump(mode="json")
+    shape = (settings, run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic)
+    slo = run.scenario.slo.model_dump(mode="json")
     charged = world.decision_parts([display_name(router) for router in given.routers])
-    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged, slo)
-    fingerprint = job.fingerprint(*parts)
-    target = job.folder / "validation.json"
-    memo = job.folder.memo(STAGE, fingerprint)
+    parts = (*run.world_parts(), *run.router_parts(given.routers), shape, *run.served_parts, *charged, slo)
+    fingerprint = run.fingerprint(*parts)
+    target = run.folder / "validation.json"
 
     def work() -> Sequence[Path]:
-        warn_of_other_programs(job)
+        warn_of_other_programs(run)
         for warning in routers_tuned_elsewhere(given.routers, world.device_names, world.cluster):
-            job.warn(warning)
+            run.warn(warning)
         for doubt in world.trace_doubts(plan.duration_s):
-            job.warn(f"warning: {doubt}")
-        folder = job.folder
-        validation = validate_world(
-            world,
-            folder,
-            job.model_to_serve,
-            plan,
-            given.routers,
-            made_in=job.folder.path,
-            kept=Kept(memo, folder.memo(PREDICT, fingerprint)),
-            quiet=job.quiet,
-        )
+            run.warn(f"warning: {doubt}")
+        validation = validate_world(run, world, plan, fingerprint)
         write_json(target, validation)
         if any(completed_nothing(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
             raise _UnfinishedError
-        records = {folder / name for row in memo.rows for name in row["outputs"]}
-        return [target, folder / CORES_FILE, *sorted(records)]
+        rows = run.folder.memo(STAGE, fingerprint).rows
+        records = {run.folder / name for row in rows for name in row["outputs"]}
+        return [target, run.folder / CORES_FILE, *sorted(records)]
 
     with suppress(_UnfinishedError):  # the results show it; the next try resumes after all the others
-        job.stage(STAGE, fingerprint, work)
-    document: ValidationDocument = job.folder.read_json(target.name)
+        run.stage(STAGE, fingerprint, work)
+    document: ValidationDocument = run.folder.read_json(target.name)
     return document
 
 
-def require_executors(job: ScenarioJob, what: str = "validate") -> None:
+def require_executors(run: Run, what: str = "validate") -> None:
     """Raise `InputError` if a server has no device, or there is no network that real ones need."""
-    if not job.can_validate:
-        simulated = [server.name for server in job.scenario.cluster.owners if server.device is None]
+    if not run.can_validate:
+        simulated = [server.name for server in run.scenario.cluster.owners if server.device is None]
         problem = "real executors need a network (model.network or model.checkpoint)"
         if simulated:
             problem = f"executors need a device for each server; give one to {', '.join(map(repr, simulated))}"
         problem += "; emulated ones (device: {emulated: PROFILE}) need no network"
-        raise InputError(job.scenario.name, what, problem)
+        raise InputError(run.scenario.name, what, problem)
 
 
 class _UnfinishedError(Exception):
     """A hardware run completed nothing, or the first ones were hopeless: what is missing is made when the stage is."""
 
 
-def warn_of_another_stack(job: ScenarioJob, world: World) -> None:
+def warn_of_another_stack(run: Run, world: World) -> None:
     """Warn of a profile measured elsewhere, before hardware is run: it may be good enough."""
-    servers = job.scenario.cluster.named_servers
+    servers = run.scenario.cluster.named_servers
     for server, profile in zip(servers, world.profiles, strict=True):
         if server.shares_device_with is None and server.emulated is None:
             device = as_calibrated(device_of(server, servers), section_of(server, servers), profile)
             for text in (*stamp_warnings(profile, device), *filter(None, [share_warning(server.name, device)])):
-                job.warn(text)
+                run.warn(text)
 
 
-def warn_of_other_programs(job: ScenarioJob) -> None:
+def warn_of_other_programs(run: Run) -> None:
     """Warn of other programs here: they are in the hardware's latencies and not in the simulator's."""
-    servers = job.scenario.cluster.named_servers
+    servers = run.scenario.cluster.named_servers
     real = [server for server in servers if server.emulated is None]
     devices = {(device := device_of(server, servers)).physical: device for server in real}
     for device in devices.values():
         for text in other_programs(device):
-            job.warn(text)
+            run.warn(text)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What an earlier try has finished: runs on executors, a row each with its files, and predictions."""
-
-    runs: Memo
-    predictions: Memo
-
-
-def validate_world(
-    world: World,
-    folder: RunFolder,
-    model: ModelFile | None,
-    plan: ValidationPlan,
-    routers: Sequence[str],
-    *,
-    made_in: Path | None,
-    kept: Kept,
-    quiet: bool = False,
-) -> ValidationDocument:
+def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: str) -> ValidationDocument:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
-    What is kept already, and whole, is not made again. If the finished runs show that the rest is hopeless it is not
-    made, unless `validate.go_on` is set.
+    What an earlier try with this fingerprint has kept, and is whole, is not made again. If the finished runs show that
+    the rest is hopeless it is not made, unless `validate.go_on` is set.
     """
+    folder, model, routers = run.folder, run.model_to_serve, run.scenario.validate_.routers
+    kept, predicted = folder.memo(STAGE, fingerprint), folder.memo(PREDICT, fingerprint)
     data = None if model is None else _images_of(world)
-    runs = whole_runs(folder, kept.runs.rows, plan.section.repeats)
+    runs = whole_runs(folder, kept.rows, plan.section.repeats)
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
-    if not kept.predictions.rows:
+    if not predicted.rows:
         folder.remove_outputs(PREDICT)
-    predict_all = partial(
-        predictions_of, world, plan, routers, made_in=made_in, kept=kept.predictions, say=folder.say, quiet=quiet
-    )
-    predictions = {} if plan.section.loads else predict_all(plan.pairs())
+    predictions = {} if plan.section.loads else predictions_of(run, world, plan, plan.pairs(), predicted)
     if advice := length_advice(plan, predictions):
-        folder.say(f"{STAGE}: {advice}")
-    with Progress("executors", plan.hardware_runs, unit="run", quiet=quiet) as progress:
+        run.say(f"{STAGE}: {advice}")
+    with Progress("executors", plan.hardware_runs, unit="run", quiet=run.quiet) as progress:
         progress.set(len(runs))
 
         def tell(_: Any) -> None:
@@ -188,16 +156,16 @@ def validate_world(
             tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
         )
         with closing(
-            validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, observer=observer)
+            validate_runs(world, model, data, plan, routers, made_in=folder.path, finished=finished, observer=observer)
         ) as campaign:
-            _add_runs(runs, campaign, plan, folder, kept.runs, progress)
+            _add_runs(runs, campaign, plan, folder, kept, progress)
     if plan.section.loads:  # shares of the executors' capacity, which is known only now
         pairs = [run for run in runs if run["kind"] == "pair"]
         keys = (PlannedPair(run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
-        predictions = predict_all([*dict.fromkeys(keys)])
+        predictions = predictions_of(run, world, plan, [*dict.fromkeys(keys)], predicted)
     validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
     if far := far_runs(plan.in_order(runs)):
-        path = str(kept.runs.path.relative_to(folder.path))
+        path = str(kept.path.relative_to(folder.path))
         validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=path)
     return validation
 
@@ -218,7 +186,7 @@ def _add_runs(
 ) -> None:
     """Add the campaign's runs, and keep each, until they are all there or show that the rest is hopeless."""
     while (plan.section.go_on or not is_hopeless(runs)) and (latest := next(campaign, None)) is not None:
-        outputs = folder.stamps(keep_runs(folder, latest, plan.section.repeats))
+        outputs = folder.contents(keep_runs(folder, latest, plan.section.repeats))
         runs.append(latest.run)
         progress.set(len(runs))
         if not completed_nothing(latest.run["hardware"]):
@@ -228,26 +196,19 @@ def _add_runs(
 
 
 def predictions_of(
-    world: World,
-    plan: ValidationPlan,
-    routers: Sequence[str],
-    pairs: Sequence[PlannedPair],
-    *,
-    made_in: Path | None,
-    kept: Memo,
-    say: Say,
-    quiet: bool = False,
+    run: Run, world: World, plan: ValidationPlan, pairs: Sequence[PlannedPair], kept: Memo
 ) -> Predictions:
     """Predict what executors will show: ranges for each router, load and seed; those in `kept` are not made again."""
-    makers = {display_name(router): world.router_maker(router, made_in) for router in routers}
+    routers = run.scenario.validate_.routers
+    makers = {display_name(router): world.router_maker(router, run.folder.path) for router in routers}
     found: dict[Place, Ranges] = {tuple(row["place"]): row["ranges"] for row in kept.rows}
     missing = [pair for pair in pairs if pair[:3] not in found]
     if not missing:
         return found
     runs = [PredictedRun(makers[pair.router], pair.seed, plan.scale_of(pair.rate_img_s)) for pair in missing]
-    engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), say)
+    engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), run.say)
     options: RunOptions = {"duration_s": plan.duration_s, "warmup_s": plan.warmup_s, "engine": engine}
-    with Progress("predict", len(runs), unit="run", quiet=quiet) as progress:
+    with Progress("predict", len(runs), unit="run", quiet=run.quiet) as progress:
         for index, ranges in predict(world, runs, options, core_count()):
             place: Place = missing[index][:3]
             found[place] = ranges

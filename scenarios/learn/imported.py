@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from kit import checkpoint
 from kit.errors import InputError
+from kit.files import writable_file
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import RELU, TANH, PolicySpec
 from scenarios.files.made_routers import ROUTER_SUFFIX
 from scenarios.learn.train import spec_of
-from scenarios.terminal.places import writable_file
 from scenarios.world.world import World
 
 if TYPE_CHECKING:

@@ -7,21 +7,24 @@ moment can resume.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import platform
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from filelock import FileLock, Timeout
-
+from hw.host.limits import core_count
+from hw.version import code_here
 from kit.documents import read_json, with_remedy, write_json
-from kit.errors import InputError, WorkError
+from kit.errors import InputError
 from kit.files import TEMPORARY, file_hash
 from kit.memo import Memo, rows_in
 from policies.registry import CONTROLLED
@@ -32,6 +35,7 @@ CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.
 STAGES: Final = ".stages"
 SERVED: Final = "served"  # the log of what `slimsched serve` did
 SCHEMA: Final = "slimsched.run-folder/2"
+ENVIRONMENT_SCHEMA: Final = "slimsched.environment/2"
 FILES: Final = {  # and the command that makes each
     "scenario.yaml": "compare",
     "environment.json": "compare",
@@ -52,38 +56,21 @@ FOLDERS: Final = {
     "decisions": "run",
     "profiles": "run",
     "training": "train",
-    "simulation": "simulate",
+    "simulation": "compare",
     "hardware": "validate",
     SERVED: "serve",
 }
-_COMMANDS: Final = {  # of a stage, if it is not its name
-    "model": "model train",
-    "accuracy": "model evaluate",
-    "records": "compare",
-    "compare": "compare",
-    "validate": "validate",
-    "train": "train",
-    **{f"train-{kind}": "train" for kind in MADE_KINDS},
-}
+PRODUCT: Final = "slim-scheduler"
+PACKAGES: Final = (
+    PRODUCT, "torch", "numpy", "numba", "scipy", "scikit-learn", "simpy", "pydantic", "pyarrow", "safetensors",
+)  # fmt: skip
 _LONGEST_COMMAND: Final = 200  # characters of a command line
-
-Stamp = list[Any]
-"""Of a file as it was made: its bytes, the time of its last change in nanoseconds, and its content's SHA-256."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Whether a stage has to run, and why, in words for the user."""
-
-    name: str
-    is_done: bool
-    reason: str
 
 
 class RunFolder:
     """One run's folder; docs/run-folder.md lists its contents.
 
-    Looking at it makes and changes nothing. What writes does so within `opened`.
+    Reading it makes and changes nothing. What writes does so within `opened`.
 
     Attributes:
         say: takes lines for the user.
@@ -123,18 +110,19 @@ class RunFolder:
         if not is_new and not self.is_flagged and any(self.path.iterdir()):
             raise InputError(str(self.path), "", "holds files and is no run folder; name an empty or a new folder")
         (self.path / OWN).mkdir(parents=True, exist_ok=True)
-        try:
-            with self._locked():
-                self._clean()
-                self._record(scenario)
-                self._is_open = True
+        with self._locked():
+            self._is_open = True
+            try:
+                self._remove_leftovers()
+                if scenario is not None:
+                    self._name_scenario(scenario)
                 yield
-        finally:
-            self._is_open = False
-            if [path.name for path in self.path.iterdir()] == [OWN] and not self.is_in_use:
-                shutil.rmtree(self.path / OWN)
-                if is_new:
-                    self.path.rmdir()
+            finally:
+                self._is_open = False
+                if [path.name for path in self.path.iterdir()] == [OWN]:
+                    shutil.rmtree(self.path / OWN)
+                    if is_new:
+                        self.path.rmdir()
 
     @property
     def is_flagged(self) -> bool:
@@ -144,63 +132,51 @@ class RunFolder:
     @property
     def is_in_use(self) -> bool:
         """Whether a command is at work in it."""
-        if not self._holder.exists():
-            return False
         try:
-            with FileLock(self._lock, blocking=False):
-                return False
-        except Timeout:
+            with (self.path / OWN / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
             return True
+        return False
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which is gone with this process, however that ends."""
-        try:
-            with FileLock(self._lock, blocking=False):
-                self._holder.write_text(_this_process(), encoding="utf-8")
-                yield
-                self._holder.unlink(missing_ok=True)
-        except Timeout:
+        """Hold the folder's lock, which ends with this process; its file names this process."""
+        with (self.path / OWN / "lock").open("a+", encoding="utf-8") as file:
             try:
-                holder = self._holder.read_text(encoding="utf-8")
-            except OSError:
-                holder = "another process"
-            problem = f"in use by {holder}; wait for it, end it, or name another folder with --out"
-            raise InputError(str(self.path), "", problem) from None
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                problem = f"in use by {file.read()}; wait for it, end it, or name another folder with --out"
+                raise InputError(str(self.path), "", problem) from None
+            file.truncate(0)
+            file.write(_this_process())
+            file.flush()
+            yield
+            file.truncate(0)
 
-    @property
-    def _lock(self) -> Path:
-        return self.path / OWN / "lock"
-
-    @property
-    def _holder(self) -> Path:
-        return self.path / OWN / "holder"
-
-    def _clean(self) -> None:
-        """Remove what commands that were killed have left."""
+    def _remove_leftovers(self) -> None:
+        """Remove what killed commands have left; never a user's file."""
         below = (path for name in FOLDERS for path in (self.path / name).rglob(".*.tmp"))
         for path in (*self.path.glob(".*.tmp"), *below):
             if TEMPORARY.fullmatch(path.name):
                 path.unlink()
         shutil.rmtree(self.path / CONTROL, ignore_errors=True)
 
-    def _record(self, scenario: Path | None) -> None:
-        """Name the scenario's file in the mark, from the folder; prints a line if it is another one than before."""
-        if scenario is None:
-            return
+    def _name_scenario(self, scenario: Path) -> None:
+        """Name the scenario's file in the mark, from the folder; report if it is another one than before."""
         if (before := self._other_scenario(scenario)) is not None:
             self.say(f"{self.path}: of the scenario {before} so far, now of {scenario}")
         mark = {"schema": SCHEMA, "scenario": os.path.relpath(scenario.resolve(), self.path.resolve())}
-        if self._mark() != mark:
+        if _mapping(self.path / OWN / "run.json") != mark:
             write_json(self.path / OWN / "run.json", mark)
-
-    def _mark(self) -> Mapping[str, Any]:
-        return _mapping(self.path / OWN / "run.json")
 
     @property
     def scenario(self) -> Path | None:
         """The file that the folder is of, from here; None if unknown."""
-        name = self._mark().get("scenario")
+        name = _mapping(self.path / OWN / "run.json").get("scenario")
         return Path(os.path.relpath(self.path.resolve() / name)) if isinstance(name, str) else None
 
     def _other_scenario(self, scenario: Path) -> Path | None:
@@ -229,73 +205,72 @@ class RunFolder:
 
     def remedy(self, name: str) -> str:
         """Describe what makes a file again; which flags the command had is not kept."""
-        command = self.command(name)
-        flags = "" if command.startswith("slimsched report ") else ", with the flags that it had,"
-        return f"`{command}`{flags} makes it again"
-
-    def command(self, name: str) -> str:
-        """Return the command that makes a file again, but for flags."""
-        makers = (mark.stem for mark in self._marks() if name in _outputs(mark))
-        stage = next(makers, "")
-        command = _COMMANDS.get(stage, "run") if stage else FILES.get(name) or FOLDERS.get(name.split("/")[0], "run")
-        if command == "report":
-            return shlex.join(["slimsched", "report", str(self.path)])
-        if self.scenario is None:
-            return f"slimsched {command}"
-        return shlex.join(["slimsched", *command.split(), str(self.scenario), "--out", str(self.path)])
+        command = FILES.get(name) or FOLDERS.get(name.split("/")[0], "run")
+        of = [] if self.scenario is None else [str(self.scenario), "--out", str(self.path)]
+        words = shlex.join(["slimsched", *command.split(), *of])
+        return f"`{words}`, with the flags that it had, makes it again"
 
     # ----------------------------------------------------------------------------------------------------- stages
 
-    def stage(self, name: str, fingerprint: str) -> Stage:
+    def is_done(self, stage: str, fingerprint: str) -> bool:
         """Return whether a stage can be skipped: its outputs are as it left them, and its inputs are unchanged."""
-        mark = self._stage(name)
+        return not self._why_due(stage, fingerprint)
+
+    def _why_due(self, stage: str, fingerprint: str) -> str:
+        """Return why a stage has to run, in words for the user; empty if it is done."""
+        mark = self.path / STAGES / f"{stage}.json"
         if not mark.exists():
-            return Stage(name, False, "begins")
-        inputs, outputs = _mapping(mark).get("inputs"), _outputs(mark)
-        if inputs is None:
-            return Stage(name, False, "its mark is damaged")
-        if inputs != fingerprint:
-            return Stage(name, False, "its inputs have changed")
-        for output, stamp in outputs.items():
-            if not (self.path / output).exists():
-                return Stage(name, False, f"{output} is missing")
-            if not self.is_whole({output: stamp}):
-                return Stage(name, False, f"{output} was changed or damaged since")
-        return Stage(name, True, "done before")
+            return "begins"
+        if _mapping(mark).get("inputs") != fingerprint:
+            return "its inputs have changed"
+        for name, content in self.outputs(stage).items():
+            if not (self.path / name).exists():
+                return f"{name} is missing"
+            if not self.is_whole({name: content}):
+                return f"{name} was changed or damaged since"
+        return ""
 
     def run_stage(
-        self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]], say: Callable[[str], None]
+        self,
+        stage: str,
+        fingerprint: str,
+        work: Callable[[], Sequence[Path]],
+        made_with: Callable[[], Mapping[str, Any]] | None = None,
     ) -> bool:
-        """Do a stage's work unless it is done, and print which. Returns whether it ran."""
-        stage = self.stage(name, fingerprint)
-        say(f"{name}: {'skipped, ' if stage.is_done else ''}{stage.reason}")
-        if not stage.is_done:
-            self.finish(name, fingerprint, work())
-        return not stage.is_done
+        """Do a stage's work unless it is done, and report which; return whether it ran.
 
-    def finish(self, name: str, fingerprint: str, outputs: Iterable[Path]) -> None:
-        """Mark a stage as done; raises `WorkError` if an output is not in the folder any more."""
-        write_json(self._stage(name), {"inputs": fingerprint, "outputs": self.stamps(outputs)})
+        Args:
+            made_with: describes what the stage is made with (`environment`), for `environment.json`.
+        """
+        reason = self._why_due(stage, fingerprint)
+        self.say(f"{stage}: {reason or 'skipped, done before'}")
+        if not reason:
+            return False
+        facts = made_with and made_with()  # as the work begins
+        outputs = work()
+        if facts is not None:
+            self.note_environment(stage, facts)
+        self.finish(stage, fingerprint, outputs)
+        return True
 
-    def stamps(self, outputs: Iterable[Path]) -> dict[str, Stamp]:
-        """Return what shows later whether files, by their names in the folder, are as they are now."""
-        try:
-            return {path.relative_to(self.path).as_posix(): [*_quick(path), file_hash(path)] for path in outputs}
-        except FileNotFoundError as error:
-            problem = "was removed as soon as it was made; the same command makes it again"
-            raise WorkError(f"{error.filename} {problem}") from None
+    def finish(self, stage: str, fingerprint: str, outputs: Iterable[Path]) -> None:
+        """Mark a stage as done."""
+        mark = {"inputs": fingerprint, "outputs": self.contents(outputs)}
+        write_json(self.path / STAGES / f"{stage}.json", mark)
 
-    def is_whole(self, stamps: Mapping[str, Stamp]) -> bool:
-        """Check whether files are as they were made; content is read only if the time of the last change differs."""
-        return all(_is_as_made(self.path / name, stamp) for name, stamp in stamps.items())
+    def contents(self, files: Iterable[Path]) -> dict[str, str]:
+        """Return the hash of each file's content, by its name in the folder."""
+        return {path.relative_to(self.path).as_posix(): file_hash(path) for path in files}
 
-    def outputs(self, stage: str) -> dict[str, Stamp]:
+    def is_whole(self, contents: Mapping[str, str]) -> bool:
+        """Return whether files are as they were made."""
+        paths = {self.path / name: content for name, content in contents.items()}
+        return all(path.is_file() and file_hash(path) == content for path, content in paths.items())
+
+    def outputs(self, stage: str) -> dict[str, str]:
         """Return what a stage has made, by its mark."""
-        return _outputs(self._stage(stage))
-
-    def recorded(self) -> set[str]:
-        """Return what all stages have made."""
-        return {name for mark in self._marks() for name in _outputs(mark)}
+        outputs = _mapping(self.path / STAGES / f"{stage}.json").get("outputs")
+        return outputs if isinstance(outputs, dict) else {}
 
     def remove_outputs(self, stage: str) -> None:
         """Remove what a stage has made, and what its interrupted tries have kept."""
@@ -305,31 +280,82 @@ class RunFolder:
             path.unlink(missing_ok=True)
             with suppress(OSError):
                 path.parent.rmdir()
-        for path in (self._stage(stage), *tries):
+        for path in (self.path / STAGES / f"{stage}.json", *tries):
             path.unlink(missing_ok=True)
-
-    def _stage(self, name: str) -> Path:
-        return self.path / STAGES / f"{name}.json"
-
-    def _marks(self) -> Iterator[Path]:
-        return (self.path / STAGES).glob("*.json")
-
-    # ------------------------------------------------------------------------- what an interrupted stage goes on from
 
     def memo(self, stage: str, fingerprint: str) -> Memo:
         """Return what an interrupted try of a stage has finished."""
         return Memo(self.path / STAGES / f"{stage}-{fingerprint[:12]}.jsonl", fingerprint)
 
-    def drop_damaged(self, path: Path, read: Callable[[Path], object]) -> bool:
-        """Remove a damaged file that work would resume from, with a message; returns whether it did."""
-        if not path.exists():
-            return False
-        try:
-            read(path)
-        except InputError as error:
-            path.unlink()
-            self.say(f"{path} can't be read ({error.problem}): this begins anew")
-            return True
+    # -------------------------------------------------------------------------------------------- what made a stage
+
+    @property
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """By stage, what it was made with (`environment`)."""
+        stages = _mapping(self.path / "environment.json").get("stages")
+        return (
+            {stage: its for stage, its in stages.items() if isinstance(its, dict)} if isinstance(stages, dict) else {}
+        )
+
+    def note_environment(self, stage: str, facts: Mapping[str, Any]) -> None:
+        """Record what a stage was made with, instead of what it was made with before."""
+        document = {"schema": ENVIRONMENT_SCHEMA, "stages": {**self.environments, stage: dict(facts)}}
+        write_json(self.path / "environment.json", document)
+
+
+def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe what is here now: versions, devices and seeds; nothing that names a person or a place."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": core_count(),
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "code": code_here(),
+        "devices": [dict(device) for device in devices],
+        "seeds": dict(seeds),
+    }
+
+
+def version_of(package: str) -> str | None:
+    """Return the installed version; None if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def require_apart(written: Sequence[Path], read: Iterable[Path], folder: Path | None = None) -> None:
+    """Check that the files that a command writes are none that it reads or that a run makes, and that they differ.
+
+    Args:
+        folder: the run folder that the command will make.
+
+    Raises:
+        InputError: a result would replace an input, another result, or a run folder or its file.
+    """
+    read = list(read)
+    for place in written:
+        if any(_are_one(place, path) for path in read):
+            problem = "the command reads this file, and its result would replace it; name another"
+            raise InputError(str(place), "", problem)
+        real, made = place.parent.resolve() / place.name, None if folder is None else folder.resolve()
+        if made is not None and (real == made or real in made.parents):
+            raise InputError(str(place), "", f"the run folder {folder} is to be made there; name another")
+        for above in real.parents:
+            name = real.relative_to(above)
+            if (above == made or RunFolder(above).is_flagged) and (str(name) in FILES or name.parts[0] in FOLDERS):
+                shown = folder if above == made else above
+                raise InputError(str(place), "", f"is a name of the run folder {shown}'s own files; name another")
+    for one, other in combinations(written, 2):
+        if one.absolute() == other.absolute() or (one.is_file() and _are_one(one, other)):
+            raise InputError(str(one), "", "two results can't go into one file; name another for one of them")
+
+
+def _are_one(place: Path, path: Path) -> bool:
+    """Check for a regular file under two names; devices may be read and written."""
+    try:
+        return place.is_file() and place.samefile(path)
+    except (OSError, ValueError):
         return False
 
 
@@ -340,24 +366,6 @@ def _mapping(path: Path) -> dict[str, Any]:
     except InputError:
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _outputs(mark: Path) -> dict[str, Stamp]:
-    outputs = _mapping(mark).get("outputs")
-    return outputs if isinstance(outputs, dict) else {}
-
-
-def _quick(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _is_as_made(path: Path, stamp: Stamp) -> bool:
-    try:
-        now = _quick(path)
-        return now == stamp[:2] or (now[0] == stamp[0] and file_hash(path) == stamp[2])
-    except OSError:
-        return False
 
 
 def _this_process() -> str:

@@ -85,10 +85,8 @@ def write_logs(path: Path, record: RunRecord) -> list[Path]:
 
 
 def logged_places(folder: RunFolder) -> list[str]:
-    """Return the places of runs that have kept logs, by the folder's files and the stages' marks."""
-    known = {name for name in folder.recorded() if name.endswith(f"/{LOG_FILE}")}
-    there = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
-    return sorted({name.rpartition("/")[0] for name in known | there})
+    """Return the places of runs that have kept logs."""
+    return sorted(path.parent.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}"))
 
 
 def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None:
@@ -98,8 +96,7 @@ def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None
         InputError: the list is missing or damaged.
     """
     name = f"{place}/{EPOCHS_FILE}"
-    is_there = (folder / name).exists() or any((folder / place).glob(_EPOCH_FILES))
-    if not is_there and name not in folder.recorded():
+    if not (folder / name).exists() and not any((folder / place).glob(_EPOCH_FILES)):
         return None
     document = folder.read_json(name)
     with folder.mending(name):

@@ -19,9 +19,9 @@ from cyclopts import Parameter
 from hw.host.limits import core_count
 from kit.documents import read_text, write_json, write_text
 from kit.errors import InputError
+from kit.files import writable_file
 from kit.units import NS_PER_S
 from scenarios.terminal.exits import terminated_as_interrupted
-from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
 from slimsched.arguments import (
     LONGEST,

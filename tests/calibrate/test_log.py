@@ -24,7 +24,7 @@ from calibrate.bench import (
     from_jsonable,
     to_jsonable,
 )
-from calibrate.log import Log, require_log
+from calibrate.log import Log
 from calibrate.samples import Samples
 from calibrate.slowdown import SlowdownLook
 from kit.errors import InputError, WorkError
@@ -117,9 +117,8 @@ def test_what_is_no_log_is_refused_and_left_as_it_was(tmp_path: Path, text: byte
     """A whole line that is no step, JSON that is no calibration log, no JSON at all: byte for byte."""
     path = tmp_path / "log"
     path.write_bytes(text)
-    for refused in (lambda: Log(path, STAMP), lambda: require_log(path)):
-        with pytest.raises(InputError, match=said):
-            refused()
+    with pytest.raises(InputError, match=said):
+        Log(path, STAMP)
     assert path.read_bytes() == text
 
 
@@ -128,7 +127,6 @@ def test_what_a_crash_tore_is_a_log(tmp_path: Path, text: bytes) -> None:
     """But not one whose header was torn in another's stamp."""
     path = tmp_path / "log"
     path.write_bytes(text)
-    require_log(path)
     Log(path, STAMP).close()
     path.write_bytes(HEADER.replace(b"cpu", b"cuda:0")[:70])
     with pytest.raises(InputError, match="no calibration log"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
-from kit.files import TEMPORARY, atomic_path, destination, set_aside
+from kit.files import TEMPORARY, atomic_path, is_stream, set_aside
 
 
 def write(path: Path, text: str = "new") -> None:
@@ -70,7 +70,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=f"this is {said}; name a file"):
                 write(tmp_path / name)
             with pytest.raises(InputError, match=said):
-                destination(tmp_path / name)
+                is_stream(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "socket"]
 
 

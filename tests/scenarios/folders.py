@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from markupsafe import Markup
 
+from hw.networks.registry import ModelFile
 from kit.documents import write_json, write_text
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
@@ -21,8 +23,7 @@ from scenarios.metrics.fidelity import PREDICTED, Place, ValidationRun, validate
 from scenarios.metrics.prediction import Ranges, range_of
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
-from scenarios.runs.folder import OWN, RunFolder
-from scenarios.runs.provenance import environment, note_environment
+from scenarios.runs.folder import OWN, RunFolder, environment
 from scenarios.runs.records import write_run
 from scenarios.show import charts
 from sim.cluster import Simulation
@@ -84,6 +85,13 @@ def flagged(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
+def run_of(folder: RunFolder, routers: tuple[str, ...]) -> Any:
+    """As much of a run as its validation needs of it, with a network that nobody opens."""
+    scenario = SimpleNamespace(validate_=SimpleNamespace(routers=routers))
+    model = ModelFile(folder.path / "none", None)
+    return SimpleNamespace(folder=folder, scenario=scenario, model_to_serve=model, say=folder.say, quiet=True)
+
+
 def run_folder(
     path: Path,
     routers: tuple[str, ...] = ("random", "jsq", "ppo"),
@@ -113,7 +121,7 @@ def run_folder(
     write_text(folder / "scenario.yaml", "name: toy\n")
     device = {"name": "toy", "kind": "cpu", "telemetry": {"power": "polled"}}
     for stage in ("compare", "validate"):
-        note_environment(folder, stage, environment([device], {"seed": 0}))
+        folder.note_environment(stage, environment([device], {"seed": 0}))
     write_json(
         folder / "training-ppo.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],

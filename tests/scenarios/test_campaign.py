@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from hw.networks.registry import ModelFile
 from kit.errors import InputError, WorkError
 from kit.memo import Memo
 from policies.records import BackgroundLoad
@@ -18,7 +17,7 @@ from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran,
 from scenarios.executors.slowdown import Changes
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
-from scenarios.job.validation import Kept, keep_runs, validate_world
+from scenarios.job.validation import keep_runs, validate_world
 from scenarios.metrics.fidelity import ValidationDocument, ValidationRun, validate_results
 from scenarios.metrics.result import Mode
 from scenarios.runs.folder import RunFolder
@@ -28,6 +27,7 @@ from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
+from tests.scenarios.folders import run_of
 
 ROUTERS = ("random", "jsq")
 
@@ -281,7 +281,8 @@ def test_an_interrupted_validation_keeps_each_run(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was finished lies in the folder and in the memo; the second try makes the rest alone."""
-    wanted, folder, path = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / "partial.jsonl"
+    wanted, folder = plan(world, loads=(0.3,)), RunFolder(tmp_path)
+    path = folder.memo("validate", "").path
     asked: list[PlannedRun] = []
 
     def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[FinishedRun]:
@@ -296,17 +297,7 @@ def test_an_interrupted_validation_keeps_each_run(
     monkeypatch.setattr(validation, "load_measured", lambda *_: None)
 
     def validate() -> ValidationDocument:
-        model = ModelFile(tmp_path / "none", None)
-        return validate_world(
-            world,
-            folder,
-            model,
-            wanted,
-            ROUTERS,
-            made_in=None,
-            kept=Kept(Memo(path, ""), Memo(tmp_path / "predicted", "")),
-            quiet=True,
-        )
+        return validate_world(run_of(folder, ROUTERS), world, wanted, "")
 
     monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):

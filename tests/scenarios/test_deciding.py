@@ -17,10 +17,9 @@ from scenarios.executors import deciding
 from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
 from scenarios.files.decision_times import DecisionTime
 from scenarios.files.reading import load_scenario
+from scenarios.job.context import Run
 from scenarios.job.deciding import with_decision_times
-from scenarios.job.job import ScenarioJob
 from scenarios.metrics.result import Simulator
-from scenarios.runs.provenance import note_environment
 from scenarios.runs.simulate import run_simulation
 from scenarios.show.comparison import comparison_table
 from scenarios.world.materials import load_world
@@ -171,16 +170,16 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def job_of(path: Path, *, is_here: bool = True) -> ScenarioJob:
+def job_of(path: Path, *, is_here: bool = True) -> Run:
     """One whose folder says that serving was measured on this machine."""
-    job = ScenarioJob(load_scenario(path), path.parent / "run", say=lambda _: None, quiet=True)
+    job = Run(load_scenario(path), path.parent / "run", say=lambda _: None, quiet=True)
     with job.folder.opened():
         here = dict(job.environment) if is_here else {**job.environment, "cores": 999}
-        note_environment(job.folder, "serving", here)
+        job.folder.note_environment("serving", here)
     return job
 
 
-def times_of(job: ScenarioJob, *routers: str) -> dict[str, float]:
+def times_of(job: Run, *routers: str) -> dict[str, float]:
     with job.folder.opened():
         return dict(with_decision_times(job, job.world(), routers).decision_times_s)
 

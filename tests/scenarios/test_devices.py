@@ -18,7 +18,7 @@ from scenarios.executors.devices import as_calibrated, candidates, chosen_device
 from scenarios.executors.preflight import require_device
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from slimsched.cli import main
 from tests import worlds
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeBoard, FakeNvml
@@ -86,7 +86,7 @@ def test_a_lost_gpu_is_told_before_work(
     """Once by a run, which notes it, and by a calibration."""
     two_boards.boards[0].lost = True
     said: list[str] = []
-    job = ScenarioJob(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=said.append)
+    job = Run(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=said.append)
     assert [device["problem"] for device in job.environment["devices"][:2]] == ["GPU is lost", ""]
     assert said == ["warning: cuda:0 can't be used: GPU is lost"]
     command = ["calibrate", "--model", "slimresnet-pairs", "--device", "none", "--out", str(tmp_path / "c")]

@@ -10,7 +10,7 @@ import pytest
 
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from slimsched.cli import main
 from tests import worlds
 
@@ -38,11 +38,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
     monkeypatch.setattr(profiles, "measure_serving", lambda *_, **__: None)
     monkeypatch.setattr(profiles, "with_overheads", lambda *_: SERVED)
     monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
-    monkeypatch.setattr(ScenarioJob, "world", lambda _: SimpleNamespace())
+    monkeypatch.setattr(Run, "world", lambda _: SimpleNamespace())
 
     def carry_out() -> list[str]:
         said: list[str] = []
-        job = ScenarioJob(load_scenario(tmp_path / "small.yaml"), tmp_path / "run", say=said.append, quiet=True)
+        job = Run(load_scenario(tmp_path / "small.yaml"), tmp_path / "run", say=said.append, quiet=True)
         profiles.make_profiles(job)
         profiles.make_serving(job)
         return [line for line in said if "profiles" in line or "a.yaml" in line or line.startswith("serving")]

@@ -12,7 +12,7 @@ from kit.errors import InputError
 from policies.records import BatchRecord
 from policies.vocabulary import Provenance
 from scenarios.files.reading import load_scenario
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.profiles import make_profiles
 from scenarios.job.validation import validate
 from scenarios.metrics.fidelity import ValidationRun, validate_results
@@ -68,8 +68,8 @@ def test_an_emulated_profile_is_never_taken_for_a_measured_one(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------ in a run folder
 
 
-def job(path: Path, folder: Path, said: list[str]) -> ScenarioJob:
-    return ScenarioJob(load_scenario(path), folder, say=said.append, quiet=True)
+def job(path: Path, folder: Path, said: list[str]) -> Run:
+    return Run(load_scenario(path), folder, say=said.append, quiet=True)
 
 
 def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:

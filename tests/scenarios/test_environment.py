@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kit.documents import read_json, write_text
-from scenarios.job import job
-from scenarios.runs.folder import RunFolder
-from scenarios.runs.provenance import SCHEMA, environment, environments, note_environment
+from kit.documents import read_json
+from scenarios.job import context
+from scenarios.runs.folder import ENVIRONMENT_SCHEMA, RunFolder, environment
 from scenarios.show.report import build_report
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -31,42 +29,14 @@ def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.M
     """Not of what looked at them last; what is made anew tells of what made it anew, and of nothing else."""
     scenario = write_scenario(tmp_path)
     before = compare(scenario, "--seed", "0")
-    assert before["schema"] == SCHEMA
+    assert before["schema"] == ENVIRONMENT_SCHEMA
     assert list(before["stages"]) == ["compare", "records"]
     assert before["stages"]["compare"]["packages"]["numpy"] is not None
-    note_environment(RunFolder(tmp_path / "run"), "train", {"python": "3.0"})
-    monkeypatch.setattr(job, "environment", lambda *_: {"python": "9.9"})
+    RunFolder(tmp_path / "run").note_environment("train", {"python": "3.0"})
+    monkeypatch.setattr(context, "environment", lambda *_: {"python": "9.9"})
     assert compare(scenario, "--seed", "0")["stages"] == {**before["stages"], "train": {"python": "3.0"}}
     anew = {stage: {"python": "9.9"} for stage in ("compare", "records")}
     assert compare(scenario, "--seed", "1")["stages"] == {**anew, "train": {"python": "3.0"}}
-
-
-def test_a_stage_of_other_code_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A working copy's version stays while its code changes: nothing is made anew for that, but it is told."""
-    scenario = write_scenario(tmp_path)
-    for _ in range(2):
-        compare(scenario)
-        assert "has changed since" not in capsys.readouterr().err
-    monkeypatch.setattr(job, "code_here", lambda: "0123456789abcdef")
-    compare(scenario)
-    error = capsys.readouterr().err
-    assert "compare: the code of slim-scheduler has changed since, and its version has not; remove" in error
-    mark = Path(error.partition("; remove ")[2].partition(" to make it anew")[0])
-    mark.unlink()
-    compare(scenario)
-    assert "compare: begins" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"schema": SCHEMA, "stages": {"train": 7}})])
-def test_a_file_that_tells_nothing_takes_no_work_away(text: str, tmp_path: Path) -> None:
-    """Broken or foreign: it is written anew."""
-    folder = RunFolder(tmp_path)
-    write_text(folder / "environment.json", text)
-    assert environments(folder) == {}
-    note_environment(folder, "compare", {"python": "3"})
-    assert environments(folder) == {"compare": {"python": "3"}}
 
 
 def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:
@@ -76,7 +46,7 @@ def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:
     assert page.count("<dt>packages</dt>") == 1
     other = environment([{"name": "toy", "kind": "cpu"}], {"seed": 0})
     other["packages"]["torch"] = "0.0.1"
-    note_environment(folder, "train", other)
+    folder.note_environment("train", other)
     page = build_report(folder).read_text()
     assert "<dt>packages</dt>" not in page
     assert "<dt>packages (compare, validate)</dt>" in page

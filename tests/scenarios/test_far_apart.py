@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from hw.networks.registry import ModelFile
 from kit.errors import WorkError
 from kit.memo import Memo
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, ValidationPlan
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
-from scenarios.job.job import ScenarioJob
-from scenarios.job.validation import Kept, validate_world
+from scenarios.job.context import Run
+from scenarios.job.validation import validate_world
 from scenarios.metrics.fidelity import (
     MIN_IMAGES,
     ValidationDocument,
@@ -33,7 +32,7 @@ from scenarios.show.validation import require_hopeful
 from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
-from tests.scenarios.folders import summary, validation_run
+from tests.scenarios.folders import run_of, summary, validation_run
 from tests.scenarios.test_campaign import opened, side
 from tests.scenarios.test_result import WINDOW, record, request
 
@@ -124,18 +123,8 @@ class Bench:
         """How many hardware runs it made stands in `asked`."""
         self.asked.clear()
         plan = ValidationPlan.of(self.world, routers, ValidateSection.model_validate(given))
-        model = ModelFile(self.folder.path / "none", None)
         with self.folder.opened():
-            return validate_world(
-                self.world,
-                self.folder,
-                model,
-                plan,
-                routers,
-                made_in=None,
-                kept=Kept(self.memo, self.folder.memo("predict", "0" * 12)),
-                quiet=True,
-            )
+            return validate_world(run_of(self.folder, routers), self.world, plan, "0" * 12)
 
     @property
     def memo(self) -> Memo:
@@ -180,9 +169,9 @@ def test_the_command_prints_its_tables_and_fails(
     """Exit code 1, the tables so far on standard output, one line of what is wrong."""
     document = validate_results([run(0.01, 0.03)] * 2, Provenance.MEASURED)
     document["far_apart"] = {"made": 2, "planned": 9, "runs": far_runs([run(0.01, 0.03)] * 2), "kept": "x.json"}
-    seen: list[ScenarioJob] = []
+    seen: list[Run] = []
 
-    def made(job: ScenarioJob, *_: object) -> object:
+    def made(job: Run, *_: object) -> object:
         seen.append(job)
         return document
 

@@ -18,8 +18,8 @@ from scenarios.executors.campaign import ValidationPlan
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
-from scenarios.job import comparison, job, network, profiles, router, validation
-from scenarios.job.job import ScenarioJob
+from scenarios.job import comparison, context, network, profiles, router, validation
+from scenarios.job.context import Run
 from tests.scenarios.files import profile_text
 
 NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
@@ -115,18 +115,18 @@ def fingerprints(
     """By stage, as each asks whether it is done; `charged`: what routers' own decisions are."""
     found: dict[str, str] = {}
 
-    class Asking(ScenarioJob):
+    class Asking(Run):
         def stage(self, name: str, fingerprint: str, work: object) -> None:
             found[name] = fingerprint
             raise _Asked
 
     world: Any = SimpleNamespace(decision_parts=lambda _: charged, dials=dials or {})
-    stages: list[Callable[[ScenarioJob], object]] = [
+    stages: list[Callable[[Run], object]] = [
         network.make_model,
         network.make_accuracy,
         profiles.make_profiles,
         profiles.make_serving,
-        lambda job: router.make_ppo(job, world),
+        lambda job: router.make_routers(job, world, ["ppo"]),
         lambda job: comparison.compare(job, world),
         lambda job: validation.validate(job, world),
     ]
@@ -254,7 +254,7 @@ def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.Monkey
     """Whatever it changed is in it."""
     scenario = load_scenario(folder / "own.yaml")
     before = fingerprints(scenario, folder)
-    monkeypatch.setattr(job, "version_of", lambda _: "0.2.0")
+    monkeypatch.setattr(context, "version_of", lambda _: "0.2.0")
     assert changed(before, fingerprints(scenario, folder)) == ALL
 
 

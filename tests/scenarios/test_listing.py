@@ -10,9 +10,9 @@ import pytest
 
 from hw.version import own_version
 from policies.names import parse_router_name
-from scenarios.files.reading import load_scenario, read_profile, scenario_path
+from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.router_names import check_router
-from scenarios.files.shipped import SHIPPED_PROFILES, SHIPPED_SCENARIOS
+from scenarios.files.shipped import SHIPPED_PROFILES, SHIPPED_SCENARIOS, scenario_file
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
@@ -34,8 +34,8 @@ def test_each_name_is_one_that_commands_take(
     names = {kind: [each["name"] for each in entries] for kind, entries in found.items()}
     assert all(each["about"] and each["ships"] for entries in found.values() for each in entries)
     files = [path for folder in ("", "live/", "scale/") for path in SHIPPED_SCENARIOS.glob(f"{folder}*.yaml")]
-    assert sorted(str(scenario_path(name)) for name in names["scenarios"]) == sorted(map(str, files))
-    assert load_scenario(scenario_path("live/bursts")).name == "live-bursts"
+    assert sorted(str(scenario_file(Path(name))) for name in names["scenarios"]) == sorted(map(str, files))
+    assert load_scenario(scenario_file(Path("live/bursts"))).name == "live-bursts"
     assert len(names["profiles"]) == len(list(SHIPPED_PROFILES.glob("*.yaml"))) > 5
     for name in names["profiles"]:
         about = next(each["about"] for each in found["profiles"] if each["name"] == name)

@@ -30,23 +30,6 @@ def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def test_no_result_replaces_an_input_by_another_name(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither through a link nor through a second name of the file."""
-    Path("link.yaml").symlink_to(scenario)
-    Path("hard.yaml").hardlink_to(scenario)
-    for name in ("link.yaml", "hard.yaml"):
-        assert "the command reads this file" in refusal(f"simulate tiny.yaml --json {name}", capsys)
-
-
-def test_no_result_replaces_a_run_folders_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of the user's own in it may be replaced, and made."""
-    assert main(["compare", "tiny.yaml", "--out", "run", "--quiet"]) == 0
-    for name in ("results.json", "simulation/jsq-seed0/result.json"):
-        assert "was made in the run folder" in refusal(f"simulate tiny.yaml --json run/{name}", capsys)
-    for _ in range(2):
-        assert main(["report", "run", "--json", "run/mine.json"]) == 0
-
-
 def test_a_device_takes_two_results() -> None:
     """A file takes one: the second would replace the first."""
     Path("x.svg").symlink_to("/dev/null")

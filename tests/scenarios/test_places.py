@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.terminal.places import writable_file
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
 from slimsched.launching import flags_of
@@ -67,8 +66,3 @@ def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: p
             assert said in _refused([*words, flag, str(place)], capsys), (command, flag, place)
         assert "empty" in _refused([*words, flag, ""], capsys), (command, flag)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
-
-
-def test_what_can_be_written_to_is_a_place() -> None:
-    assert writable_file(Path("/dev/null")) == Path("/dev/null")
-    assert writable_file(Path("/dev/stdout")) == Path("/dev/stdout")

@@ -13,10 +13,12 @@ from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
 from scenarios.job.validation import length_advice, predictions_of
 from scenarios.metrics.prediction import Range
+from scenarios.runs.folder import RunFolder
 from scenarios.runs.predict import PredictedRun, predict
 from scenarios.runs.simulate import RunOptions, run_simulation, simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
+from tests.scenarios.folders import run_of
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "paper-live-quick.yaml"
 OPTIONS: RunOptions = {"duration_s": 1.0, "warmup_s": 0.0, "engine": "compiled"}
@@ -71,9 +73,7 @@ def test_a_prediction_that_is_kept_is_not_made_again(
 
     def made(count: int) -> Any:
         kept = Memo(tmp_path / "kept", "")
-        return predictions_of(
-            world, plan, ROUTERS, plan.pairs()[:count], made_in=None, kept=kept, say=print, quiet=True
-        )
+        return predictions_of(run_of(RunFolder(tmp_path), ROUTERS), world, plan, plan.pairs()[:count], kept)
 
     monkeypatch.setattr(validation, "predict", counted)
     made(1)

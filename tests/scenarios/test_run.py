@@ -13,7 +13,7 @@ from hw.networks.accuracy import load_accuracy
 from kit.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job import network, profiles, router, validation
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.run import JobOutcome, carry_out
 from slimsched.cli import main
 from tests.scenarios.files import shorten_serving
@@ -68,7 +68,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         return stop
 
     def run(say: Callable[[str], None]) -> JobOutcome:
-        return carry_out(ScenarioJob(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True))
+        return carry_out(Run(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True))
 
     for name, module in STAGES.items():
         with pytest.MonkeyPatch.context() as patch:

@@ -1,167 +1,278 @@
-"""The run folder: files whole or not there, stages that resume, records that come back as they were."""
+"""Four laws of the run folder, held for the commands that write into it.
+
+A stage whose inputs or outputs have changed runs again, and nothing else does. A foreign file is never written. Of two
+processes at once the second is refused. A run that was killed at any write resumes, and ends in the same bytes.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
-from dataclasses import replace
-from itertools import pairwise
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kit.documents import inputs_hash, write_json, write_text
-from kit.errors import InputError
-from kit.files import atomic_path
-from policies.records import RunRecord
-from policies.replay import replay
-from scenarios.runs import records
-from scenarios.runs.folder import RunFolder
-from scenarios.runs.logs import LOG_FILE, read_cores, read_log, write_cores
-from scenarios.runs.records import read_runs, read_table, timeline, write_run
-from tests import worlds
-from tests.scenarios.folders import simulated
+from kit.memo import Memo
+from scenarios.runs import simulate
+from scenarios.runs.folder import FILES, OWN, RunFolder
+from slimsched.cli import main
+from tests.scenarios.files import write_scenario
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+SHORT = ("duration_s: 1\n", "duration_s: 0.3\n")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """The content of each file of a folder, but for the lock."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_wall_time() -> Iterator[None]:
+    """Of every run, so that the same results are the same bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "time", SimpleNamespace(monotonic_ns=lambda: 0))
+        yield
 
 
 @pytest.fixture(scope="module")
-def run() -> tuple[object, RunRecord]:
-    """One short run with its log."""
-    return simulated("fixed:1,1@jsq", 3, rate=100, keep_log=True)
+def made(same_wall_time: None, undrawn: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which `run` was at work, with its scenario."""
+    folder = tmp_path_factory.mktemp("made")
+    write_scenario(folder, *SHORT)
+    assert main(["run", str(folder / "tiny.yaml"), "--out", str(folder / "run"), "--quiet"]) == 0
+    return folder
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
-    """Whatever happens midway, the old content stays and no temporary file is left."""
-    path = tmp_path / "a.txt"
-    write_text(path, "old")
-
-    def fail() -> None:
-        with atomic_path(path) as temporary:
-            temporary.write_text("half of the n")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, with new times, in which the user is."""
+    shutil.copytree(made, tmp_path / "here", copy_function=shutil.copyfile)
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
 
 
-def test_not_a_number_is_refused(tmp_path: Path) -> None:
-    """JSON has no NaN: it is refused, and the old document stays."""
-    write_json(tmp_path / "a.json", {"x": 1})
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(tmp_path / "a.json", {"x": float("nan")})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+# ------------------------------------------------------------------------------------------ what has changed runs again
 
 
-def test_stages_resume(tmp_path: Path) -> None:
-    """A stage runs once; again when its inputs change, or when an output is gone; and says why."""
-    said: list[str] = []
-    folder = RunFolder(tmp_path)
+def replaced(name: str, old: bytes, new: bytes) -> Callable[[], None]:
+    def change() -> None:
+        text = Path(name).read_bytes()
+        assert old in text
+        Path(name).write_bytes(text.replace(old, new))
 
-    def work() -> list[Path]:
-        write_text(folder / "out.txt", "x")
-        return [folder / "out.txt"]
-
-    def ran(*inputs: object) -> bool:
-        return RunFolder(tmp_path).run_stage("calibrate", inputs_hash(*inputs), work, said.append)
-
-    assert [ran(1), ran(1), ran(2), ran(2)] == [True, False, True, False]
-    (folder / "out.txt").unlink()
-    assert [ran(2), ran(2)] == [True, False]
-    assert said[:3] == [
-        "calibrate: begins",
-        "calibrate: skipped, done before",
-        "calibrate: its inputs have changed",
-    ]
-    assert said[4] == "calibrate: out.txt is missing"
+    return change
 
 
-def test_a_stage_that_fails_is_not_done(tmp_path: Path) -> None:
-    """An exception midway leaves no mark."""
-    folder = RunFolder(tmp_path)
-
-    def work() -> list[Path]:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        folder.run_stage("train", "1", work, lambda _: None)
-    assert not folder.stage("train", "1").is_done
-
-
-def test_records_come_back(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
-    """Every table has the record's rows and values; nested parts are columns."""
-    result, record = run
-    record = replace(record, references=((0, 7, 4e-5), (1, 9, 6e-5)))
-    write_run(RunFolder(tmp_path), result, record)  # type: ignore[arg-type]
-    (stored,) = read_runs(RunFolder(tmp_path))
-    assert stored.result == result
-    assert stored.columns("speed") == {"server": [0, 1], "read_ns": [7, 9], "reference_s": [4e-5, 6e-5]}
-    requests = stored.columns("requests")
-    assert requests["widths"] == [list(request.widths) for request in record.requests]
-    assert requests["finished_ns"] == [request.finished_ns for request in record.requests]
-    assert stored.columns("blocks")["reward_latency"] == [block.reward.latency for block in record.blocks]
-    assert len(stored.columns("batches")["batch"]) == len(record.batches)
-    assert stored.columns("nothing") == {}
+STAGES = {"compare", "records"}
+CHANGES: dict[str, tuple[Callable[[], None], set[str]]] = {
+    "nothing": (lambda: None, set()),
+    "the place of the scenario's file": (lambda: Path("fast.yaml").touch(), set()),
+    "a key that it reads": (replaced("tiny.yaml", b"rate_img_s: 200", b"rate_img_s: 210"), STAGES),
+    "a key that it does not read": (
+        replaced("tiny.yaml", b"name: tiny", b"name: tiny\ncalibration: {budget: 9s}"),
+        set(),
+    ),
+    "content of the same size and time": (lambda: _edit_unseen(Path("run/results.json")), {"compare"}),
+    "an output that is gone": (lambda: Path("run/simulation/jsq-seed0/requests.parquet").unlink(), {"records"}),
+    "a damaged mark": (lambda: _write(Path("run/.stages/compare.json"), '{"inputs": "1", "outputs": 3}'), {"compare"}),
+    "an empty mark": (lambda: _write(Path("run/.stages/records.json"), ""), {"records"}),
+}
 
 
-def test_a_log_comes_back_and_replays(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
-    """A stored log is equal to the run's, and fresh cores answer it with the same commands."""
-    result, record = run
-    write_run(RunFolder(tmp_path), result, record)  # type: ignore[arg-type]
-    (path,) = tmp_path.glob(f"*/*/{LOG_FILE}")
-    steps = tuple(read_log(path))
-    assert steps == record.log
-    cluster = worlds.cluster()
-    write_cores(RunFolder(tmp_path), cluster.router, [server.knobs for server in cluster.servers])
-    router, knobs = read_cores(RunFolder(tmp_path))
-    assert (router, knobs) == (cluster.router, [server.knobs for server in cluster.servers])
-    assert replay(steps, router, knobs) is None
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
-@pytest.mark.parametrize("text, line", [("{\n", 1), ('{"now_ns": 1, "core": "router"}\n', 1)])
-def test_a_broken_log_names_its_line(tmp_path: Path, text: str, line: int) -> None:
-    """What is no step is refused with its line."""
-    with gzip.open(tmp_path / "x.gz", "wt") as file:
-        file.write(text)
-    with pytest.raises(InputError, match=f"line {line}"):
-        list(read_log(tmp_path / "x.gz"))
+def _edit_unseen(path: Path) -> None:
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_the_timeline_has_a_track_for_each_instance(run: tuple[object, RunRecord]) -> None:
-    """Each batch is a span of its server and instance, each decision of the router's; no instance runs two at once."""
-    _, record = run
-    spans = [event for event in timeline(record)["traceEvents"] if event["ph"] == "X"]
-    router = len(record.servers)
-    assert sum(span["pid"] == router for span in spans) == len(record.blocks)
-    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for span in spans:
-        if span["pid"] != router:
-            tracks.setdefault((span["pid"], span["tid"]), []).append((span["ts"], span["ts"] + span["dur"]))
-    assert sum(map(len, tracks.values())) == len(record.batches)
-    for times in tracks.values():
-        ordered = sorted(times)
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(ordered))
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_has_changed_runs_again_and_nothing_else(
+    change: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, stages = CHANGES[change]
+    before = tree(here / "run")
+    make()
+    assert main(["run", "tiny.yaml", "--out", "run"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("compare: ", "records: "))]
+    assert {line.partition(":")[0] for line in lines if "skipped, done before" not in line} == stages
+    if not change.startswith("a key"):
+        assert {**tree(here / "run"), "report.html": b""} == {**before, "report.html": b""}
+    capsys.readouterr()
+    assert main(["run", "tiny.yaml", "--out", "run"]) == 0
+    assert ": begins" not in capsys.readouterr().err
 
 
-def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no table of a record is told, and a table that says it is endless is not read."""
-    import pyarrow
-    from pyarrow import parquet
+# ---------------------------------------------------------------------------------------------- what is foreign stays
 
-    path = tmp_path / "requests.parquet"
-    for content in (b"", b"PAR1", b"PAR1" + bytes(1000) + b"PAR1", bytes(5000)):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="not a Parquet table, or damaged"):
-            read_table(path, "arrived_ns")
-    parquet.write_table(pyarrow.table({"arrived": [1]}), path)
-    with pytest.raises(InputError, match="no column 'arrived_ns'; did you mean 'arrived'"):
-        read_table(path, "arrived_ns")
-    parquet.write_table(pyarrow.table({"arrived_ns": ["now"]}), path)
-    with pytest.raises(InputError, match="arrived_ns: holds something that is no number"):
-        read_table(path, "arrived_ns")
-    parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
-    monkeypatch.setattr(records, "MAX_VALUES", 10)
-    with pytest.raises(InputError, match=r"11 rows of 1 columns; allowed are 10 values"):
-        read_table(path, "arrived_ns")
-    parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)
-    assert read_table(path, "arrived_ns", "status") == {"arrived_ns": [1, None], "status": ["a", "b"]}
+
+@pytest.mark.parametrize("command", ["compare", "run", "train", "simulate", "suite"])
+@pytest.mark.parametrize("name", ["thesis.txt", "comparison.json", "simulation/holiday/photo.jpg"])
+def test_a_foreign_folder_is_never_written(
+    command: str, name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "mine" / name).parent.mkdir(parents=True)
+    (here / "mine" / name).write_text("mine")
+    before = tree(here)
+    words = ["--router", "jsq"] if command == "suite" else ["tiny.yaml"]
+    assert "mine: holds files and is no run folder" in refused([command, *words, "--out", "mine"], capsys)
+    assert tree(here) == before
+
+
+def test_a_users_files_in_a_run_folder_stay(here: Path) -> None:
+    """And what `simulate` has kept there; of `compare`, what it does not compare any more goes."""
+    folder = here / "run"
+    names = ["notes.txt", ".slimsched-notes.tmp", "simulation/mine/x.txt", "simulation/jsq-seed0/x.txt"]
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    assert main(["simulate", "tiny.yaml", "--router", "sticky", "--out", "run", "--quiet"]) == 0
+    stays = {name: content for name, content in tree(folder).items() if name in names or "sticky" in name}
+    assert len(stays) > len(names)
+    assert main(["compare", "tiny.yaml", "--out", "run", "--router", "random", "--quiet"]) == 0
+    assert stays.items() <= tree(folder).items()
+    assert not (folder / "simulation" / "jsq-seed0" / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", ["tiny.yaml", "link.yaml", "hard.yaml", *(f"run/{name}" for name in FILES)])
+def test_no_result_replaces_what_is_read_or_a_runs_file(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By any name; a file of the user's own in the run folder may be replaced."""
+    Path("link.yaml").symlink_to("tiny.yaml")
+    Path("hard.yaml").hardlink_to("tiny.yaml")
+    before = tree(here)
+    assert name in refused(["simulate", "tiny.yaml", "--json", name], capsys)
+    assert tree(here) == before
+    assert main(["simulate", "tiny.yaml", "--json", "run/mine.json", "--quiet"]) == 0
+
+
+def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    """A folder that was there stays; looking at one makes none."""
+    (tmp_path / "there").mkdir()
+    for folder in (RunFolder(tmp_path / "new"), RunFolder(tmp_path / "there")):
+        assert not folder.is_in_use
+        assert not folder.is_done("x", "1")
+        with folder.opened():
+            assert folder.is_flagged
+            assert folder.is_in_use
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_scenarios_of_one_name_dont_share_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default the second is refused while both are there; with `--out` a line reports it."""
+    (here / "other").mkdir()
+    other = write_scenario(here / "other", *SHORT)
+    assert main(["compare", "tiny.yaml", "--quiet"]) == 0
+    for command in ("compare", "capacity"):
+        assert "runs/tiny: is of tiny.yaml, a scenario of the same name" in refused([command, str(other)], capsys)
+    assert main(["compare", str(other), "--out", "runs/tiny"]) == 0
+    assert f"runs/tiny: of the scenario tiny.yaml so far, now of {other}" in capsys.readouterr().err
+    other.unlink()
+    assert main(["compare", "tiny.yaml", "--quiet"]) == 0
+
+
+def test_a_report_of_damaged_files_names_the_remedy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("simulation/jsq-seed0/telemetry.parquet", "comparison.json"):
+        (here / "run" / name).write_text("{")
+        said = refused(["report", "run"], capsys)
+        assert f"run/{name}: no" in said
+        assert "`slimsched compare tiny.yaml --out run`, with the flags that it had, makes it again" in said
+
+
+# ------------------------------------------------------------------------------------------------------- two at once
+
+
+@pytest.fixture
+def holder(here: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has a folder open, and is in the middle of writing a file."""
+    code = "import sys; from kit.files import atomic_path; from scenarios.runs.folder import RunFolder\n"
+    code += "folder = RunFolder(sys.argv[1])\n"
+    code += "with folder.opened(), atomic_path(folder / 'report.html'):\n    print('open', flush=True)\n"
+    code += "    sys.stdin.read()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", code, "new"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_refused_at_once(
+    holder: subprocess.Popen[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the first one's process, command and start; killed, it leaves no lock and no half a file."""
+    before = tree(here)
+    for words in (["compare", "tiny.yaml", "--out", "new"], ["report", "new"], ["train", "tiny.yaml", "--out", "new"]):
+        assert f"new: in use by process {holder.pid} (`-c new`, since 20" in refused(words, capsys)
+    assert tree(here) == before
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert list(Path("new").glob(".*.tmp"))
+    assert main(["compare", "tiny.yaml", "--out", "new", "--quiet"]) == 0
+    assert not list(Path("new").glob(".*.tmp"))
+
+
+# ------------------------------------------------------------------------------------------------ killed at any write
+
+
+def started(words: list[str], stops_at: int) -> int:
+    """Return the exit code of a command in a process that is gone at this write: before it, or just after it."""
+    if (child := os.fork()) == 0:
+        writes = 0
+
+        def counted(write: Callable[..., object]) -> Callable[..., object]:
+            def counting(*args: object) -> object:
+                nonlocal writes
+                writes += 1
+                if writes == stops_at and stops_at % 2:
+                    os._exit(99)
+                found = write(*args)
+                if writes == stops_at:
+                    os._exit(99)
+                return found
+
+            return counting
+
+        Path.replace, Memo.add = counted(Path.replace), counted(Memo.add)  # type: ignore[method-assign, assignment]
+        os._exit(main(words))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_killed_at_any_write_a_run_resumes_and_ends_in_the_same_bytes(here: Path) -> None:
+    """One folder is killed at every sixth write in turn, and a chain of kills at each first, second ... write ends."""
+    words = ["compare", "tiny.yaml", "--jobs", "1", "--quiet", "--out"]
+    assert started([*words, "whole"], 0) == 0
+    whole = tree(here / "whole")
+    stops_at = 1
+    while started([*words, f"once{stops_at}"], stops_at) == 99:
+        assert started([*words, f"once{stops_at}"], 0) == 0
+        assert tree(here / f"once{stops_at}") == whole
+        stops_at += 6
+    assert stops_at > len(whole)
+    kills = 0
+    while started([*words, "often"], kills + 1) == 99:
+        kills += 1
+    assert kills > 3
+    assert tree(here / "often") == whole
+    assert json.loads(whole[f"{OWN}/run.json"])["scenario"] == "../tiny.yaml"

@@ -19,12 +19,13 @@ from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import ModelFile, Network
 from hw.networks.training import TrainingKnobs
+from kit.errors import InputError
 from policies.registry import BASELINES, COMPASS
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.files.shipped import FOLDERS, scenario_file
 from scenarios.files.spec import RatesWorkload
-from scenarios.job.network import training_knobs, training_text
+from scenarios.job.network import training_knobs
 from scenarios.job.suite import load_case, read_suite
 from scenarios.runs.bound import overload_of
 from scenarios.world.materials import load_world
@@ -76,7 +77,7 @@ def test_a_network_is_made_by_the_settings_beside_it(name: str) -> None:
     A knob that came since has its default there.
     """
     _, metadata = ModelFile(_network(name), Network(name)).load()
-    asked = json.loads(training_text(training_knobs(load_scenario(MODELS / f"{name}.yaml"))))
+    asked = json.loads(json.dumps(asdict(training_knobs(load_scenario(MODELS / f"{name}.yaml")))))
     assert {**asdict(TrainingKnobs()), **json.loads(metadata["training"])}.items() >= asked.items()
 
 
@@ -105,7 +106,7 @@ def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch:
     """Wherever the user is; what lies there by that name comes first, a path is a path, a file's name no scenario."""
     monkeypatch.chdir(tmp_path)
     assert scenario_file(Path(name)) == ROOT / "scenarios" / f"{name}.yaml"
-    with pytest.raises(ValueError, match="the one that ships is named without its ending"):
+    with pytest.raises(InputError, match="the one that ships is named without its ending"):
         scenario_file(Path(f"{name}.yaml"))
     for path in (Path("elsewhere", name), tmp_path / name):
         assert scenario_file(path) == path

@@ -10,7 +10,7 @@ import pytest
 from kit import strict
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.job import sizes
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.materials import load_world
@@ -71,8 +71,8 @@ def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: flo
 def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that ran; one that is skipped took nothing."""
     now_s = [100.0]
-    monkeypatch.setattr("scenarios.job.job.time.monotonic", lambda: now_s[0])
-    job = ScenarioJob(scenario(), tmp_path / "run", say=lambda _: None)
+    monkeypatch.setattr("scenarios.job.context.time.monotonic", lambda: now_s[0])
+    job = Run(scenario(), tmp_path / "run", say=lambda _: None)
 
     def work() -> list[Path]:
         now_s[0] += 12.4

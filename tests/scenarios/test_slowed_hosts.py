@@ -18,7 +18,7 @@ from hw.networks.datasets import Dataset, load_dataset
 from kit.errors import WorkError
 from scenarios.executors.serving import FAR, ServingOverheads, measure_serving
 from scenarios.files.reading import load_scenario
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.network import make_accuracy, make_model
 from scenarios.job.profiles import make_profiles
 from scenarios.world.world import World
@@ -46,7 +46,7 @@ STOPPED_S = 0.004
 class Quiet:
     """A calibrated world, and what serving costs where nothing else runs."""
 
-    job: ScenarioJob
+    job: Run
     world: World
     data: Dataset
     overheads: ServingOverheads
@@ -60,7 +60,7 @@ class Quiet:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
     folder = tmp_path_factory.mktemp("slowed")
     (folder / "slowed.yaml").write_text(SCENARIO)
-    job = ScenarioJob(load_scenario(folder / "slowed.yaml"), folder / "run", say=lambda _: None, quiet=True)
+    job = Run(load_scenario(folder / "slowed.yaml"), folder / "run", say=lambda _: None, quiet=True)
     with job.folder.opened():
         make_model(job)
         make_accuracy(job)

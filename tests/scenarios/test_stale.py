@@ -20,7 +20,7 @@ from hw.networks.registry import save_model
 from kit.checkpoint import header
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.job import profiles
-from scenarios.job.job import ScenarioJob
+from scenarios.job.context import Run
 from scenarios.job.network import make_accuracy, make_model
 from scenarios.job.profiles import make_profiles
 from scenarios.job.router import make_routers
@@ -76,7 +76,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
         patch.chdir(here)
         patch.syspath_prepend(str(here))
         patch.setattr(profiles, "calibrate_device", measured)
-        job = ScenarioJob(load_scenario(Path("mine.yaml")), RUN, say=lambda _: None, quiet=True)
+        job = Run(load_scenario(Path("mine.yaml")), RUN, say=lambda _: None, quiet=True)
         with job.folder.opened(Path("mine.yaml")):
             make_model(job)
             make_accuracy(job)

@@ -13,12 +13,12 @@ import pytest
 
 import scenarios.learn.train as train_module
 from kit import checkpoint
-from kit.errors import WorkError
+from kit.errors import InputError, WorkError
 from policies.ppo import PPORouter
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
-from scenarios.job.job import ScenarioJob
-from scenarios.job.router import make_ppo
+from scenarios.job.context import Run
+from scenarios.job.router import make_routers
 from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
@@ -54,9 +54,9 @@ def train(path: Path, *flags: str) -> int:
 def as_run_does(path: Path, said: list[str] | None = None) -> None:
     """The stage of `slimsched run`."""
     scenario = load_scenario(path)
-    job = ScenarioJob(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
+    job = Run(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
     with job.folder.opened(path):
-        make_ppo(job, make_world(scenario, path.parent / "run"), says_score=True)
+        make_routers(job, make_world(scenario, path.parent / "run"), ["ppo"], says_scores=True)
 
 
 def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,18 +176,18 @@ def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
         score_router(world, lambda: world.router("jsq"), "jsq", 0)
 
 
-def test_a_damaged_training_is_begun_anew(tmp_path: Path) -> None:
-    """With a word; the router and its scalars are the same, bit for bit."""
-    path, folder, said = write(tmp_path), tmp_path / "run", list[str]()
+def test_a_damaged_training_is_refused_and_begins_again_without_its_file(tmp_path: Path) -> None:
+    """The router and its scalars are the same, bit for bit."""
+    path, folder = write(tmp_path), tmp_path / "run"
     as_run_does(path)
     before = checkpoint.read(folder / "ppo.safetensors")[0], (folder / "training-ppo.json").read_bytes()
     [damaged] = folder.glob("training/*/checkpoint.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-100])
     (folder / "ppo.safetensors").unlink()
-    as_run_does(path, said)
-    assert [
-        line for line in said if "checkpoint.safetensors can't be read" in line and line.endswith("this begins anew")
-    ]
+    with pytest.raises(InputError, match=r"checkpoint.safetensors: not a safetensors file, or damaged .*; remove"):
+        as_run_does(path)
+    damaged.unlink()
+    as_run_does(path)
     tensors, _ = checkpoint.read(folder / "ppo.safetensors")
     assert {each: value.tobytes() for each, value in tensors.items()} == {
         each: value.tobytes() for each, value in before[0].items()

@@ -324,7 +324,7 @@ def test_a_routers_file_takes_no_other_files_place(scenario: Path) -> None:
     assert Path("notes.safetensors").read_text() == "mine"
     with pytest.raises(InputError, match=r"^out: theirs\.pt: .* ends with \.safetensors"):
         slimsched.save_router(scenario, layers, "theirs.pt")
-    with pytest.raises(InputError, match=r"tiny\.yaml/theirs\.safetensors: can.t be written"):
+    with pytest.raises(InputError, match=r"tiny\.yaml/theirs\.safetensors: .*tiny\.yaml is no folder"):
         slimsched.save_router(scenario, layers, scenario / "theirs.safetensors")
     layers[1][1][3] = np.nan
     with pytest.raises(InputError, match=r"^layers: hold numbers that are not finite"):

@@ -1,4 +1,4 @@
-"""The job: one scenario in one run folder, and what every stage asks of it.
+"""The context of all work: one scenario in one run folder, and what every stage needs of it.
 
 A stage is identified by a fingerprint of all that it reads: parts of the scenario, files by their content (and not by
 their path), a user's classes by their code, and this project's version. The parts that several stages read are named
@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import time  # noqa: TID251 - how long stages took
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hw.version import code_here
 from kit.documents import inputs_hash, write_text
 from kit.errors import InputError
 from kit.named_files import named_files, with_paths
@@ -24,8 +23,7 @@ from scenarios.files.made_routers import made_file, made_kind, made_kinds
 from scenarios.files.reading import check_faults, relative_paths
 from scenarios.files.router_names import decided_by, display_name
 from scenarios.files.spec import Scenario
-from scenarios.runs.folder import STAGES, RunFolder
-from scenarios.runs.provenance import PRODUCT, environment, environments, note_environment, version_of
+from scenarios.runs.folder import PRODUCT, RunFolder, environment, version_of
 from scenarios.terminal.progress import Say
 from scenarios.world.made_with import OF_A_WORLD, of_network
 from scenarios.world.materials import (
@@ -47,23 +45,38 @@ MIN_TOLD_S, LONGEST = 0.5, 3  # of a stage's wall time; of the stages that are l
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison uses
 
 
-class ScenarioJob:
+class Run:
     """One scenario in one run folder.
 
     Args:
-        path: of the run folder.
+        path: of the run folder, which may not be there yet.
         say: takes lines for the user (stages as they begin; tables at the end are the caller's).
         quiet: no progress bars.
+        source: the scenario's file, which the folder then names.
     """
 
-    def __init__(self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False, source: Path | None = None
+    ) -> None:
         self.scenario = with_named_servers(scenario)
-        check_faults(self.scenario, scenario.name)  # now that `auto` has names
+        if self.scenario is not scenario:
+            check_faults(self.scenario, scenario.name)  # now that `auto` has names
         self.folder = RunFolder(path, say)
         self.say = say
         self.quiet = quiet
+        self.source = source
         self._warned: set[str] = set()
         self._began_s, self._stages_s = time.monotonic(), dict[str, float]()
+
+    def with_section(self, section: str, **update: Any) -> Run:
+        """Return the run with other values in a section of the scenario."""
+        changed = getattr(self.scenario, section).model_copy(update=update)
+        scenario = self.scenario.model_copy(update={section: changed})
+        return Run(scenario, self.folder.path, say=self.say, quiet=self.quiet, source=self.source)
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Make this process the only one that writes into the folder; see `RunFolder.opened`."""
+        return self.folder.opened(self.source)
 
     def warn(self, text: str) -> None:
         """Print it once, however many stages find it."""
@@ -73,21 +86,9 @@ class ScenarioJob:
 
     def stage(self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]]) -> None:
         """Do a stage's work, unless its outputs are there and were made from the same; note what made them."""
-
-        def noted() -> Sequence[Path]:
-            made_with = self.environment  # as the work begins
-            outputs = work()
-            note_environment(self.folder, name, made_with)
-            return outputs
-
         began_s = time.monotonic()
-        if self.folder.run_stage(name, fingerprint, noted, self.say):
+        if self.folder.run_stage(name, fingerprint, work, lambda: self.environment):
             self._stages_s[name] = time.monotonic() - began_s
-            return
-        code = environments(self.folder).get(name, {}).get("code", code_here())
-        if code != code_here():
-            problem = f"the code of {PRODUCT} has changed since, and its version has not"
-            self.say(f"{name}: {problem}; remove {self.folder / STAGES / name}.json to make it anew")
 
     @property
     def wall_text(self) -> str:
@@ -127,7 +128,7 @@ class ScenarioJob:
         return network_of(self.scenario)
 
     def made(self, kind: str) -> Path:
-        """Return the file of the router of a kind that this job makes, or will make."""
+        """Return the file of the router of a kind that this run makes, or will make."""
         return self.folder / made_file(kind)
 
     @property
@@ -142,7 +143,7 @@ class ScenarioJob:
 
     @property
     def kinds_to_make(self) -> tuple[str, ...]:
-        """Of those that will run, the kinds that the job itself makes."""
+        """Of those that will run, the kinds that the run itself makes."""
         return made_kinds(self.routers_that_run)
 
     @property
@@ -155,7 +156,7 @@ class ScenarioJob:
     # ----------------------------------------------------------------------------------------- what stages depend on
 
     def fingerprint(self, *parts: Any) -> str:
-        """Return the fingerprint of what a stage reads, as `inputs_hash` takes it, and of its reader's version."""
+        """Return the hash of what a stage reads, as `inputs_hash` takes it, and of its reader's version."""
         return inputs_hash(version_of(PRODUCT), *parts)
 
     @property
