@@ -37,7 +37,7 @@ from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts, profile_charts
-from scenarios.show.answers import Answer, answers
+from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
 from scenarios.show.learning import Steps, curves_of, save_curves, trainings_in
 from scenarios.show.numbers import NONE, PLUS_MINUS
@@ -45,7 +45,7 @@ from scenarios.show.plan import short_plan
 from scenarios.show.profile import PROMISES_NOTHING, tables_of
 from scenarios.show.profile_curves import loaded_at_once, loaded_batch, stated_solo_error
 from scenarios.show.summary import compared_classes, places, summary_table, validated_classes
-from scenarios.show.table import Table
+from scenarios.show.table import Answer, Table
 from scenarios.show.validation import (
     disturbance_warnings,
     errors_tables,

@@ -16,7 +16,7 @@ from scenarios.metrics.ranking import validated
 from scenarios.metrics.result import Result
 from scenarios.metrics.slo import NO_SLO, Slo
 from scenarios.metrics.statistics import estimate, paired_ratio
-from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers, answers_text
+from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers
 from scenarios.show.charts import WORLDS, standings
 from scenarios.show.comparison import comparison_table
 from scenarios.show.summary import format_summary, summary_table
@@ -366,7 +366,7 @@ def test_all_fits_the_terminal(width: int) -> None:
     """The answers and every table below them; answers are never wider than is good to read."""
     found = validation(*CLEAR)
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
-    lines = answers_text(answers(one, found), width).splitlines()
+    lines = to_text([answers(one, found)], width).splitlines()
     assert max(map(len, lines)) <= min(width, 100)
     lines = to_text([comparison_table(one), *errors_tables(found)], width).splitlines()
     assert max(map(len, lines)) <= width
