@@ -272,7 +272,7 @@ def _answer(
 ) -> CommandResult:
     from scipy.stats import binomtest
 
-    from scenarios.show.table import Table, columns, to_text
+    from scenarios.show.table import UNBROKEN, Table, columns, to_text
 
     rows, documents = [], []
     carried, images = 0.0, len(found[0].correct)
@@ -313,7 +313,7 @@ def _answer(
     ]
     document = {"schema": "slimsched.family/1", "scenario": str(written.scenario), "members": documents, "holds": held}
     names = ["network", "top-1 %", "from", "to", "MB", *heads, "use"]
-    return CommandResult(document, to_text([Table(columns(*names), rows, notes=notes)]))
+    return CommandResult(document, to_text([Table(columns(*names), rows, notes=notes)], UNBROKEN))
 
 
 def _held_together(scenario: Path, spec: ModelSpec) -> dict[str, list[str]]:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from scenarios.files.shipped import CALIBRATED, FOLDERS, SHIPPED_PROFILES, SHIPPED_SCENARIOS
@@ -88,18 +87,12 @@ def _device_lines(device: DeviceDescription) -> Iterator[str]:
 
 
 def _table(kind: str, entries: list[dict[str, str]]) -> str:
-    from scenarios.show.table import GAP, Column, Table, to_text
-    from scenarios.terminal.screen import screen_width
+    from scenarios.show.table import Column, Table, to_text
 
     if not entries:
         return f"no {kind.removesuffix('s')} lies in this folder, nor in ./{kind}"
-    width = screen_width()
-    room = max(width - GAP - max(len(each["name"]) for each in entries), 20)
-    rows = []
-    for each in entries:
-        about = each["about"] if each["ships"] else f"here: {each['about']}"
-        rows.append([each["name"], shorten(about, room, placeholder=" ...")])
-    return to_text([Table([Column(kind), Column("", is_text=True)], rows)], width)
+    rows = [[each["name"], each["about"] if each["ships"] else f"here: {each['about']}"] for each in entries]
+    return to_text([Table([Column(kind), Column("", is_text=True)], rows)])
 
 
 def _scenarios() -> Iterator[Named]:

@@ -25,7 +25,7 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
         InputError: the scenario names no network.
     """
     from scenarios.job.network import make_accuracy, make_model
-    from scenarios.show.table import Table, columns, to_text
+    from scenarios.show.table import UNBROKEN, Table, columns, to_text
     from scenarios.world.materials import ACCURACY_FILE, read_accuracy
 
     run = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
@@ -47,7 +47,7 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
         "accuracy": str(run.folder / ACCURACY_FILE),
         "tuples": [{"widths": list(widths), "top1": value} for widths, value in top1.items()],
     }
-    return CommandResult(document, to_text([Table(columns("widths", "top-1 %"), rows, notes=notes)]))
+    return CommandResult(document, to_text([Table(columns("widths", "top-1 %"), rows, notes=notes)], UNBROKEN))
 
 
 @verb

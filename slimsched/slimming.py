@@ -163,7 +163,7 @@ def _rows(found: Conversion) -> list[dict[str, Any]]:
 
 
 def _text(document: dict[str, Any], images: int, path: Path, dataset: str) -> str:
-    from scenarios.show.table import Table, columns, to_text
+    from scenarios.show.table import UNBROKEN, Table, columns, to_text
 
     def cells(share: float) -> list[str]:
         return [f"{100 * share:.1f}", f"+-{196 * sqrt(share * (1 - share) / images):.1f}"]
@@ -176,4 +176,4 @@ def _text(document: dict[str, Any], images: int, path: Path, dataset: str) -> st
         f"in a scenario: model: {{checkpoint: {path}, dataset: {dataset}}}",
         f"next: slimsched calibrate --model {path}",
     ]
-    return to_text([Table(columns("width", "top-1 %", "95 %", "MACs M"), rows, notes=notes)])
+    return to_text([Table(columns("width", "top-1 %", "95 %", "MACs M"), rows, notes=notes)], UNBROKEN)

@@ -2,114 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from kit.results import Document
-    from scenarios.metrics.limits import Bound, Capacity
-    from scenarios.metrics.plan import Plan
-    from scenarios.metrics.suite import SuiteScore
-    from slimsched.results import Calibration, Comparison, Job, RunResult, Training, Validation
+from typing import Any
 
 
-def _run(result: RunResult) -> str:
-    from scenarios.show.result import format_result
-
-    return format_result(result.document)
-
-
-def _comparison(result: Comparison) -> str:
-    from scenarios.show.answers import format_answers
-    from scenarios.show.summary import format_summary
-
-    return _apart(format_answers(result.document, None), format_summary(result.document, None), _rest(result.folder))
-
-
-def _validation(result: Validation) -> str:
-    from scenarios.show.answers import format_answers
-    from scenarios.show.summary import format_summary
-
-    return _apart(format_answers(None, result.document), format_summary(None, result.document), _rest(result.folder))
-
-
-def _job(result: Job) -> str:
-    from scenarios.show.answers import format_answers
-    from scenarios.show.plan import short_plan
-    from scenarios.show.summary import format_summary
-    from scenarios.show.table import to_text
-    from scenarios.terminal.screen import screen_width
-
-    comparison = result.comparison.document
-    validation = None if result.validation is None else result.validation.document
-    return _apart(
-        format_answers(comparison, validation, short_plan(comparison, result.comparison.results)),
-        format_summary(comparison, validation),
-        to_text(["\n".join(result.endings)], screen_width()),
-    )
-
-
-def _rest(folder: Path) -> str:
-    return f"all other numbers, and charts: slimsched report {folder}"
-
-
-def _capacity(result: Capacity) -> str:
-    from scenarios.runs.capacity import GROWTH_LIMIT
-    from scenarios.show.wording import lines_of
-
-    return "\n  ".join(lines_of("capacity", "found", result, GROWTH_LIMIT))
-
-
-def _bound(result: Bound) -> str:
-    from scenarios.show.wording import lines_of
-
-    return "\n  ".join(lines_of("capacity", "bound", result))
-
-
-def _suite(result: SuiteScore) -> str:
+def text_of(result: Any) -> str:
+    """Return a result as text; by its class's name: this module opens none of what makes results."""
+    kind = type(result).__name__
+    if kind == "CommandResult":
+        return str(result.text)
+    if kind == "Calibration":
+        return "\n".join(f"profile: {path}" for path in result.profiles)
+    from scenarios.show.plan import format_plan, short_plan
+    from scenarios.show.result import format_result, format_score
     from scenarios.show.suite import suite_table
+    from scenarios.show.summary import format_summary
     from scenarios.show.table import to_text
-    from scenarios.terminal.screen import screen_width
+    from scenarios.show.wording import lines_of
 
-    return to_text([suite_table(result, name) for name in result.entrants], screen_width())
+    match kind:
+        case "RunResult":
+            return format_result(result.document)
+        case "Comparison":
+            return format_summary(result.document, None, rest=_rest(result.folder))
+        case "Validation":
+            return format_summary(None, result.document, rest=_rest(result.folder))
+        case "Job":
+            comparison = result.comparison.document
+            validation = None if result.validation is None else result.validation.document
+            more = short_plan(comparison, result.comparison.results)
+            return format_summary(comparison, validation, more, to_text(["\n".join(result.endings)]))
+        case "Capacity":
+            from scenarios.runs.capacity import GROWTH_LIMIT
 
-
-def _plan(result: Plan) -> str:
-    from scenarios.show.plan import format_plan
-
-    return format_plan(result)
-
-
-def _training(result: Training) -> str:
-    from scenarios.show.result import format_score
-
-    return "\n".join(f"{each.kind}: {format_score(each.score)}\nrouter: {each.path}" for each in result.routers)
-
-
-def _calibration(result: Calibration) -> str:
-    return "\n".join(f"profile: {path}" for path in result.profiles)
-
-
-def _apart(*texts: str) -> str:
-    return "\n\n".join(filter(None, texts))
-
-
-_VIEWS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "CommandResult": lambda result: result.text,
-    "RunResult": _run,
-    "Comparison": _comparison,
-    "Validation": _validation,
-    "Job": _job,
-    "Capacity": _capacity,
-    "SuiteScore": _suite,
-    "Bound": _bound,
-    "Plan": _plan,
-    "Training": _training,
-    "Calibration": _calibration,
-}  # by name: this module opens none of what makes them
+            return "\n  ".join(lines_of("capacity", "found", result, GROWTH_LIMIT))
+        case "Bound":
+            return "\n  ".join(lines_of("capacity", "bound", result))
+        case "SuiteScore":
+            return to_text(suite_table(result, name) for name in result.entrants)
+        case "Plan":
+            return format_plan(result)
+        case _:
+            scores = ((each, format_score(each.score)) for each in result.routers)
+            return "\n".join(f"{each.kind}: {score}\nrouter: {each.path}" for each, score in scores)
 
 
-def text_of(result: Document) -> str:
-    """Return a result as text."""
-    return _VIEWS[type(result).__name__](result)
+def _rest(folder: object) -> str:
+    return f"all other numbers, and charts: slimsched report {folder}"

@@ -18,7 +18,7 @@ from scenarios.executors.announce import announcement, require_budget
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import host_key, joined_hosts
 from scenarios.files.spec import Scenario, ServerSection
-from scenarios.show.table import facts_text
+from scenarios.show.table import facts, to_text
 from scenarios.terminal.progress import Progress, Say
 from sim.profile import Profile
 
@@ -45,8 +45,8 @@ def calibrate_device(
 
     def announce(plan: CalibrationPlan, log: Log) -> None:
         require_budget(plan, log, wanted.budget_s, *budget_key, kind)
-        facts = announcement(plan, log, budget_s=wanted.budget_s, kind=kind, reserved_s=reserved_s)
-        say(f"calibrate {name}: {device_name(wanted.device)}\n{facts_text(facts)}")
+        lines = announcement(plan, log, budget_s=wanted.budget_s, kind=kind, reserved_s=reserved_s)
+        say(f"calibrate {name}: {device_name(wanted.device)}\n{to_text([facts(lines)])}")
         progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)
 

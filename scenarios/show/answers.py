@@ -29,11 +29,10 @@ from scenarios.metrics.ranking import MIN_RUNS, InWorld, RankedRouter, Ranking, 
 from scenarios.metrics.served import is_saturated
 from scenarios.metrics.statistics import estimate
 from scenarios.show.numbers import plural
-from scenarios.show.table import labelled
+from scenarios.show.table import Answer
 from scenarios.show.validation import emulated_devices, is_host_busy, rows_at_middle
 from scenarios.show.wording import lines_of
 from scenarios.show.words import origin_text, provenance, slo_measures
-from scenarios.terminal.screen import PIPED, screen_width
 
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
@@ -43,15 +42,6 @@ _MAX_SEEDS: Final = 200  # more seeds are not advised
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _ATTAINMENT = MEASURES["latency_mean_s"], MEASURES["slo_attainment"]
 _OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput_img_s"))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A label with its lines; the mood is how a page colors it: a good answer, a bad one, or none."""
-
-    label: str
-    lines: Sequence[str]
-    mood: Mood = "open"
 
 
 def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
@@ -76,19 +66,6 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     advice = Answer(NEXT, lines_of("answers", "next", _next(contests, trusted, most)))
     found = [judged, *rest, advice] if validation else [*rest, judged, advice]
     return [each for each in found if each.lines]
-
-
-def format_answers(
-    comparison: ComparisonDocument | None, validation: ValidationDocument | None, more: Sequence[Answer] = ()
-) -> str:
-    """Return the answers and more as lines that fit the terminal; empty without two routers to compare."""
-    entries = answers(comparison, validation)
-    return answers_text([*entries, *more], screen_width()) if entries else ""
-
-
-def answers_text(entries: Sequence[Answer], width: int) -> str:
-    """Return answers as labelled lines, as wide as the terminal but no wider than is good to read."""
-    return labelled(((each.label, each.lines) for each in entries), min(width, PIPED))
 
 
 def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Contest]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,10 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from kit.errors import InputError
@@ -67,19 +68,19 @@ STYLE: Any = {  # matplotlib types its keys one by one
 WIDTH = 5.0  # inches: on a phone, where a chart is 390 pixels wide, its letters are still as high as small print
 MAX_TICKS = 7
 DECADE = 10.0  # times the least: from there on an axis is logarithmic
-FARTHEST = 2.0  # of the largest mean: the part of an interval beyond is not drawn
-ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
-LEAST_SPAN_PCT: Final = 0.5  # of an axis of accuracies
+LEAST_SPAN_PCT: Final = 0.5  # of an axis of accuracies, so that hundredths do not look like a difference
+HALF_SPANS: Final = (-LEAST_SPAN_PCT / 2, LEAST_SPAN_PCT / 2)
 FLOOR: Final[Mapping[str, Any]] = {"color": "#888", "linestyle": ":", "linewidth": 1.2}
 LITTLE = 0.005  # of a bar: invisibly small
 WORLDS: Final = ("simulated", "on executors")
 FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
-LINES: Final[tuple[Literal["-", "--"], ...]] = ("-", "--")
+LINES: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("-", "--"), strict=True))
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
 LINE = 40  # characters of a name
+LETTERS_PER_INCH, KEY_LETTERS = 14, 7  # of a legend: its letters, and what a key and the gaps take
 GREY = "#777777"
 Line = tuple[Sequence[float], Sequence[float]]  # x and y, point by point
 Loc = Literal["outside lower center", "outside upper center"]
@@ -139,14 +140,27 @@ def label_of(name: str) -> str:
     return "\n".join(seen[start : start + LINE] for start in range(0, len(seen), LINE))
 
 
-def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: int, loc: Loc) -> None:
+def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: int, loc: Loc) -> Legend:
     """Draw a legend with as many columns of names as there is room for, but at most `most`."""
     labels = [label_of(name) for name in names]
-    for columns in range(min(most, len(names)), 0, -1):
-        legend = figure.legend(handles, labels, loc=loc, ncols=columns)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
-            return
-        legend.remove()
+    longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
+    room = int(figure.get_figwidth() * LETTERS_PER_INCH / (longest + KEY_LETTERS))
+    return figure.legend(handles, labels, loc=loc, ncols=max(1, min(most, room)))
+
+
+def joint_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
+    """Draw one legend of all panels, in which each label is once, widths before the rest; none without labels."""
+    found = [panel.get_legend_handles_labels() for panel in panels]
+    legend = {label: handle for each in found for handle, label in zip(*each, strict=True)}
+    if labels := sorted(legend, key=lambda label: not label.startswith("width ")):
+        figure.legend([legend[label] for label in labels], labels, loc="outside lower center", ncols=columns)
+
+
+def _worlds_legend(figure: Figure, worlds: Collection[str]) -> None:
+    """Draw the legend of the lines' styles, if there is more than one."""
+    if len(worlds) > 1:
+        both = [Line2D([], [], color=GREY, linestyle=line) for line in LINES.values()]
+        figure.legend(both, list(LINES), loc="outside upper center", ncols=2)
 
 
 def router_colors(routers: Sequence[str]) -> dict[str, str]:
@@ -164,8 +178,7 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
         for curve in curves:
             shares = np.linspace(0.001, 1.0, CDF_POINTS)
             times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
-            line = LINES[1 if curve.world == "hardware" else 0]
-            axes.plot(times_ms, 100 * shares, line, color=colors[curve.router])
+            axes.plot(times_ms, 100 * shares, LINES[curve.world], color=colors[curve.router])
             handles[curve.router] = Line2D([], [], color=colors[curve.router])
         if any(max(curve.latencies_s) > DECADE * min(curve.latencies_s) for curve in curves):
             axes.set_xscale("log")
@@ -174,99 +187,76 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
             xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
         )
         _legend(figure, list(handles.values()), list(handles), 3, "outside lower center")
-        if len({curve.world for curve in curves}) > 1:
-            both = [Line2D([], [], color=GREY, linestyle=line) for line in LINES]
-            figure.legend(both, WORLDS, loc="outside upper center", ncols=2)
+        _worlds_legend(figure, {curve.world for curve in curves})
     return figure
 
 
-class Standing(NamedTuple):
-    """A router's p99 latency with the ends of its interval, in ms, and its accuracy."""
+class Point(NamedTuple):
+    """A router's cost and accuracy in a chart's units, and how far their intervals reach below and above."""
 
     router: str
-    p99_ms: float
-    low_ms: float
-    high_ms: float
+    cost: float
     accuracy: float
+    cost_errors: tuple[float, float] = (0.0, 0.0)
+    accuracy_errors: tuple[float, float] = (0.0, 0.0)
+    world: str = WORLDS[1]  # drawn filled; hollow: simulated, next to it
+    is_flagged: bool = False
 
 
-def standings(
-    comparison: ComparisonDocument | None, validation: ValidationDocument | None
-) -> dict[str, list[Standing]]:
-    """Return the routers that executors ran, predicted and measured; without a validation those that were compared."""
-    if validation is not None and validation["rows"]:
-        long_run = long_run_accuracies(comparison)
-        real, promised = (
-            validated(validation, world, of=P99, long_run=long_run).judged for world in ("hardware", "simulated")
-        )
-        load = middle_load(row["load"] for row in validation["rows"])
-        rows = [row for row in validation["rows"] if row["load"] == load]
-        ranges = {row["router"]: row["predicted"].get(P99.stem) for row in rows}
-        ran = {one.router for one in real}
-        predicted = [_standing(one, ranges[one.router]) for one in promised if one.router in ran]
-        return {WORLDS[0]: predicted, WORLDS[1]: [_standing(one) for one in real]}
-    return {} if comparison is None else {WORLDS[0]: [_standing(one) for one in compared(comparison, P99).judged]}
+def standings(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Point]:
+    """Return p99 latency and accuracy of the routers that executors ran, predicted and measured, or were compared."""
+    if validation is None or not validation["rows"]:
+        return [] if comparison is None else [_standing(one, WORLDS[0]) for one in compared(comparison, P99).judged]
+    long_run = long_run_accuracies(comparison)
+    real, promised = (
+        validated(validation, world, of=P99, long_run=long_run).judged for world in ("hardware", "simulated")
+    )
+    load = middle_load(row["load"] for row in validation["rows"])
+    ranges = {row["router"]: row["predicted"].get(P99.stem) for row in validation["rows"] if row["load"] == load}
+    ran = {one.router for one in real}
+    predicted = [_standing(one, WORLDS[0], ranges[one.router]) for one in promised if one.router in ran]
+    return [*predicted, *(_standing(one, WORLDS[1]) for one in real)]
 
 
-def _standing(one: RankedRouter, predicted: Range | None = None) -> Standing:
+def _standing(one: RankedRouter, world: str, predicted: Range | None = None) -> Point:
     half_s = one.interval["ci95"] or 0.0
-    found_s = (one.mean, one.mean - half_s, one.mean + half_s)
+    middle_s, errors_s = one.mean, (half_s, half_s)
     if predicted is not None:
-        found_s = (predicted["median"], predicted["low"], predicted["high"])
-    middle, low, high = (1000 * value_s for value_s in found_s)
-    return Standing(one.router, middle, low, high, one.accuracy)
+        middle_s = predicted["median"]
+        errors_s = middle_s - predicted["low"], predicted["high"] - middle_s
+    below, above = (1000 * error_s for error_s in errors_s)
+    return Point(one.router, 1000 * middle_s, 100 * one.accuracy, (below, above), world=world)
 
 
 def ranking_chart(
-    worlds: Mapping[str, Sequence[Standing]],
+    points: Sequence[Point],
     colors: Mapping[str, str],
     accuracy: Measure,
     first: Collection[str] = (),
     floor: float | None = None,
 ) -> Figure:
-    """Draw a line a router, the fastest above: p99 latency, hollow simulated and filled on executors; and the accuracy.
+    """Draw accuracy against p99 latency, hollow simulated and filled on executors, if both are there.
 
     Args:
         accuracy: which one the routers are judged by.
         first: the routers that have won, or tie; in bold letters.
         floor: of accuracy, drawn as a line.
     """
-    routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.p99_ms)]
-    offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
-    with canvas(WIDTH, 1.3 + 0.4 * len(routers), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
-        every = [one for standing in worlds.values() for one in standing]
-        _frame_costs(left, [(one.p99_ms, one.high_ms - one.p99_ms) for one in every], 5)
-        for (world, standing), offset in zip(worlds.items(), offsets, strict=True):
-            for one in standing:
-                place = routers.index(one.router) + offset
-                style: Any = {"color": colors[one.router], "fillstyle": FILLS[world], "marker": "o", "markersize": 6}
-                _interval(left, "x", (one.low_ms, one.high_ms), place, colors[one.router])
-                left.plot(one.p99_ms, place, **style)
-                right.plot(100 * one.accuracy, place, **style)
-        left.set_yticks(range(len(routers)), [label_of(router) for router in routers])
-        for router, label in zip(routers, left.get_yticklabels(), strict=True):
-            label.set_fontweight("bold" if router in first else "normal")
-        left.set_ylim(len(routers) - 0.5, -0.5)
-        left.set(xlabel=P99.axis)
-        right.set(xlabel=accuracy.axis)
-        _frame_accuracies(right, floor)
-        style = {"marker": "o", "linestyle": "none", "color": "#444"}
-        handles = [Line2D([], [], fillstyle=FILLS[world], **style) for world in worlds]
-        floors = [Line2D([], [], **FLOOR)] if floor else []
-        names = [*worlds, *(["floor"] if floor else [])]
-        figure.legend([*handles, *floors], names, loc="outside upper center", ncols=3)
+    with canvas(WIDTH, 3.9) as (figure, axes):
+        if floor:
+            axes.axhline(100 * floor, **FLOOR)
+        named = _draw_points(axes, points, colors)
+        axes.set(xlabel=P99.axis, ylabel=accuracy.axis)
+        legend = _legend(figure, list(named.values()), list(named), 6, "outside lower center")
+        for text, router in zip(legend.get_texts(), named, strict=True):
+            text.set_fontweight("bold" if router in first else "normal")
+        style: Any = {"marker": "o", "linestyle": "none", "color": "#444"}
+        worlds = dict.fromkeys(point.world for point in points)
+        fills: Mapping[str, Any] = FILLS if len(worlds) > 1 else dict.fromkeys(worlds, "full")
+        handles = [Line2D([], [], fillstyle=fill, label=world, **style) for world, fill in fills.items()]
+        handles += [Line2D([], [], label="floor", **FLOOR)] if floor else []
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
-
-
-def _frame_accuracies(axes: Axes, floor: float | None) -> None:
-    """Show at least `LEAST_SPAN_PCT`, so that hundredths do not look like a difference."""
-    axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.margins(x=0.15)
-    if floor:
-        axes.axvline(100 * floor, **FLOOR)
-    low, high = axes.get_xlim()
-    missing = max(0.0, LEAST_SPAN_PCT - (high - low)) / 2
-    axes.set_xlim(low - missing, high + missing)
 
 
 def trade_off_chart(comparison: ComparisonDocument) -> Figure:
@@ -303,122 +293,86 @@ def trade_offs(
         for axes, cost in zip(grid[0], costs, strict=True):
             bound = [(least * cost.scale, top1 * accuracy.scale) for top1, least in bounds.get(cost.name, ())]
             known = [row for row in rows if None not in (cost.of(row)["mean"], accuracy.of(row)["mean"])]
-            named |= _draw_trade_off(axes, [_point(row, accuracy, cost) for row in known], bound, colors)
+            named |= _draw_points(axes, [_point(row, cost, accuracy) for row in known], colors)
+            if bound:
+                line = {"color": GREY, "linestyle": "--", "linewidth": 1.2, "zorder": 1}
+                (named["fluid bound"],) = axes.plot(*zip(*bound, strict=True), **line)
             axes.set(xlabel=cost.axis)
         grid[0][0].set(ylabel=accuracy.axis)
         _legend(figure, list(named.values()), list(named), 6, "outside lower center")
     return figure
 
 
-class ChartPoint(NamedTuple):
-    """A router in a trade-off, with the half-widths of its intervals (0 for none)."""
-
-    name: str
-    is_flagged: bool
-    x: float
-    x_error: float
-    y: float
-    y_error: float
-
-
-def _point(row: Mapping[str, Any], accuracy: Measure, cost: Measure) -> ChartPoint:
-    x, y = (
-        [of * each.scale for of in (each.of(row)["mean"], each.of(row)["ci95"] or 0.0)] for each in (cost, accuracy)
+def _point(row: Mapping[str, Any], cost: Measure, accuracy: Measure) -> Point:
+    (x, y), (half_x, half_y) = (
+        [of.scale * (of.of(row)[key] or 0.0) for of in (cost, accuracy)] for key in ("mean", "ci95")
     )
-    return ChartPoint(row["router"], row["is_flagged"], *x, *y)
+    return Point(row["router"], x, y, (half_x, half_x), (half_y, half_y), is_flagged=row["is_flagged"])
 
 
-def _draw_trade_off(
-    axes: Axes, points: Sequence[ChartPoint], bound: Sequence[tuple[float, float]], colors: Mapping[str, str]
-) -> dict[str, Any]:
-    """Draw one trade-off; returns what its legend needs: by name what was drawn.
+def _draw_points(axes: Axes, points: Sequence[Point], colors: Mapping[str, str]) -> dict[str, Any]:
+    """Draw points with their intervals and their front; returns what the legend needs: by name what was drawn.
 
-    A router that leaves too many images unserved is flagged, and on no front.
+    A router that leaves too many images unserved is flagged, and on no front. Of two worlds the front is of the second.
     """
     drawn = dict[str, Any]()
-    front = pareto.pareto_front(
-        [pareto.ParetoPoint(point.name, point.y, point.x) for point in points if not point.is_flagged]
-    )
-    axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
-    if bound:
-        (drawn["fluid bound"],) = axes.plot(*zip(*bound, strict=True), "--", color=GREY, linewidth=1.2, zorder=1)
-    _frame_points(axes, points)
-    for index, point in enumerate(points):
-        _interval(axes, "x", (point.x - point.x_error, point.x + point.x_error), point.y, colors[point.name])
-        _interval(axes, "y", (point.y - point.y_error, point.y + point.y_error), point.x, colors[point.name])
-        (drawn[flagged(point.name, point.is_flagged)],) = axes.plot(
-            point.x,
-            point.y,
+    is_single = len({point.world for point in points}) < 2
+    for point in points:
+        is_filled = is_single or point.world == WORLDS[1]
+        index = list(colors).index(point.router)
+        axes.update_datalim([(point.cost, point.accuracy + half) for half in HALF_SPANS])
+        (drawn[flagged(point.router, point.is_flagged)],) = axes.plot(
+            point.cost,
+            point.accuracy,
             linestyle="none",
             marker=MARKERS[(index + index // len(COLORS)) % len(MARKERS)],  # colors come round, their markers don't
-            color=colors[point.name],
-            markersize=6,
+            color=colors[point.router],
+            fillstyle="full" if is_filled else "none",
+            markersize=6 if is_filled else 9,
             zorder=3,
         )
+    _frame_costs(axes, [point.cost for point in points], 6)
+    for point in points:  # pale and below all points: a wide one hides none, and one beyond the frame ends there
+        errors: Any = {"xerr": np.reshape(point.cost_errors, (2, 1)), "yerr": np.reshape(point.accuracy_errors, (2, 1))}
+        style: Any = {"fmt": "none", "ecolor": colors[point.router], "alpha": 0.5, "elinewidth": 1.4, "zorder": 1.5}
+        axes.errorbar(point.cost, point.accuracy, **errors, **style)
+    judged = [each for each in points if each.world == points[-1].world and not each.is_flagged]
+    front = pareto.pareto_front([pareto.ParetoPoint(each.router, each.accuracy, each.cost) for each in judged])
+    axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
     return drawn
 
 
-def _interval(axes: Axes, along: Literal["x", "y"], ends: tuple[float, float], at: float, color: str) -> None:
-    """Draw an interval, pale and below all points: a wide one hides none. One beyond the frame ends there."""
-    line = ends, (at, at)
-    axes.plot(*(line if along == "x" else line[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
-
-
-def _frame_costs(axes: Axes, intervals: Sequence[tuple[float, float]], ticks: int) -> None:
-    """Set limits along x for (mean, half-width of its interval): from 0, or logarithmic if means are far apart."""
-    means = [mean for mean, _ in intervals]
-    high = min(max(mean + half for mean, half in intervals), FARTHEST * max(means))
-    if max(means) > DECADE * min(means) > 0:
+def _frame_costs(axes: Axes, costs: Sequence[float], ticks: int) -> None:
+    """Set the limits by the points drawn so far, along x from 0, or logarithmic if costs are far apart."""
+    axes.margins(0.25, 0.15)
+    if costs and max(costs) > DECADE * min(costs) > 0:
         axes.set_xscale("log")
-        low = max(min(mean - half for mean, half in intervals), min(means) / FARTHEST)
-        axes.set_xlim(low / ROOM, high * ROOM)
         plain_log_ticks(axes.xaxis, ticks)
     else:
-        axes.set_xlim(0, 1.08 * high or 1.0)
+        axes.set_xlim(0, 1.25 * max(costs, default=0.0) or 1.0)
         axes.xaxis.set_major_locator(MaxNLocator(ticks))
+    axes.set_ylim(axes.get_ylim())
+    axes.autoscale(False)
 
 
-def _frame_points(axes: Axes, points: Sequence[ChartPoint]) -> None:
-    """Limits that show the points well, and all of each interval but of one that is as wide as the page."""
-    if not points:
-        return
-    _frame_costs(axes, [(point.x, point.x_error) for point in points], 6)
-    low, high = min(p.y for p in points), max(p.y for p in points)
-    most = max(high - low, 1.0)
-    low = max(min(p.y - p.y_error for p in points), low - most)
-    high = min(max(p.y + p.y_error for p in points), high + most)
-    margin = max(0.1 * (high - low), 0.5)
-    axes.set_ylim(low - margin, high + margin)
-
-
-def over_time(servers: Sequence[Telemetry]) -> Figure:
-    """Draw each server's utilization and power along the run."""
-    handles: list[Artist] = []
-    with canvas(WIDTH, 3.8, 2, 1, sharex=True) as (figure, (top, bottom)):
-        for index, server in enumerate(servers):
-            times_s, style = _thinned(server.times_s), {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
-            handles += top.plot(times_s, 100 * _thinned(server.utilization), **style)
-            bottom.plot(times_s, _thinned(server.power_w), **style)
-        top.set(ylabel="utilization, %", ylim=(-2, 102))
-        bottom.set(xlabel="time, s", ylabel="power, W")
-        bottom.set_ylim(bottom=0)
+def over_time(worlds: Mapping[str, Sequence[Telemetry]]) -> Figure:
+    """Draw utilization and power along the run, a row of panels a server: simulated solid, on executors dashed."""
+    count = max(map(len, worlds.values()))
+    with canvas(WIDTH, 0.9 + 1.25 * count, count, 2, sharex=True, sharey="col", squeeze=False) as (figure, grid):
+        for world, servers in worlds.items():
+            for index, (server, (left, right)) in enumerate(zip(servers, grid, strict=True)):
+                style: Any = {"color": COLORS[index % len(COLORS)], "linestyle": LINES[world], "linewidth": 1.1}
+                times_s = _thinned(server.times_s)
+                left.plot(times_s, 100 * _thinned(server.utilization), **style)
+                right.plot(times_s, _thinned(server.power_w), **style)
+                left.set_title(label_of(server.server), loc="left")
+                left.set(ylabel="utilization, %", ylim=(-2, 102))
+                right.set_ylabel("power, W")
+        grid[0][1].set_ylim(bottom=0)
+        for panel in grid[-1]:
+            panel.set_xlabel("time, s")
         figure.align_ylabels()
-        _legend(figure, handles, [server.server for server in servers], 4, "outside upper center")
-    return figure
-
-
-def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]) -> Figure:
-    """Draw each server's utilization along the run, a panel a server: simulated solid, on executors dashed."""
-    count = len(simulated)
-    with canvas(WIDTH, 0.9 + 1.4 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
-        for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
-            panel, color = axes[index][0], COLORS[index % len(COLORS)]
-            for of, line, label in zip((ours, theirs), LINES, WORLDS, strict=True):
-                shares = 100 * _thinned(of.utilization)
-                panel.plot(_thinned(of.times_s), shares, line, color=color, linewidth=1.1, label=label)
-            panel.set(ylabel=f"{label_of(ours.server)}: utilization, %", ylim=(-2, 102))
-        axes[-1][0].set_xlabel("time, s")
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        _worlds_legend(figure, worlds)
     return figure
 
 
@@ -437,16 +391,17 @@ def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(every[0])}
     stages = [stage for stage in colors if any(of[stage] > LITTLE * sum(of.values()) for of in every)] or list(colors)
     with canvas(WIDTH, 1.3 + 0.55 * len(rows)) as (figure, axes):
-        for index, row in enumerate(rows):
-            for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
-                spent_s, left = row["stages_s"][world], 0.0
-                whole_s = sum(spent_s.values())
-                for stage in stages:
-                    share = 100 * spent_s[stage] / (whole_s or 1.0)
-                    style = {"color": colors[stage], "hatch": hatch, "edgecolor": "white"}
-                    axes.barh(index + offset, share, 0.36, left=left, linewidth=0.4, **style)
-                    left += share
-                axes.text(101.5, index + offset, f"{1000 * whole_s:.3g} ms", va="center", fontsize=8)
+        for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
+            places = np.arange(len(rows)) + offset
+            spent_s = np.array([[row["stages_s"][world][stage] for stage in stages] for row in rows])
+            wholes_s = np.array([sum(row["stages_s"][world].values()) for row in rows])
+            shares = 100 * spent_s / np.where(wholes_s > 0, wholes_s, 1.0)[:, None]
+            left = np.cumsum(shares, axis=1) - shares
+            for number, stage in enumerate(stages):
+                style: Any = {"color": colors[stage], "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
+                axes.barh(places, shares[:, number], 0.36, left=left[:, number], **style)
+            for place, whole_s in zip(places, wholes_s, strict=True):
+                axes.text(101.5, place, f"{1000 * whole_s:.3g} ms", va="center", fontsize=8)
         handles = [Patch(color=colors[stage]) for stage in stages]
         axes.set_yticks(range(len(rows)), [label_of(row["router"]) for row in rows])
         axes.invert_yaxis()
@@ -470,15 +425,13 @@ def training_curves(routers: Mapping[str, Mapping[str, Sequence[Line]]]) -> Figu
                 _draw_training(panel, lines)
                 panel.set_ylabel(label_of(name).replace("/", "/\n"))
                 panel.xaxis.set_major_locator(MaxNLocator(5))  # their numbers are long
-                panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+                panel.xaxis.set_major_formatter("{x:,.0f}")
                 panel.tick_params(labelbottom=False)
             several = f", {len(lines)} trainings" if len(lines) > 1 else ""
             panel.tick_params(labelbottom=True)
             panel.set_xlabel(f"decisions of {router}{several}")
         figure.align_ylabels()
-        found = [panel.get_legend_handles_labels() for panel in axes[:, 0]]
-        if legend := {label: handle for each in found for handle, label in zip(*each, strict=True)}:
-            figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend))
+        joint_legend(figure, axes[:, 0], 2)
     return figure
 
 
@@ -509,10 +462,5 @@ def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
     low, high = axis.get_view_interval()
     decades = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=most)
     axis.set_major_locator(decades if high > 10 * low else MaxNLocator(most - 1))
-    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
-
-
-def plain(value: float, _: int | None) -> str:
-    """Format a number on an axis, without powers of ten."""
-    return f"{value:g}"

@@ -8,9 +8,8 @@ from typing import Any
 
 from calibrate.check import CheckedMetric, holds, is_judged, is_narrow
 from scenarios.show.numbers import number
-from scenarios.show.table import Column, Table, to_text
+from scenarios.show.table import Cell, Column, Table, to_text
 from scenarios.show.wording import lines_of
-from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
 SCHEMA = "slimsched.check/1"
@@ -19,32 +18,24 @@ _ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_in
 
 def format_check(profile: Profile, checked: Sequence[CheckedMetric]) -> str:
     """Format a row a quantity; then what has drifted, in words, and what to do."""
-    return to_text([check_table(profile, checked)], screen_width())
+    return to_text([check_table(profile, checked)])
 
 
 def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
     """Return how far each quantity is off, and what is allowed; what could not be measured has no row, but a note."""
-    errors = (Column("error", "%"), Column("largest", "%"), Column("bias", "%"), Column("95 % of it"))
-    allowed = (Column("allowed", "%"), Column("allowed bias", "%"))
+    errors = (Column("error", "%", 1), Column("largest", "%", 1), Column("bias", "%", 1, signed=True))
+    allowed = (Column("95 % of it"), Column("allowed", "%", 1), Column("allowed bias", "%", 1))
     head = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
     vague = [each for each in checked if not is_narrow(each) and not each.not_judged]
     notes = lines_of("check", "notes", profile, checked, vague, holds(checked), is_judged(checked))
     return Table(head, [_row(each) for each in checked if each.pairs], notes=notes)
 
 
-def _row(metric: CheckedMetric) -> list[str]:
-    low, high = metric.bias_interval_pct
-    return [
-        metric.metric,
-        str(len(metric.pairs)),
-        number(metric.median_abs_pct, 1),
-        number(metric.max_abs_pct, 1),
-        number(metric.bias_pct, 1, signed=True),
-        f"{number(low, 1, signed=True)} to {number(high, 1, signed=True)}",
-        number(metric.allowed.size_pct, 1),
-        number(metric.allowed.bias_pct, 1),
-        metric.verdict,
-    ]
+def _row(metric: CheckedMetric) -> list[Cell]:
+    low, high = (number(end, 1, signed=True) for end in metric.bias_interval_pct)
+    errors = metric.median_abs_pct, metric.max_abs_pct, metric.bias_pct, f"{low} to {high}"
+    allowed = metric.allowed
+    return [metric.metric, len(metric.pairs), *errors, allowed.size_pct, allowed.bias_pct, metric.verdict]
 
 
 def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedMetric]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from scenarios.metrics.catalogue import MEASURES, OF_CLASSES
 from scenarios.metrics.slo import SloDocument
-from scenarios.show.numbers import number, shown
 from scenarios.show.table import Column, Table, column
 
 _ACCURACY, _P99 = MEASURES["expected_accuracy"], MEASURES["latency_p99_s"]
@@ -21,15 +20,9 @@ def classes_table(
     if not promised:
         return None
     columns = [*(Column(head, is_text=True) for head in heads), Column("class", is_text=True)]
-    columns += [Column("floor", "%"), Column("p99 limit", "ms"), *map(column, OF_CLASSES)]
+    columns += [column(_ACCURACY, "floor"), column(_P99, "p99 limit"), *map(column, OF_CLASSES)]
     cells = [
-        [
-            *names,
-            name,
-            number(asked["floor"], _ACCURACY.digits, _ACCURACY.scale),
-            number(asked["p99_limit_s"], _P99.digits, _P99.scale),
-            *(shown(each, each.of(classes[name])) for each in OF_CLASSES),
-        ]
+        [*names, name, asked["floor"], asked["p99_limit_s"], *(each.of(classes[name]) for each in OF_CLASSES)]
         for names, classes in rows
         for name, asked in promised.items()
     ]

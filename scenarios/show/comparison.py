@@ -7,8 +7,8 @@ from typing import Any
 
 from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
-from scenarios.show.numbers import NONE, number, ratio_change, shown
-from scenarios.show.table import Column, Table, column, columns
+from scenarios.show.numbers import NONE, ratio_change
+from scenarios.show.table import Cell, Column, Table, column, columns
 from scenarios.show.wording import lines_of
 from scenarios.show.words import (
     decisions_text,
@@ -41,7 +41,7 @@ def comparison_table(comparison: ComparisonDocument) -> Table:
     rows = [
         [
             _name(row),
-            *(shown(measure, measure.of(row)) for measure in measures),
+            *(measure.of(row) for measure in measures),
             *changes.get(row["router"], ()),
             *fronts.get(row["router"], ()),
         ]
@@ -89,16 +89,16 @@ def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, li
     return columns(*_CHANGES), cells
 
 
-def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
+def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[Cell]]]:
     """Return at which costs no other router is as accurate for less, and how far a cost is above its known bound."""
-    pareto, cells = comparison["pareto"], dict[str, list[str]]()
+    pareto, cells = comparison["pareto"], dict[str, list[Cell]]()
     places = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
     for row in comparison["rows"]:
         places_of = {cost: of[row["router"]] for cost, of in places.items() if row["router"] in of}
         unbeaten = ", ".join(cost.head for cost, place in places_of.items() if place["on_front"])
         gaps = [places_of[cost]["gap_pct"] if cost in places_of else None for cost in bounded]
-        cells[row["router"]] = [unbeaten or NONE, *(number(gap, 0, signed=True) for gap in gaps)]
+        cells[row["router"]] = [unbeaten or NONE, *gaps]
     meaning = "The costs at which no other router is as accurate for less."
     head = [Column("unbeaten at", is_text=True, meaning=meaning)]
-    return [*head, *(Column(f"{cost.head} over bound", "%") for cost in bounded)], cells
+    return [*head, *(Column(f"{cost.head} over bound", "%", 0, signed=True) for cost in bounded)], cells

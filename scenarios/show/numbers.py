@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
-from scenarios.metrics.catalogue import Measure
-
 if TYPE_CHECKING:
     from scenarios.metrics.statistics import MeanInterval, PairedRatio
 
@@ -42,17 +40,6 @@ def interval(
     text = number(mean, after, scale, signed=signed)
     text += "" if half is None else f"{PLUS_MINUS}{number(half, after, scale)}"
     return f"{text} {unit}".rstrip()
-
-
-def shown(measure: Measure, value: Any) -> str:
-    """Format a value or an estimate as its measure is shown; the unit is the column's."""
-    write = interval if isinstance(value, Mapping) else number
-    return write(value, measure.digits, measure.scale)
-
-
-def change(estimate: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
-    """Format a change or an error in percent, with its sign."""
-    return interval(estimate, 1, signed=True, unit=unit)
 
 
 def ratio_change(ratio: PairedRatio) -> str:

@@ -10,29 +10,27 @@ from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.plan import Plan, PlannedServer
 from scenarios.metrics.ranking import compared
 from scenarios.metrics.result import Result
-from scenarios.show.answers import NEXT, TRUSTED, Answer, answers_text
-from scenarios.show.numbers import NONE, interval, number
-from scenarios.show.table import Column, Table, columns, to_text
+from scenarios.show.answers import NEXT, TRUSTED
+from scenarios.show.numbers import number
+from scenarios.show.table import Answer, Cell, Column, Table, to_text
 from scenarios.show.wording import lines_of, say
-from scenarios.terminal.screen import screen_width
 
 RUN: Final = "Run"
 
 
 def format_plan(plan: Plan) -> str:
     """Format all of it; below it what to type next."""
-    one, width = plan.of(plan.choice), screen_width()
+    one = plan.of(plan.choice)
     plain = [each for each in plan.routers if each.role != "candidate"]
     parts = [Answer(RUN, lines_of("plan", "choice", plan, one))]
     if one is not None:
         parts.append(Answer("Replication", lines_of("plan", "beside", plan, one, plain)))
         parts.append(Answer("Changes", lines_of("plan", "changes", plan, one)))
     parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, one))]
-    tables: list[Table | str] = [*([servers_table(plan)] if plan.servers else []), routers_table(plan)]
-    blocks = [answers_text([each for each in parts if each.lines], width), to_text(tables, width)]
-    if plan.commands:
-        blocks.append("\n  ".join([say("plan", "commands", plan), *plan.commands]))
-    return "\n\n".join(blocks)
+    text = to_text([parts, *([servers_table(plan)] if plan.servers else []), routers_table(plan)])
+    if plan.commands:  # to be copied: never broken
+        text += "\n\n" + "\n  ".join([say("plan", "commands", plan), *plan.commands])
+    return text
 
 
 def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> list[Answer]:
@@ -54,23 +52,40 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
 
 def servers_table(plan: Plan) -> Table:
     """Return what the choice has each server do."""
-    numbers = [Column("of the passes", "%"), Column("busy", "%"), Column("power", "W"), Column("mean batch")]
+    shares = Column("of the passes", "%", 1, 100), Column("busy", "%", 1, 100)
+    head = [
+        Column("server"),
+        Column("device", is_text=True),
+        *shares,
+        Column("power", "W", 0),
+        Column("mean batch", "", 1),
+    ]
     widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
-    head = [Column("server"), Column("device", is_text=True), *numbers, Column(widths, is_text=True)]
+    head.append(Column(widths, is_text=True))
     if any(each.working_set for each in plan.servers):
         head.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
-    return Table(head, [_server(each)[: len(head)] for each in plan.servers], f"{plan.choice}: what each server does")
+    rows = [
+        [
+            of.server,
+            of.device,
+            of.share,
+            of.utilization,
+            of.mean_power_w,
+            of.mean_batch,
+            _widths(of),
+            working_set_text(of),
+        ]
+        for of in plan.servers
+    ]
+    return Table(head, [row[: len(head)] for row in rows], f"{plan.choice}: what each server does")
 
 
-def _server(of: PlannedServer) -> list[str]:
+def _widths(of: PlannedServer) -> str:
     if of.names:
         shares = sorted(of.widths[0].items(), key=lambda each: -each[1])
-        widths = ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
-    else:
-        means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
-        widths = " ".join(number(mean, 2) for mean in means)
-    numbers = [number(of.share, 1, 100), number(of.utilization, 1, 100), number(of.mean_power_w, 0)]
-    return [of.server, of.device, *numbers, number(of.mean_batch, 1), widths, working_set_text(of)]
+        return ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
+    means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+    return " ".join(number(mean, 2) for mean in means)
 
 
 def working_set_text(of: PlannedServer) -> str:
@@ -84,26 +99,19 @@ def working_set_text(of: PlannedServer) -> str:
 
 def routers_table(plan: Plan) -> Table:
     """Return all that was tried, by descending sustained rate."""
-    head = [Column("router"), Column("carries", "images/s"), *columns("of that, least", "and most", "J/image there")]
-    here = [Column("p99 here", "ms"), Column("accuracy here", "%"), Column("J/image here"), Column("kept here")]
-    ranked = sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0)
-    rows = [
-        [
-            each.router,
-            *(
-                [NONE] * 4
-                if each.carried is None
-                else [
-                    *(number(getattr(each.carried, name), 0) for name in ("mean_img_s", "low_img_s", "high_img_s")),
-                    number(each.carried.energy_per_image_j, None),
-                ]
-            ),
-            interval(each.outcome.latency_p99_s, 2, 1000),
-            interval(each.outcome.accuracy, 2, 100),
-            interval(each.outcome.energy_per_image_j, None),
-            "yes" if each.outcome.keeps else "no",
-        ]
-        for each in ranked
+    head = [
+        Column("router"),
+        Column("carries", "images/s", 0),
+        Column("of that, least", "", 0),
+        Column("and most", "", 0),
     ]
+    head += [Column("J/image there"), Column("p99 here", "ms", 2, 1000), Column("accuracy here", "%", 2, 100)]
+    head += [Column("J/image here"), Column("kept here")]
+    rows: list[list[Cell]] = []
+    for each in sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0):
+        its, found = each.carried, each.outcome
+        carried = [its.mean_img_s, its.low_img_s, its.high_img_s, its.energy_per_image_j] if its else [None] * 4
+        here = [found.latency_p99_s, found.accuracy, found.energy_per_image_j, "yes" if found.keeps else "no"]
+        rows.append([each.router, *carried, *here])
     notes = ["Who carries nothing (-) keeps what is asked at no rate."]
-    return Table([*head, *here], rows, "routers: what they carry, and what they reach under the scenario's load", notes)
+    return Table(head, rows, "routers: what they carry, and what they reach under the scenario's load", notes)

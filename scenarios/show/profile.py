@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from textwrap import fill
 
 from policies.vocabulary import Provenance
-from scenarios.show.numbers import number
-from scenarios.show.table import Column, Table, columns, facts_text, to_text
+from scenarios.show.table import Column, Table, columns, facts, to_text
 from scenarios.show.wording import lines_of, say
-from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
 DISTURBED = "disturbed"  # the stamp of steps that were disturbed
@@ -22,14 +19,13 @@ PROMISES_NOTHING = (
 
 def described(profile: Profile) -> str:
     """Describe all of a profile but its curves."""
-    width = screen_width()
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
     disturbed = unreliable(profile) or profile.device.stamps.get(DISTURBED, "")
     head = f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.origin}"
-    parts = [f"{head}\n{facts_text(lines_of('profile', 'facts', profile, stamps, disturbed), width)}"]
+    parts = [f"{head}\n{to_text([facts(lines_of('profile', 'facts', profile, stamps, disturbed))])}"]
     if profile.provenance == Provenance.DATASHEET:
-        parts.append(fill(f"{PROMISES_NOTHING}.", width))
-    return to_text([*parts, *tables_of(profile)], width)
+        parts.append(f"{PROMISES_NOTHING}.")
+    return to_text([*parts, *tables_of(profile)])
 
 
 def tables_of(profile: Profile) -> list[Table]:
@@ -39,11 +35,11 @@ def tables_of(profile: Profile) -> list[Table]:
 
 def error_table(profile: Profile) -> Table:
     """Return how far each quantity of the profile may be off."""
-    percents = (Column(head, "%") for head in ("median", "mean", "90th percentile", "largest"))
-    rows = []
-    for error in profile.errors:
-        found = (error.median_abs_pct, error.mean_abs_pct, error.p90_abs_pct, error.max_abs_pct)
-        rows.append([error.metric, error.kind, *(number(percent, 2) for percent in found), str(error.points)])
+    percents = (Column(head, "%", 2) for head in ("median", "mean", "90th percentile", "largest"))
+    rows = [
+        [of.metric, of.kind, of.median_abs_pct, of.mean_abs_pct, of.p90_abs_pct, of.max_abs_pct, of.points]
+        for of in profile.errors
+    ]
     return Table([Column("error of"), Column("kind", is_text=True), *percents, Column("points")], rows)
 
 

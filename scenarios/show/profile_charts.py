@@ -8,14 +8,11 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
 
-from scenarios.show.charts import GREY, WIDTH, canvas, label_of, plain, plain_log_ticks, save
+from scenarios.show.charts import GREY, WIDTH, canvas, joint_legend, label_of, plain_log_ticks, save
 from scenarios.show.profile_curves import band_of_repeats_s, stated_solo_error, under_load, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
@@ -49,30 +46,18 @@ def write_charts(profile: Profile, folder: Path) -> list[Path]:
 def latency_curves(profile: Profile) -> Figure:
     """Draw solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
     error_share = stated_solo_error(profile)
+    has_repeats = any(curve.jitter or curve.p95_s for curve in profile.latency)
 
-    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+    def draw(panel: Axes, curve: LatencyCurve, color: str, label: str) -> None:
         median_ms = np.asarray(curve.p50_s) * 1000
-        dots = _measured(curve)
-        panel.plot(
-            curve.batches,
-            median_ms,
-            "-o",
-            color=color,
-            markersize=2.5,
-            markevery=dots,
-            label=profile.model.name_of(curve.width),
-        )
+        panel.plot(curve.batches, median_ms, "-o", color=color, markersize=2.5, markevery=_measured(curve), label=label)
         low_ms, high_ms = (np.asarray(each_s) * 1000 for each_s in band_of_repeats_s(curve))
-        panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=SHADE, linewidth=0)
+        repeats = "5-95 % of repeats" if has_repeats else None
+        panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=SHADE, linewidth=0, label=repeats)
         for share in (-error_share, error_share) if error_share else ():
-            panel.plot(curve.batches, median_ms * (1 + share), "--", color=color, linewidth=0.7)
+            panel.plot(curve.batches, median_ms * (1 + share), "--", color=color, linewidth=0.7, label="stated error")
 
-    notes: dict[str, Artist] = {}
-    if any(curve.jitter or curve.p95_s for curve in profile.latency):
-        notes["5-95 % of repeats"] = Patch(color=GREY, alpha=SHADE, linewidth=0)
-    if error_share:
-        notes["stated error"] = Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)
-    return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy", notes=notes)
+    return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy")
 
 
 def utilization_by_batch(profile: Profile) -> Figure:
@@ -80,21 +65,17 @@ def utilization_by_batch(profile: Profile) -> Figure:
     widths = profile.model.widths
     is_all_one = is_flat(profile)
 
-    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
-        shares = 100 * np.asarray(curve.utilization)
+    def draw(panel: Axes, curve: LatencyCurve, color: str, label: str) -> None:
         above = len(widths) - 1 - widths.index(curve.width) if is_all_one else 0  # a CPU is always busy
-        thick, dot = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above
-        style: Any = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
-        panel.plot(curve.batches, shares, "-o", label=profile.model.name_of(curve.width), **style)
+        style: Any = {"linewidth": 1.5 + NESTED_BY * above, "markersize": 2.5 + NESTED_BY * above}
+        shares = 100 * np.asarray(curve.utilization)
+        panel.plot(curve.batches, shares, "-o", color=color, markevery=_measured(curve), label=label, **style)
         if curve.sm_utilization:
-            panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
+            sms = 100 * np.asarray(curve.sm_utilization)
+            panel.plot(curve.batches, sms, ":", color=color, linewidth=1, label="share of the SMs")
         panel.set_ylim(0, 104)
 
-    notes: dict[str, Artist] = {}
-    if any(curve.sm_utilization for curve in profile.latency):
-        notes["any kernel runs"] = Line2D([], [], color=GREY, marker="o", markersize=2.5)
-        notes["share of the SMs"] = Line2D([], [], color=GREY, linestyle=":", linewidth=1)
-    return _panels(profile, draw, "batch size", "utilization, %", log="x", notes=notes)
+    return _panels(profile, draw, "batch size", "utilization, %", log="x")
 
 
 def is_flat(profile: Profile) -> bool:
@@ -104,7 +85,7 @@ def is_flat(profile: Profile) -> bool:
 
 def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
     """Draw Figure 2 of the paper: the energy of one batch (mean power x latency) as load on the device grows."""
-    power = f"power {profile.power.provenance}"
+    power = f", power {profile.power.provenance}"
     return _by_utilization(profile, under_load, lambda point: point.energy_j, "energy of a batch, J", power)
 
 
@@ -122,25 +103,20 @@ def _by_utilization(
 ) -> Figure:
     """Draw a ring for the nearly idle device, a dot at the knee of latency; shaded, the bend in the paper."""
 
-    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+    def draw(panel: Axes, curve: LatencyCurve, color: str, label: str) -> None:
         points = under_load[curve.segment, curve.width, curve.previous_width]
         shares, values = [100 * point.utilization for point in points], [value(point) for point in points]
-        panel.plot(shares, values, "-", color=color, label=profile.model.name_of(curve.width))
-        panel.plot(shares[0], values[0], "o", color=color, markersize=3.5, markerfacecolor="white")
+        dot: Any = {"marker": "o", "color": color, "markersize": 3.5, "linestyle": "none"}
+        panel.plot(shares, values, "-", color=color, label=label)
+        panel.plot(shares[0], values[0], markerfacecolor="white", label="nearly idle", **dot)
         bend = knee(points)
         if bend is not None:
-            panel.plot(100 * bend.utilization, value(bend), "o", color=color, markersize=3.5)
-
-    notes: dict[str, Artist] = {
-        "nearly idle": Line2D([], [], color=GREY, marker="o", markersize=3.5, markerfacecolor="white", linewidth=0),
-        "latency's knee": Line2D([], [], color=GREY, marker="o", markersize=3.5, linewidth=0),
-        "the paper's bend": Patch(color=GREY, alpha=SHADE, linewidth=0),
-    }
-    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y", notes=notes, source=source)
-    for panel in figure.axes:
-        panel.axvspan(90, 95, color=GREY, alpha=SHADE, linewidth=0)
+            panel.plot(100 * bend.utilization, value(bend), label="latency's knee", **dot)
+        if curve.width == profile.model.widths[0]:  # once in each panel
+            panel.axvspan(90, 95, color=GREY, alpha=SHADE, linewidth=0, label="the paper's bend")
         panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
-    return figure
+
+    return _panels(profile, draw, "utilization of the device, %", ylabel, log="y", source=source)
 
 
 def _measured(curve: LatencyCurve) -> list[int]:
@@ -150,41 +126,34 @@ def _measured(curve: LatencyCurve) -> list[int]:
 
 def _panels(
     profile: Profile,
-    draw: Callable[[Axes, LatencyCurve, str], None],
+    draw: Callable[[Axes, LatencyCurve, str, str], None],
     xlabel: str,
     ylabel: str,
     *,
     log: str,
-    notes: Mapping[str, Artist],
     source: str = "",
 ) -> Figure:
-    """Draw a panel a segment; `notes` are in the legend below the widths, `source` is behind the device."""
+    """Draw a panel a segment; `source` is behind the device."""
     segments, widths = profile.model.segments, profile.model.widths
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
     with canvas(WIDTH, 1.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
         shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, PALEST, len(widths))]
-        for curve in uniform_curves(profile):
-            panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
-            draw(panel, curve, shades[widths.index(curve.width)])
-        for index, panel in enumerate(grid.ravel()):
+        drawn = list(uniform_curves(profile))
+        for curve in drawn:
+            label = f"width {profile.model.name_of(curve.width)}"
+            draw(grid.flat[curve.segment - 1], curve, shades[widths.index(curve.width)], label)
+        for index, panel in enumerate(grid.flat):
             _dress_panel(panel, index, segments, log)
-        figure.suptitle(_heading(profile, source), fontsize=8.5)
+        known = len(profile.latency)
+        which = f"\n{len(drawn)} of {known} curves: where the previous width is the same" if len(drawn) < known else ""
+        named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.origin}"
+        figure.suptitle(f"{named}{source}{which}", fontsize=8.5)
         for panel in grid[-1]:
             panel.set_xlabel(xlabel)  # a label of the whole figure would cover the legend
         figure.supylabel(ylabel, fontsize=9)
-        handles, labels = grid[0][0].get_legend_handles_labels()
-        handles, labels = [*handles, *notes.values()], [*(f"width {label}" for label in labels), *notes]
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        joint_legend(figure, grid.flat, 3)
     return figure
-
-
-def _heading(profile: Profile, source: str) -> str:
-    """Describe the curves: their device, their origin, and which of them are drawn."""
-    drawn, known = sum(1 for _ in uniform_curves(profile)), len(profile.latency)
-    which = "" if drawn == known else f"\n{drawn} of {known} curves: where the previous width is the same"
-    named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.origin}"
-    return f"{named}{', ' if source else ''}{source}{which}"
 
 
 def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:
@@ -192,7 +161,7 @@ def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:
     panel.set_visible(index < segments)
     if "x" in log:  # batch sizes
         panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(FuncFormatter(plain))
+        panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(NullFormatter())
     if "y" in log:
         panel.set_yscale("log")

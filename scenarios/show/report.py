@@ -1,26 +1,23 @@
-"""Pages of HTML: a run folder's report, and one profile's curves. Nothing in them is fetched from anywhere.
+"""Pages of HTML: a run folder's report, and one profile's curves.
 
 A report reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and
-the page states it. Words and looks: `templates/page.html.j2`.
+the page states it.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
-import re
 from base64 import b64encode
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from hashlib import sha256
-from importlib.resources import files
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from hw.networks.accuracy import MEASURED
 from kit import strict
@@ -37,15 +34,16 @@ from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts, profile_charts
-from scenarios.show.answers import Answer, answers
+from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
 from scenarios.show.learning import Steps, curves_of, save_curves, trainings_in
-from scenarios.show.numbers import NONE, PLUS_MINUS
+from scenarios.show.numbers import NONE
+from scenarios.show.page import Chart, Section, page
 from scenarios.show.plan import short_plan
 from scenarios.show.profile import PROMISES_NOTHING, tables_of
 from scenarios.show.profile_curves import loaded_at_once, loaded_batch, stated_solo_error
 from scenarios.show.summary import compared_classes, places, summary_table, validated_classes
-from scenarios.show.table import Table
+from scenarios.show.table import Answer, Column, Table
 from scenarios.show.validation import (
     disturbance_warnings,
     errors_tables,
@@ -55,15 +53,15 @@ from scenarios.show.validation import (
     stages_table,
     validation_notes,
 )
-from scenarios.show.wording import environment
+from scenarios.show.wording import say
 from scenarios.show.words import downtime_table
-from scenarios.terminal.screen import visible_text
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
-MAX_PAGE = 1_500_000  # bytes: what can be mailed; timelines take what room the rest leaves
-WORLD_WORDS = {"simulation": "simulated", "hardware": "on executors"}  # one word each for a reader
+MAX_TRACES = 600_000  # bytes of packed timelines in a page, which can still be mailed
+WORLD_WORDS: Final = dict(zip(("simulation", "hardware"), charts.WORLDS, strict=True))
 CHARTED_PROFILES = 4  # of some 220 kB each
+PERFETTO: Final = Markup('<a href="https://ui.perfetto.dev/" target="_blank" rel="noopener"{} data-title="{}">{}</a>')
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,31 @@ class Material:
     profiles: Mapping[str, Profile]
     results: Sequence[Result]  # of the comparison
     training: Mapping[str, Steps]  # by the kind of router
+
+    @cached_property
+    def compared(self) -> list[str]:
+        """The compared routers."""
+        return [row["router"] for row in self.comparison["rows"]] if self.comparison else []
+
+    @cached_property
+    def first_runs(self) -> list[StoredRun]:
+        """One run a router and mode: at the middle load if there are several, of its lowest seed."""
+        rows = self.validation["rows"] if self.validation else []
+        wanted = load_point(middle_load(row["load"] for row in rows))
+        chosen: dict[tuple[str, str], StoredRun] = {}
+        for run in sorted(self.runs, key=lambda run: (run.point != wanted, run.result["seed"], run.repeat)):
+            if run.point in (wanted, ""):
+                chosen.setdefault((run.result["router"], run.result["mode"]), run)
+        rank = {router: index for index, router in enumerate(self.compared)}
+        return sorted(
+            chosen.values(),
+            key=lambda run: (rank.get(run.result["router"], len(rank)), run.result["mode"] != "simulation"),
+        )
+
+    @cached_property
+    def colors(self) -> dict[str, str]:
+        """By router."""
+        return charts.router_colors(self.compared + [run.result["router"] for run in self.first_runs])
 
 
 def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
@@ -109,8 +132,11 @@ def save_picture(folders: Sequence[Path], picture: Path, say: Callable[[str], No
     """
     materials = {folder: gather(RunFolder(folder)) for folder in folders}
     material, *others = materials.values()
-    if not others and (curves := _in_both_worlds(_latency_curves(material))):
-        charts.save(charts.latency_distributions(curves, _colors(material)), picture)
+    curves = _latency_curves(material)
+    real = {curve.router for curve in curves if curve.world == charts.WORLDS[1]}
+    if not others and real:
+        curves = [curve for curve in curves if curve.router in real]
+        charts.save(charts.latency_distributions(curves, material.colors), picture)
     elif not others and material.comparison and any(material.comparison["pareto"]["fronts"].values()):
         charts.save(charts.trade_off_chart(material.comparison), picture)
     else:
@@ -152,80 +178,31 @@ def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
 def report(material: Material) -> str:
     """Return the page, section by section."""
     comparison, validation = material.comparison, material.validation
-    timelines, traces = list(_timelines(material)), list(_traces(material))
-    sections = {
-        "summary": summary_table(comparison, validation),
-        "simulated": summary_table(comparison, None),
-        "compared": comparison_table(comparison) if comparison else None,
-        "classes": [*filter(None, (compared_classes(comparison), validated_classes(validation)))],
-        "validation": _validation(validation) if validation else None,
-        "latency": _latency(material),
-        "trade_offs": _trade_offs(material),
-        "downtimes": _downtimes(material),
-        "timelines": timelines,
-        "traces": traces,
-        "training": list(_training(material)),
+    parts: dict[str, Sequence[Table | Chart | Section]] = {
+        "Routers in simulation": list(_in_simulation(comparison, validation)) if comparison else [],
+        "Simulation beside executors": list(_on_executors(validation)) if validation else [],
+        "Latency": list(_latency(material)),
+        "Accuracy against cost": list(_trade_offs(material)),
+        "Servers over time": list(_over_time(material)),
+        "Training": list(_training(material)),
+        "Devices": list(_profiles(material.profiles)),
     }
-    parts = {
-        "Routers in simulation": comparison,
-        "Simulation beside executors": validation,
-        "Latency": sections["latency"],
-        "Accuracy against cost": sections["trade_offs"],
-        "Servers over time": sections["downtimes"] or timelines or traces,
-        "Training": sections["training"],
-        "Devices": material.profiles,
-    }
-    run = {
-        **sections,
-        "parts": (),
-        "badges": list(_badges(material)),
-        "answers": _answers(material),
-        "ranking": _ranking(material),
-        "contents": [title for title, part in {**parts, "Environment": material.environment}.items() if part],
-        "missing": [title.lower() for title, part in parts.items() if not part],
-        "environment": _environment(material.environment),
-    }
-    title, profiles = str(material.scenario.get("name", "run")), list(_profiles(material.profiles))
-    _pack(material, traces, MAX_PAGE - len(_page(title, run, profiles).encode()))
-    return _page(title, run, profiles)
-
-
-def page_of(title: str, answers: Sequence[Answer], summary: Table, parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return a page of answers, one table, and parts: each a `title`, a `chart` with `caption`, or None, `tables`."""
-    run: Mapping[str, Any] = defaultdict(  # a run folder's own parts are not here
-        lambda: None, answers=answers, summary=summary, parts=parts, contents=[part["title"] for part in parts]
+    missing = [title.lower() for title, blocks in parts.items() if not blocks]
+    notes = [f"Not in this run folder: {'; '.join(missing)}."] if missing else []
+    facts = _environment(material.environment)
+    made_with = [Table([Column("results of"), Column("this run folder", is_text=True)], facts)] if facts else []
+    return page(
+        str(material.scenario.get("name", "run")),
+        [*(Section(title, blocks) for title, blocks in parts.items()), Section("Environment", made_with, notes)],
+        badges=list(_badges(material)),
+        answers=_answers(material),
+        top=list(_summary(material)),
     )
-    return _page(title, run, [])
 
 
 def profile_page(profile: Profile) -> str:
     """Return a page of one profile's curves and the paper's Figures 1-3."""
-    return _page(profile.name, None, [_profile(profile.name, profile)])
-
-
-def _page(title: str, run: Mapping[str, Any] | None, profiles: Sequence[Mapping[str, Any]]) -> str:
-    """Render the page: what HTML does not allow in a name is written out; the only program is allowed by its hash."""
-    script = files("scenarios.show").joinpath("templates/page.js").read_text(encoding="utf-8")
-    filters = environment().filters
-    filters["interval_small"], filters["prose"] = _interval, _prose
-    filters["anchor"] = lambda title: title.lower().replace(" ", "-")
-    filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
-    text = environment().get_template("page.html.j2").render(
-        title=title, run=run, profiles=profiles, script=Markup(script)  # noqa: S704 - our own
-    )  # fmt: skip
-    return visible_text(text)
-
-
-def _prose(text: str) -> Markup:
-    """Return a sentence of the terminal's as HTML: its keys and commands as code."""
-    escaped = str(escape(text)).replace(PLUS_MINUS, " \u00b1")
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))  # noqa: S704 - escaped
-
-
-def _interval(cell: str) -> Markup:
-    """Return a cell's text, with the half-width of its interval in small letters."""
-    mean, sign, half = cell.partition(PLUS_MINUS)
-    return Markup("{} <small>±{}</small>").format(mean, half) if sign else Markup("{}").format(mean)
+    return page(profile.name, [Section("Curves", [_profile(profile.name, profile)])])
 
 
 # ---------------------------------------------------------------------------------------------------------------- head
@@ -247,117 +224,77 @@ def _answers(material: Material) -> list[Answer]:
     return [*first, *short_plan(material.comparison, material.results)] if first and material.comparison else first
 
 
-def _ranking(material: Material) -> Markup | None:
-    """Draw the first answer as a chart."""
-    worlds = charts.standings(material.comparison, material.validation)
-    routers = [one.router for candidates in [*worlds.values()][-1:] for one in candidates]
-    if len(routers) < 2:
-        return None
-    first = places(material.comparison, material.validation)
-    colors = charts.router_colors([*_compared(material), *routers])
-    floor = Promise.of(material.comparison["slo"]).floor if material.comparison else None
-    accuracy = accuracy_measure(material.comparison["rows"] if material.comparison else [])
-    return charts.to_svg(charts.ranking_chart(worlds, colors, accuracy, first, floor))
+def _summary(material: Material) -> Iterator[Table | Chart]:
+    """Yield the terminal's table, the first answer as a chart, and what each class of requests got."""
+    comparison, validation = material.comparison, material.validation
+    if summary := summary_table(comparison, validation):
+        yield summary
+    points = charts.standings(comparison, validation)
+    routers = list(dict.fromkeys(point.router for point in points))
+    if len(routers) > 1:
+        colors = charts.router_colors([*material.compared, *routers])
+        floor = Promise.of(comparison["slo"]).floor if comparison else None
+        accuracy = accuracy_measure(comparison["rows"] if comparison else [])
+        chart = charts.ranking_chart(points, colors, accuracy, places(comparison, validation), floor)
+        yield Chart(chart, say("report", "ranking", validation is not None))
+    yield from filter(None, (compared_classes(comparison), validated_classes(validation)))
 
 
-def _environment(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the results were made with; if stages differ, of which ones it is."""
-    stages = document.get("stages", {})
-    texts_of = {stage: _environment_texts(its) for stage, its in stages.items()}
-    lines = {}
-    for name in dict.fromkeys(name for texts in texts_of.values() for name in texts):
-        values: dict[str, list[str]] = {}
-        for stage, texts in texts_of.items():
-            values.setdefault(texts.get(name, NONE), []).append(stage)
-        for value, of in values.items():
-            lines[name if len(values) == 1 else f"{name} ({', '.join(of)})"] = value
-    return lines
+def _environment(document: Mapping[str, Any]) -> list[list[str]]:
+    """Return what the results were made with, a row a fact; if stages differ, of which ones it is."""
+    stages_of: dict[tuple[str, str], list[str]] = {}
+    for stage, facts in document.get("stages", {}).items():
+        for name, value in facts.items():
+            stages_of.setdefault((name, _in_words(value)), []).append(stage)
+    values = Counter(name for name, _ in stages_of)
+    return [
+        [name if values[name] == 1 else f"{name} ({', '.join(stages)})", text]
+        for (name, text), stages in sorted(stages_of.items(), key=lambda each: [*values].index(each[0][0]))
+    ]
 
 
-def _environment_texts(stage: Mapping[str, Any]) -> dict[str, str]:
-    devices = "; ".join(
-        ", ".join(f"{key} {_device_text(value)}" for key, value in device.items())
-        for device in stage.get("devices", [])
-    )
-    return {
-        "system": f"{stage.get('system')}, {stage.get('cores')} cores, Python {stage.get('python')}",
-        "devices": devices or NONE,
-        "packages": ", ".join(f"{name} {version or NONE}" for name, version in stage.get("packages", {}).items()),
-        "code": stage.get("code", NONE),
-        "seeds": ", ".join(f"{name} {value}" for name, value in stage.get("seeds", {}).items()) or NONE,
-    }
-
-
-def _device_text(value: object) -> str:
-    """Return a sensor's answers in words, not as Python writes a dictionary."""
+def _in_words(value: object) -> str:
+    """Return a value in words, not as Python writes a dictionary or a list."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_device_text(each)}" for key, each in value.items()) or NONE
+        return ", ".join(f"{key} {_in_words(each)}" for key, each in value.items()) or NONE
+    if isinstance(value, list | tuple):
+        return "; ".join(map(_in_words, value)) or NONE
     return NONE if value is None else str(value)
 
 
-# -------------------------------------------------------------------------------------------------------------- worlds
+# ------------------------------------------------------------------------------------------------------------ sections
 
 
-def _validation(validation: ValidationDocument) -> dict[str, Any]:
-    rows = rows_at_middle(validation["rows"])
-    known = [row for row in rows if all(row["stages_s"].values())]
-    errors, saturated = errors_tables(validation), saturation_tables(validation)
-    unserved = [text for table in (*errors, *saturated) for text in table.warnings]
-    return {
-        "errors": errors,
-        "notes": validation_notes(validation),
-        "warnings": [*unserved, *far_apart_warnings(validation), *disturbance_warnings(validation)],
-        "saturated": saturated,
-        "stages": charts.to_svg(charts.stage_bars(known)) if known else None,
-        "stages_ms": stages_table(known) if known else None,
-        "load": rows[0]["load"] if rows else None,
-    }
+def _in_simulation(comparison: ComparisonDocument, validation: ValidationDocument | None) -> Iterator[Table | Section]:
+    found = comparison_table(comparison)
+    if validation and (simulated := summary_table(comparison, None)):
+        yield simulated
+    yield Table((), (), warnings=found.warnings)
+    yield Section("All numbers of the comparison", [replace(found, warnings=())], is_folded=True)
 
 
-def _first_seeds(material: Material) -> list[StoredRun]:
-    """Return one run a router and mode: at the middle load if there are several, of its lowest seed."""
-    rows = material.validation["rows"] if material.validation else []
-    wanted = load_point(middle_load(row["load"] for row in rows))
-    chosen: dict[tuple[str, str], StoredRun] = {}
-    for run in sorted(material.runs, key=lambda run: (run.point != wanted, run.result["seed"], run.repeat)):
-        if run.point in (wanted, ""):
-            chosen.setdefault((run.result["router"], run.result["mode"]), run)
-    rank = {router: index for index, router in enumerate(_compared(material))}
-    return sorted(
-        chosen.values(), key=lambda run: (rank.get(run.result["router"], len(rank)), run.result["mode"] != "simulation")
-    )
+def _on_executors(validation: ValidationDocument) -> Iterator[Table | Chart | Section]:
+    tables = [*errors_tables(validation), *saturation_tables(validation)]
+    unserved = [text for table in tables for text in table.warnings]
+    warnings = [*unserved, *far_apart_warnings(validation), *disturbance_warnings(validation)]
+    yield Table((), (), warnings=warnings)
+    plain = [replace(table, warnings=()) for table in tables]
+    yield Section("Predictions, measurements and errors", plain, validation_notes(validation), is_folded=True)
+    known = [row for row in rows_at_middle(validation["rows"]) if all(row["stages_s"].values())]
+    if known:
+        yield Chart(charts.stage_bars(known), say("report", "stages", known[0]["load"]))
+        yield Section("The same in milliseconds", [stages_table(known)], is_folded=True)
 
 
-def _colors(material: Material) -> dict[str, str]:
-    return charts.router_colors(_compared(material) + [run.result["router"] for run in _first_seeds(material)])
-
-
-def _compared(material: Material) -> list[str]:
-    return [row["router"] for row in material.comparison["rows"]] if material.comparison else []
-
-
-# -------------------------------------------------------------------------------------------------------------- charts
+def _latency(material: Material) -> Iterator[Chart]:
+    if curves := _latency_curves(material):
+        both = len({curve.world for curve in curves}) > 1
+        yield Chart(charts.latency_distributions(curves, material.colors), say("report", "latencies", both))
 
 
 def _latency_curves(material: Material) -> list[charts.Latencies]:
-    runs = [(run.result["router"], run.result["mode"], _latencies_s(run)) for run in _first_seeds(material)]
-    return [charts.Latencies(router, mode, latencies_s) for router, mode, latencies_s in runs if latencies_s]
-
-
-def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies]:
-    """Return the curves of the routers that ran in simulation and on executors."""
-    worlds = {(curve.router, curve.world) for curve in curves}
-    return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
-
-
-def _latency(material: Material) -> dict[str, Markup | None]:
-    curves, colors = _latency_curves(material), _colors(material)
-    simulated = [curve for curve in curves if curve.world == "simulation"]
-    return {
-        name: charts.to_svg(charts.latency_distributions(of, colors)) if of else None
-        for name, of in (("simulated", simulated), ("both", _in_both_worlds(curves)))
-        if curves
-    }
+    runs = [(run.result["router"], WORLD_WORDS[run.result["mode"]], _latencies_s(run)) for run in material.first_runs]
+    return [charts.Latencies(*run) for run in runs if run[-1]]
 
 
 def _latencies_s(run: StoredRun) -> list[float]:
@@ -369,66 +306,35 @@ def _latencies_s(run: StoredRun) -> list[float]:
     return [(done - came) / 1e9 for came, done, status in rows if status == "completed" and came >= start_ns]
 
 
-def _trade_offs(material: Material) -> list[Markup]:
+def _trade_offs(material: Material) -> Iterator[Chart]:
     rows = material.comparison["rows"] if material.comparison else []
     accuracy = accuracy_measure(rows)  # as the tables have it
-    if all(accuracy.of(row)["mean"] is None for row in rows):
-        return []
-    costs = [MEASURES[name] for name in ("latency_mean_s", "energy_per_image_j")]
-    return [charts.to_svg(charts.trade_offs(rows, accuracy, [cost], _colors(material))) for cost in costs]
+    if any(accuracy.of(row)["mean"] is not None for row in rows):
+        for name in ("latency_mean_s", "energy_per_image_j"):
+            figure = charts.trade_offs(rows, accuracy, [MEASURES[name]], material.colors)
+            yield Chart(figure, say("report", name))
 
 
-def _downtimes(material: Material) -> Table | None:
-    """Return the downtimes of every run whose result is kept."""
-    runs = []
+def _over_time(material: Material) -> Iterator[Table | Chart]:
+    """Yield downtimes, the telemetry of the baseline's and the best router's runs, and links to all timelines."""
+    downtimes = []
     for run in material.runs:
         repeat = f"repeat {run.repeat}" if run.repeat else ""
         parts = (WORLD_WORDS[run.result["mode"]], run.point, f"seed {run.result['seed']}", repeat)
-        runs.append((", ".join(filter(None, parts)), run.result))
-    return downtime_table(runs)
-
-
-def _traces(material: Material) -> Iterator[dict[str, str]]:
-    """Yield each charted run, batch by batch, as a file next to the page."""
-    for run in _first_seeds(material):
-        path = run.path / "timeline.json"
-        if path.exists():
-            yield {
-                "title": f"{run.result['router']}, {WORLD_WORDS[run.result['mode']]}",
-                "file": quote(path.relative_to(run.folder.path).as_posix()),
-                "packed": "",
-            }
-
-
-def _pack(material: Material, traces: Sequence[dict[str, str]], room: int) -> None:
-    """Pack the traces that fit, the smallest first, into the page (gzip and base64): a click opens them."""
-    paths = [run.path / "timeline.json" for run in _first_seeds(material)]
-    held = [b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode() for path in paths if path.exists()]
-    for trace, packed in sorted(zip(traces, held, strict=True), key=lambda each: len(each[1])):
-        room -= len(packed) + len(' data-trace=""')
-        if room >= 0:
-            trace["packed"] = packed
-
-
-def _timelines(material: Material) -> Iterator[dict[str, Any]]:
-    """Yield the baseline's and the best router's run, simulated and on executors, enough to see how load is spread.
-
-    Runs in both are also drawn over each other.
-    """
-    runs = _first_seeds(material)
-    routers = list(dict.fromkeys(run.result["router"] for run in runs))
+        downtimes.append((", ".join(filter(None, parts)), run.result))
+    if table := downtime_table(downtimes):
+        yield table
+    routers = list(dict.fromkeys(run.result["router"] for run in material.first_runs))
     best = [name for name in places(material.comparison, material.validation) if name in routers]
     for router in dict.fromkeys((*routers[:1], *[*best, *routers[-1:]][:1])):
-        runs_of = [run for run in runs if run.result["router"] == router]
-        by_world = {run.result["mode"]: telemetry for run in runs_of if (telemetry := _telemetry(run))}
-        both = [by_world[world] for world in ("simulation", "hardware") if world in by_world]
-        if both:
-            yield {
-                "router": router,
-                "seeds": {WORLD_WORDS[run.result["mode"]]: run.result["seed"] for run in runs_of},
-                "worlds": {WORLD_WORDS[mode]: charts.to_svg(charts.over_time(of)) for mode, of in by_world.items()},
-                "both": charts.to_svg(charts.both_over_time(*both)) if len(both) > 1 else None,
-            }
+        runs = {WORLD_WORDS[run.result["mode"]]: run for run in material.first_runs if run.result["router"] == router}
+        worlds = {world: telemetry for world, run in runs.items() if (telemetry := _telemetry(run))}
+        if worlds:
+            seeds = {world: runs[world].result["seed"] for world in worlds}
+            yield Chart(charts.over_time(worlds), say("report", "over_time", router, seeds))
+    traced = [run for run in material.first_runs if (run.path / "timeline.json").exists()]
+    if traced:
+        yield Table((), (), notes=_timelines(traced))
 
 
 def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
@@ -445,13 +351,36 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
     return servers
 
 
-def _training(material: Material) -> Iterator[dict[str, Any]]:
+def _timelines(runs: Sequence[StoredRun]) -> list[Markup]:
+    """Return links that open runs batch by batch: by a click if they fit into the page (gzip and base64), and files."""
+    packed = [b64encode(gzip.compress((run.path / "timeline.json").read_bytes(), mtime=0)).decode() for run in runs]
+    room, held = MAX_TRACES, set[int]()
+    for number in sorted(range(len(runs)), key=lambda number: len(packed[number])):
+        room -= len(packed[number])
+        if room >= 0:
+            held.add(number)
+    links, files = [], []
+    for number, run in enumerate(runs):
+        title = f"{run.result['router']}, {WORLD_WORDS[run.result['mode']]}"
+        trace = Markup(' data-trace="{}"').format(packed[number]) if number in held else ""
+        links.append(PERFETTO.format(trace, title, title))
+        place = quote((run.path / "timeline.json").relative_to(run.folder.path).as_posix())
+        files.append(Markup('<a href="{}">{}</a>').format(place, title))
+    opened = Markup(
+        "Every batch and decision of a run on a timeline, opened in Perfetto (ui.perfetto.dev, which shows it in your "
+        "browser and sends it nowhere; it may ask whether you trust this page): {}."
+    )
+    dropped = Markup("If Perfetto opens empty: drop the run's file on it. The files lie beside this page: {}.")
+    return [opened.format(Markup(", ").join(links)), dropped.format(Markup(", ").join(files))]
+
+
+def _training(material: Material) -> Iterator[Chart]:
     """Yield the curves: gradients raise a reward, if the learner reports one; a direct search lowers a cost."""
     for kind, steps in material.training.items():
         curves, name = curves_of([steps]), made_name(kind)
         tells_reward = next(iter(curves)).startswith("reward")
         learns = "rewards" if tells_reward else "by gradients" if kind == PPO else "costs"
-        yield {"router": name, "learns": learns, "svg": charts.to_svg(charts.training_curves({name: curves}))}
+        yield Chart(charts.training_curves({name: curves}), say("report", "training", name, learns))
 
 
 # ------------------------------------------------------------------------------------------------------------ profiles
@@ -464,44 +393,47 @@ def origin_badge(profile: Profile) -> tuple[str, str]:
     return (profile.origin,) * 2 if weakest == latency else (str(weakest), f"latency {profile.origin}, power {power}")
 
 
-def _profiles(profiles: Mapping[str, Profile]) -> Iterator[dict[str, Any]]:
+def _profiles(profiles: Mapping[str, Profile]) -> Iterator[Section]:
     """Yield each one's description; of the second of two equal ones only that. Charts of many may not fit."""
     seen: dict[str, str] = {}
     for server, profile in profiles.items():
         first = seen.setdefault(profile.to_yaml(), server)
-        has_charts = first == server and len(seen) <= CHARTED_PROFILES
-        yield _profile(server, profile, has_charts=has_charts) | {"same_as": "" if first == server else first}
+        if first == server:
+            yield _profile(server, profile, has_charts=len(seen) <= CHARTED_PROFILES)
+        else:
+            yield replace(_profile(server, profile, has_charts=False), blocks=(), warnings=(),
+                          notes=[f"{server} has the same profile as {first}."])  # fmt: skip
 
 
-def _profile(server: str, profile: Profile, *, has_charts: bool = True) -> dict[str, Any]:
+def _profile(server: str, profile: Profile, *, has_charts: bool = True) -> Section:
     power, concurrency = profile.power.provenance, profile.concurrency.provenance
-    return {
-        "server": server,
-        "device": profile.device.name,
-        "badge": origin_badge(profile),
-        "same_as": "",
-        "promises_nothing": f"{PROMISES_NOTHING}." if profile.provenance == Provenance.DATASHEET else "",
-        "tables": tables_of(profile),
-        "sources": f"latency {profile.origin}, power {power}, concurrency {concurrency}",
-        "omitted": profile.omitted,
-        "charts": _profile_charts(_Drawable(profile.to_yaml(), profile)) if has_charts else None,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawable:
-    """A profile that is identified by its text."""
-
-    text: str
-    profile: Profile = field(compare=False)
+    sources = f"latency {profile.origin}, power {power}, concurrency {concurrency}"
+    notes = [f"Where it comes from: {sources}; shares of the memory bandwidth modelled from shapes."]
+    if profile.omitted:
+        notes.append(f"Left out: {'; '.join(profile.omitted)}.")
+    if not has_charts:
+        command = f"slimsched profile show profiles/{server}.yaml --plot {server}.html"
+        notes.append(f"The page has no room for its charts: `{command}` draws them.")
+    return Section(
+        f"{server}: {profile.device.name}",
+        [*tables_of(profile), *(_profile_charts(profile.to_yaml()) if has_charts else ())],
+        notes,
+        [f"{PROMISES_NOTHING}."] if profile.provenance == Provenance.DATASHEET else [],
+        origin_badge(profile),
+    )
 
 
 @lru_cache(maxsize=16)
-def _profile_charts(of: _Drawable) -> dict[str, Any]:
-    """Return a profile's charts, cached: they take seconds to draw, and may be shown on several pages."""
-    profile = of.profile
-    facts: dict[str, Any] = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
-    facts["has_sms"] = any(curve.sm_utilization for curve in profile.latency)
-    facts["is_always_busy"] = profile_charts.is_flat(profile)
-    drawn = {name: charts.to_svg(figure) for name, figure in profile_charts.charts_of(profile).items()}
-    return {**facts, "error_share": stated_solo_error(profile), **drawn}
+def _profile_charts(text: str) -> list[Chart]:
+    """Return a profile's charts, cached by its file's text: they take seconds to draw, and may be on several pages."""
+    profile = Profile.from_yaml(text, "")
+    drawn = profile_charts.charts_of(profile)
+    if profile_charts.is_flat(profile):  # a CPU's utilization is uninformative
+        del drawn["figure1"]
+    facts = {
+        "batch": loaded_batch(profile),
+        "at_once": loaded_at_once(profile),
+        "has_sms": any(curve.sm_utilization for curve in profile.latency),
+        "error_share": stated_solo_error(profile),
+    }
+    return [Chart(charts.to_svg(figure), say("report", name, facts)) for name, figure in drawn.items()]

@@ -8,11 +8,9 @@ from scenarios.metrics.catalogue import OF_SERVERS
 from scenarios.metrics.result import MAX_LATE, MOST_CPU, ClustersScore, Result, Score, cpu_share, lateness_share
 from scenarios.metrics.served import leaves_many, served
 from scenarios.show.classes import classes_table
-from scenarios.show.numbers import shown
-from scenarios.show.table import Column, Table, column, facts_text, to_text
+from scenarios.show.table import Column, Table, column, facts, to_text
 from scenarios.show.wording import lines_of, say
 from scenarios.show.words import downtime_table, provenance, slo_text, unserved_lines
-from scenarios.terminal.screen import screen_width
 
 MAX_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sensor's second look
 
@@ -22,7 +20,7 @@ def format_result(result: Result) -> str:
     head = say("run", "head", result)
     few, many = unserved_lines([(result["router"], "", served([result]))])
     late, cpu = result["lateness_s"], result["cpu"]
-    facts = lines_of(
+    lines = lines_of(
         "run", "facts", result,
         kept=slo_text(result),
         unserved=[*few, *many],
@@ -35,12 +33,12 @@ def format_result(result: Result) -> str:
     downtimes = downtime_table([(f"{result['mode']}, seed {result['seed']}", result)])
     classes = classes_table(result["slo"], [((), result.get("classes", {}))])
     tables = [*([classes] if classes else []), servers_table(result), *([downtimes] if downtimes else [])]
-    return to_text([f"{head}\n{facts_text(facts, screen_width())}", *tables], screen_width())
+    return to_text([f"{head}\n{to_text([facts(lines)])}", *tables])
 
 
 def servers_table(result: Result) -> Table:
     """Return what each server did."""
-    rows = [[server["name"], *(shown(each, each.of(server)) for each in OF_SERVERS)] for server in result["servers"]]
+    rows = [[server["name"], *(each.of(server) for each in OF_SERVERS)] for server in result["servers"]]
     return Table([Column("server"), *map(column, OF_SERVERS)], rows)
 
 

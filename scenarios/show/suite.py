@@ -19,7 +19,7 @@ def suite_table(score: SuiteScore, entrant: str) -> Table:
     """Return a row a case: the bound, the two rivals, the entrant, and its p99 against theirs."""
     rules = [name for name in score.published if name != COMPASS]
     rivals = [name for name in (COMPASS, "") if name != entrant]  # "": the best published rule of the case
-    head = [Column("case"), Column("accuracy", "%"), Column("bound", "ms")]
+    head = [Column("case"), Column("accuracy", "%", 2, 100), Column("bound", "ms", None, 1e3)]
     head += [Column(name or "best rule", "ms", is_text=True, meaning=_MEAN) for name in rivals]
     head += [Column(entrant, "ms", is_text=True, meaning=_MEAN)]
     head += [Column(f"p99 against {name or 'best rule'}", "%", is_text=True) for name in rivals]
@@ -29,8 +29,8 @@ def suite_table(score: SuiteScore, entrant: str) -> Table:
         its = case.routers[entrant]
         rows.append([
             case.name,
-            number(100 * its.mean("accuracy"), 2),
-            number(1e3 * case.bound_s, None),
+            its.mean("accuracy"),
+            case.bound_s,
             *(_figures(case, name, is_named=not given) for name, given in zip(others, rivals, strict=True)),
             _figures(case, entrant),
             *(_change(its, case.routers.get(name)) for name in others),

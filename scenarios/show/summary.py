@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from scenarios.metrics.catalogue import ATTAINMENT, MEASURES
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import Row, ValidationDocument, is_flagged, was_stopped
 from scenarios.metrics.ranking import Ranking, compared, long_run_accuracies, validated
+from scenarios.show.answers import answers
 from scenarios.show.classes import classes_table
 from scenarios.show.comparison import comparison_table
-from scenarios.show.numbers import NONE, number, plural, shown
-from scenarios.show.table import Column, Table, column, to_text
+from scenarios.show.numbers import plural
+from scenarios.show.table import Answer, Cell, Column, Table, column, to_text
 from scenarios.show.validation import (
     disturbance_warnings,
     errors_tables,
@@ -24,15 +26,20 @@ from scenarios.show.validation import (
     title_at_middle,
 )
 from scenarios.show.words import flagged, provenance, slo_measures
-from scenarios.terminal.screen import screen_width
 
 _P99, _MEAN, _ACCURACY = (MEASURES[name] for name in ("latency_p99_s", "latency_mean_s", "accuracy"))
 _ENERGY, _THROUGHPUT = MEASURES["energy_per_image_j"], MEASURES["throughput_img_s"]
 _LONG_RUN: Final = "Of many runs as long as these, as far as simulation tells of them: what a floor of accuracy is of."
 
 
-def format_summary(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> str:
-    """Format the table, and below it the warnings on the runs that it stands for."""
+def format_summary(
+    comparison: ComparisonDocument | None,
+    validation: ValidationDocument | None,
+    more: Sequence[Answer] = (),
+    rest: str = "",
+) -> str:
+    """Format answers (and more, if there are any), the table, below it the warnings on its runs, and the rest."""
+    found = answers(comparison, validation)
     warnings = [*comparison_table(comparison).warnings] if comparison else []
     if validation is not None:
         judged = [*errors_tables(validation), *saturation_tables(validation)]
@@ -40,7 +47,8 @@ def format_summary(comparison: ComparisonDocument | None, validation: Validation
         warnings += disturbance_warnings(validation, "rows that the report flags")
         warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # or its command's error has them
     tables = [summary_table(comparison, validation), compared_classes(comparison), validated_classes(validation)]
-    return to_text([*(each for each in tables if each), "\n".join(warnings)], screen_width())
+    text = to_text([[*found, *more] if found else [], *filter(None, tables), "\n".join(warnings)])
+    return f"{text}\n\n{rest}" if rest else text  # to be copied: never broken
 
 
 def compared_classes(comparison: ComparisonDocument | None) -> Table | None:
@@ -92,23 +100,14 @@ def _of_simulation(comparison: ComparisonDocument) -> Table:
     rows = comparison["rows"]
     last = ATTAINMENT[0] if slo_measures(comparison["slo"]) else _THROUGHPUT
     measures = [_P99, accuracy_measure(rows), _ENERGY, _MEAN, last]
-    body = [
-        [flagged(row["router"], row["is_flagged"]), *(shown(each, each.of(row)) for each in measures)] for row in rows
-    ]
     head = [Column("router"), *(column(measure, measure.title) for measure in measures)]
+    cells = [[flagged(row["router"], row["is_flagged"]), *(each.of(row) for each in measures)] for row in rows]
     if comparison["pareto"]["bounds"].get(_MEAN.name):
         gaps = {row["router"]: row["gap_pct"] for row in comparison["pareto"]["fronts"][_MEAN.name]}
-        head[-1] = Column(f"{_MEAN.head} over bound", "%")
-        body = [
-            [*cells[:-1], number(gaps.get(row["router"]), 0, signed=True)]
-            for cells, row in zip(body, rows, strict=True)
-        ]
-    return Table(
-        head,
-        body,
-        f"{comparison['scenario']}, simulated ({provenance(comparison)}; {_seeds(rows)})",
-        marks=places(comparison, None),
-    )
+        head[-1] = Column(f"{_MEAN.head} over bound", "%", 0, signed=True)
+        cells = [[*known[:-1], gaps.get(row["router"])] for known, row in zip(cells, rows, strict=True)]
+    title = f"{comparison['scenario']}, simulated ({provenance(comparison)}; {_seeds(rows)})"
+    return Table(head, cells, title, marks=places(comparison, None))
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -122,31 +121,19 @@ def _of_both_worlds(comparison: ComparisonDocument | None, validation: Validatio
     ranking = _ranking(comparison, validation)
     judged = {} if ranking is None else {one.router: one.accuracy for one in ranking.judged}
     accuracies = {**long_run_accuracies(comparison), **judged}
-    head = [Column("router"), Column("accuracy", "%", meaning=_LONG_RUN), *prediction_columns(_P99, "p99")[:2]]
-    head.append(Column("inside", is_text=True))
-    head.append(column(_P99, "p99 of all seeds") if long else Column("p99 error", "%"))
+    accuracy = replace(column(_ACCURACY, "accuracy"), meaning=_LONG_RUN)
+    head = [Column("router"), accuracy, *prediction_columns(_P99, "p99")[:2], Column("inside", is_text=True)]
+    head.append(column(_P99, "p99 of all seeds") if long else Column("p99 error", "%", 1, signed=True))
+    rows: list[list[Cell]] = []
+    for router in dict.fromkeys([*long, *real]):
+        one, many = real.get(router), long.get(router)
+        last = _P99.of(many) if many else None if long or one is None else one["error_pct"].get(_P99.stem)
+        name = flagged(router, _is_flagged(one, many))
+        rows.append([name, accuracies.get(router), *prediction_cells(one, _P99), last])
     title = f"{validation['scenario']}: {title_at_middle(validation)}"
-    return Table(
-        head,
-        [
-            [
-                flagged(router, _is_flagged(real.get(router), long.get(router))),
-                number(accuracies.get(router), _ACCURACY.digits, _ACCURACY.scale),
-                *prediction_cells(real.get(router), _P99),
-                _last(real.get(router), long.get(router), bool(long)),
-            ]
-            for router in dict.fromkeys([*long, *real])
-        ],
-        f"{title}, {_seeds([*long.values()])} simulated" if long else title,
-        marks=places(comparison, validation),
-    )
+    title += f", {_seeds([*long.values()])} simulated" if long else ""
+    return Table(head, rows, title, marks=places(comparison, validation))
 
 
 def _is_flagged(real: Row | None, long: Mapping[str, Any] | None) -> bool:
     return (real is not None and is_flagged(real["served"])) or (long is not None and long["is_flagged"])
-
-
-def _last(real: Row | None, long: Mapping[str, Any] | None, is_compared: bool) -> str:
-    if is_compared:
-        return NONE if long is None else shown(_P99, _P99.of(long))
-    return NONE if real is None else number(real["error_pct"].get(_P99.stem), 1, signed=True)

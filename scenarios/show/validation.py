@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from hw.telemetry.background import NOTABLE, STRONG
@@ -24,7 +24,7 @@ from scenarios.metrics.fidelity import (
     was_stopped,
 )
 from scenarios.metrics.result import MAX_LATE, MOST_CPU, charged_decisions, cpu_share, lateness_share
-from scenarios.show.numbers import NONE, interval, number, shown
+from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, column, columns
 from scenarios.show.wording import lines_of, say
 from scenarios.show.words import decisions_text, flagged, served_measures, unserved_lines
@@ -61,11 +61,8 @@ class _Disturbance:
 
     def is_strong(self, validation: ValidationDocument) -> bool:
         """Return whether any row is flagged."""
-        return any(load and self.share(load) > self.limit for load in self.of(_all_rows(validation)))
-
-    def of(self, rows: Sequence[AnyRow]) -> list[Any]:
-        """Return what each of the rows had of it; None if nothing was measured."""
-        return [row[self.key] for row in rows]
+        loads = (row[self.key] for row in _all_rows(validation))
+        return any(load and self.share(load) > self.limit for load in loads)
 
     def text(self, load: Any) -> str:
         """Format one row's load: `12`, `55 busy`, `40 (20 stolen) busy`."""
@@ -104,16 +101,15 @@ def is_host_busy(validation: ValidationDocument) -> bool:
     return _FOREIGN.is_strong(validation)
 
 
-def _of_devices(tables: Sequence[Table], validation: ValidationDocument) -> list[Table]:
-    """Add emulated devices to the titles, so that no such table passes for one of real devices."""
+def _titled(title: str, validation: ValidationDocument) -> str:
+    """Add emulated devices to a title, so that no such table passes for one of real devices."""
     devices = emulated_devices(validation)
-    return [replace(table, title=f"{table.title} ({devices})") if devices else table for table in tables]
+    return f"{title} ({devices})" if devices else title
 
 
 def title_at_middle(validation: ValidationDocument) -> str:
     """Return the title of a table of that load: the load, the number of runs, and whether devices were emulated."""
-    title = say("validation", "load", rows_at_middle(validation["rows"])[0])
-    return _of_devices([Table((), (), title)], validation)[0].title
+    return _titled(say("validation", "load", rows_at_middle(validation["rows"])[0]), validation)
 
 
 def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
@@ -132,7 +128,7 @@ def _all_rows(validation: ValidationDocument) -> list[AnyRow]:
 
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """Return columns of what was measured, and each row's cells of them."""
-    known = [each for each in _DISTURBANCES if any(each.of(rows))]
+    known = [each for each in _DISTURBANCES if any(row[each.key] for row in rows)]
     head = [Column(each.head, "%", meaning=each.meaning) for each in known]
     return head, [[each.text(row[each.key]) for each in known] for row in rows]
 
@@ -142,26 +138,26 @@ def errors_tables(validation: ValidationDocument) -> list[Table]:
     by_load: dict[float | None, list[Row]] = {}
     for row in validation["rows"]:
         by_load.setdefault(row["load"], []).append(row)
-    return _of_devices([_errors_table(rows) for rows in by_load.values()], validation)
+    return [_errors_table(rows, _titled(say("validation", "load", rows[0]), validation)) for rows in by_load.values()]
 
 
-def _errors_table(rows: Sequence[Row]) -> Table:
+def _errors_table(rows: Sequence[Row], title: str) -> Table:
     slowed = any(map(_is_slowed, rows))
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head]
     for measure in PREDICTED:
         head += prediction_columns(measure, measure.title)
     background_head, background_cells = _disturbances(rows)
-    head += [*(columns("device slowdown") if slowed else []), *background_head]
+    head += [*([Column("device slowdown", "", 2)] if slowed else []), *background_head]
     measures = [each for each in VALIDATED if any(row["error_pct"].get(each.stem) is not None for row in rows)]
-    head += [Column(f"{measure.title} error", "%", meaning=measure.meaning) for measure in measures]
+    head += [Column(f"{of.title} error", "%", 1, signed=True, meaning=of.meaning) for of in measures]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
-        cells = [_name(row), *served, *(cell for measure in PREDICTED for cell in prediction_cells(row, measure))]
-        cells += [*([interval(row["slowdown"], 2)] if slowed else []), *background]
-        cells += [number(row["error_pct"].get(measure.stem), 1, signed=True) for measure in measures]
-        body.append(cells)
-    return Table(head, body, say("validation", "load", rows[0]), *_unserved_lines(rows))
+        predicted = [cell for measure in PREDICTED for cell in prediction_cells(row, measure)]
+        slowdown = [row["slowdown"]] if slowed else []
+        errors = [row["error_pct"].get(measure.stem) for measure in measures]
+        body.append([_name(row), *served, *predicted, *slowdown, *background, *errors])
+    return Table(head, body, title, *_unserved_lines(rows))
 
 
 def prediction_columns(measure: Measure, name: str) -> list[Column]:
@@ -204,7 +200,7 @@ def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str
 
 
 def _both(row: AnyRow, measure: Measure) -> str:
-    return "/".join(shown(measure, measure.of({"shares": row["served"][world]})) for world in WORLDS)
+    return "/".join(column(measure).text(measure.of({"shares": row["served"][world]})) for world in WORLDS)
 
 
 def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
@@ -216,49 +212,33 @@ def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
 
 def stages_table(rows: Sequence[Row]) -> Table:
     """Return mean milliseconds an image spent in each stage, simulated/on executors; no rows if no run kept them."""
-    known = [(_name(row), row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
-    body = [
-        [router, *(f"{number(simulated.get(name), 2, 1000)}/{number(hardware.get(name), 2, 1000)}" for name in STAGES)]
-        for router, simulated, hardware in known
-        if simulated is not None and hardware is not None
-    ]
-    title = (
-        f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/on executors, ms" if rows else ""
-    )
-    return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title=title)
+    body = []
+    for row in rows:
+        simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
+        if simulated is not None and hardware is not None:
+            pairs = ((number(of.get(name), 2, 1000) for of in (simulated, hardware)) for name in STAGES)
+            body.append([_name(row), *map("/".join, pairs)])
+    title = f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/on executors, ms"
+    return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title)
 
 
 def saturation_tables(validation: ValidationDocument) -> list[Table]:
     """Return throughput of saturated runs, if there were any."""
-    saturated = validation["saturated"]
-    return _of_devices([_saturated_table(saturated)] if saturated else [], validation)
-
-
-def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
+    rows = validation["saturated"]
+    if not rows:
+        return []
     served_head, served_cells = _served_columns(rows)
-    head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
-    head += [
-        column(_THROUGHPUT, "on executors"),
-        Column("error", "%"),
-        Column("allowed"),
-        Column("kept up", is_text=True),
-    ]
     background_head, background_cells = _disturbances(rows)
-    body = [
-        [
-            _name(row),
-            *served,
-            number(row["rate_img_s"], 0),
-            shown(_THROUGHPUT, row["simulated_img_s"]),
-            shown(_THROUGHPUT, row["hardware_img_s"]),
-            number(row["error_pct"], 1, signed=True),
-            _allowed(row["target_pct"], row["met"]),
-            _kept_up(row),
-            *background,
-        ]
-        for row, served, background in zip(rows, served_cells, background_cells, strict=True)
-    ]
-    return Table([*head, *background_head], body, "saturated: arrivals just above capacity", *_unserved_lines(rows))
+    head = [Column("router"), *served_head, Column("arriving", "images/s", 0), column(_THROUGHPUT, "simulated")]
+    head += [column(_THROUGHPUT, "on executors"), Column("error", "%", 1, signed=True), Column("allowed")]
+    head += [Column("kept up", is_text=True), *background_head]
+    body = []
+    for row, served, background in zip(rows, served_cells, background_cells, strict=True):
+        found = row["rate_img_s"], row["simulated_img_s"], row["hardware_img_s"], row["error_pct"]
+        allowed = _allowed(row["target_pct"], row["met"])
+        body.append([_name(row), *served, *found, allowed, _kept_up(row), *background])
+    title = _titled("saturated: arrivals just above capacity", validation)
+    return [Table(head, body, title, *_unserved_lines(rows))]
 
 
 def _kept_up(row: SaturatedRow) -> str:
@@ -286,7 +266,7 @@ def validation_notes(validation: ValidationDocument) -> list[str]:
     return lines_of(
         "validation", "notes", validation,
         is_slowed=any(map(_is_slowed, rows)),
-        disturbances=[each for each in _DISTURBANCES if any(each.of(everything))],
+        disturbances=[each for each in _DISTURBANCES if any(row[each.key] for row in everything)],
         decisions=decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"])),
         reasons=reasons,
     )  # fmt: skip

@@ -125,30 +125,23 @@ def served_of(row: Mapping[str, Any]) -> Served:
     return cast(Served, {**shares, "failures": row["failures"]})
 
 
-def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) -> Table | None:
-    """Return when a server was down, in which run, and why; None if none was.
-
-    Args:
-        runs: each with what distinguishes it from the others.
-        most: rows that are shown.
-    """
+def downtime_table(runs: Iterable[tuple[str, Result]]) -> Table | None:
+    """Return when a server was down, in which run (each with what distinguishes it), and why; None if none was."""
     head = [Column("server"), *(Column(name, is_text=True) for name in ("router", "which run", "cause"))]
+    head += [Column("down at", "s", 2), Column("up at", "s", 2)]
     rows = [
         [
             restart["server"],
             result["router"],
             run,
             f"{_CAUSES.get(restart['cause'], restart['cause'])}{', planned' if restart['planned'] else ''}",
-            number(restart["down_s"], 2),
-            "never" if restart["up_s"] is None else number(restart["up_s"], 2),
+            restart["down_s"],
+            "never" if restart["up_s"] is None else restart["up_s"],
         ]
         for run, result in runs
         for restart in result["restarts"]
     ]
-    if not rows:
-        return None
-    more = [] if most is None or len(rows) <= most else [f"And {len(rows) - most} more."]
-    return Table([*head, Column("down at", "s"), Column("up at", "s")], rows[:most], "servers that were down", more)
+    return Table(head, rows, "servers that were down") if rows else None
 
 
 def signature_lines(comparison: ComparisonDocument) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,9 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from jobs.comparing import SCHEMA, Bound
 from kit.documents import read_text, told_of, write_text
-from scenarios.show.charts import COLORS, WIDTH, canvas, label_of, router_colors, to_svg
-from scenarios.show.report import page_of
-from scenarios.show.table import Table
+from scenarios.show.charts import COLORS, WIDTH, canvas, label_of, router_colors
+from scenarios.show.page import Chart, Section
+from scenarios.show.page import page as render
 from slimsched.jobs.texts import DAY_S, answers, comparison_head, in_slurm_table, others_tables, say, waits_tables
 
 _TICKS_S: Final = {0: "0", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 345_600: "4 d", 3_456_000: "40 d"}
@@ -49,19 +50,14 @@ def page(comparison: Mapping[str, Any]) -> str:
     waits, *others = waits_tables(comparison)
     cluster, *groups = others_tables(comparison)
     notes = [comparison_head(comparison), *waits.notes, say("lost", comparison["policies"])]
-    summary = Table(waits.columns, waits.rows, notes=list(filter(None, notes)), base=waits.base, marks=waits.marks)
-    days: dict[str, Any] = {
-        "title": "Waits over days",
-        "chart": to_svg(waits_chart(comparison)),
-        "tables": others,
-    }
-    parts = [
-        days | {"caption": say("days", comparison)},
-        {"title": "In Slurm", "chart": None, "tables": [in_slurm_table(comparison)]},
-        {"title": "Who wins and who loses", "chart": None, "tables": groups},
-        {"title": "The cluster", "chart": None, "tables": [cluster]},
+    sections = [
+        Section("Waits over days", [Chart(waits_chart(comparison), say("days", comparison)), *others]),
+        Section("In Slurm", [in_slurm_table(comparison)]),
+        Section("Who wins and who loses", groups),
+        Section("The cluster", [cluster]),
     ]
-    return page_of(comparison["scenario"], answers(comparison), summary, [part for part in parts if part["tables"]])
+    summary = replace(waits, title="", notes=list(filter(None, notes)))
+    return render(comparison["scenario"], sections, answers=answers(comparison), top=[summary])
 
 
 def waits_chart(comparison: Mapping[str, Any]) -> Figure:

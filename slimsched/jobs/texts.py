@@ -18,11 +18,10 @@ from jobs.figures import NEAR, NEAR_MEAN, chance_explains
 from jobs.logs.importing import Imported
 from kit import strict
 from kit.documents import read_text
-from scenarios.show.answers import TRUSTED, Answer, answers_text
+from scenarios.show.answers import TRUSTED
 from scenarios.show.numbers import NONE, number
-from scenarios.show.table import Column, Table, columns, to_text
+from scenarios.show.table import Answer, Column, Table, columns, to_text
 from scenarios.show.wording import environment
-from scenarios.terminal.screen import screen_width
 
 Row = Mapping[str, Any]
 TABLES: Final = Path(__file__).parent / "templates" / "tables.yaml"
@@ -130,10 +129,6 @@ def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str]
     return Table(shown, written, title=title, notes=list(filter(None, notes)))
 
 
-def _text(*parts: Table | str) -> str:
-    return to_text(filter(None, parts), screen_width())
-
-
 def _first(rows: Sequence[Any], what: str) -> list[str]:
     """Return the note below the first rows of many."""
     return [f"And {len(rows) - MAX_ROWS:,} {what}."] if len(rows) > MAX_ROWS else []
@@ -150,7 +145,7 @@ def imported_text(imported: Imported, log: Path, out: Path) -> str:
         for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(tally.document()), strict=True)
         if rows
     ]
-    return _text(say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in tally.told))
+    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in tally.told)])
 
 
 def summary_text(trace: Row, name: str) -> str:
@@ -162,7 +157,7 @@ def summary_text(trace: Row, name: str) -> str:
         if [row["name"] for row in trace[key]] not in ([""], ["unknown"])  # all the same, and uninformative
     ]
     predicted = _table("prediction", trace["prediction"], notes=[say("prediction")])
-    return _text(say("summary", trace, name), _spreads(trace), _sizes(trace["sizes"]), *groups, predicted)
+    return to_text([say("summary", trace, name), _spreads(trace), _sizes(trace["sizes"]), *groups, predicted])
 
 
 def _spreads(trace: Row) -> Table:
@@ -203,7 +198,7 @@ def result_text(run: Row) -> str:
     rows = [[name, *map(write, run[key].values())] for name, key, write in kinds]
     table = Table(columns("", *run["wait_s"]), rows)
     room, lost = say("room", run, run["bounds"]), say("lost", [run])
-    return _text(say("result_head", run), table, say("result", run), room, lost)
+    return to_text([say("result_head", run), table, say("result", run), room, lost])
 
 
 def answers(comparison: Row) -> list[Answer]:
@@ -250,10 +245,8 @@ def _alike(comparison: Row, best: Row) -> list[str]:
 
 def comparison_text(comparison: Row) -> str:
     """Format answers, then all policies in one table, which groups win and lose, and all bounds."""
-    replies = answers(comparison)
-    first = answers_text(replies, screen_width()) if replies else ""
     tables = [*waits_tables(comparison), *others_tables(comparison)]
-    return _text(first, comparison_head(comparison), *tables, say("lost", comparison["policies"]))
+    return to_text([answers(comparison), comparison_head(comparison), *tables, say("lost", comparison["policies"])])
 
 
 def comparison_head(comparison: Row) -> str:
@@ -330,7 +323,7 @@ def _group_row(name: str, by_policy: Sequence[Mapping[str, Row]]) -> list[str]:
 
 def bound_text(document: Row) -> str:
     """Describe both bounds, and when GPU time is expensive."""
-    return _text(say("bound_head", document), _table("bounds", document["bounds"], notes=[say("bound")]))
+    return to_text([say("bound_head", document), _table("bounds", document["bounds"], notes=[say("bound")])])
 
 
 def whatif_text(document: Row, changes: Sequence[str]) -> str:
@@ -341,7 +334,9 @@ def whatif_text(document: Row, changes: Sequence[str]) -> str:
         for world in ("now", "then")
     ]
     table = _table("whatif", runs, notes=[say("whatif_intervals", document), _coverage(document)])
-    return _text(say("whatif_head", document, changes), table, *(say("changed", row) for row in document["policies"]))
+    return to_text(
+        [say("whatif_head", document, changes), table, *(say("changed", row) for row in document["policies"])]
+    )
 
 
 def capacity_text(document: Row) -> str:
@@ -357,11 +352,11 @@ def validation_text(document: Row) -> str:
     for kind, head in (("size", "GPUs"), ("vc", "VC")):
         groups = [group for group in document["groups"] if group["kind"] == kind][:MAX_ROWS]
         tables += [_table("near", groups, head=head)] if groups else []
-    return _text(say("validation_head", document), *tables)
+    return to_text([say("validation_head", document), *tables])
 
 
 def advice_text(document: Row) -> str:
     """Describe what is expected, then the order of jobs, then what was written, or would be."""
     table = [_table("advice", document["jobs"], notes=[say("advice_notes", document)])] if document["jobs"] else []
     commands = [] if "written" in document else document["commands"]
-    return _text(say("advice_head", document), *table, "\n".join(commands), say("advice_end", document))
+    return to_text([say("advice_head", document), *table, "\n".join(commands), say("advice_end", document)])

@@ -16,7 +16,7 @@ from scenarios.metrics.ranking import validated
 from scenarios.metrics.result import Result
 from scenarios.metrics.slo import NO_SLO, Slo
 from scenarios.metrics.statistics import estimate, paired_ratio
-from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers, answers_text
+from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers
 from scenarios.show.charts import WORLDS, standings
 from scenarios.show.comparison import comparison_table
 from scenarios.show.summary import format_summary, summary_table
@@ -366,7 +366,7 @@ def test_all_fits_the_terminal(width: int) -> None:
     """The answers and every table below them; answers are never wider than is good to read."""
     found = validation(*CLEAR)
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
-    lines = answers_text(answers(one, found), width).splitlines()
+    lines = to_text([answers(one, found)], width).splitlines()
     assert max(map(len, lines)) <= min(width, 100)
     lines = to_text([comparison_table(one), *errors_tables(found)], width).splitlines()
     assert max(map(len, lines)) <= width
@@ -424,14 +424,16 @@ def test_leads_are_paired() -> None:
 def test_the_picture_has_the_ranges_and_accuracies_of_the_table() -> None:
     """Predicted and measured; of a comparison alone what was simulated. Accuracies are those of the long run."""
     found = validation(("compass", 0.9, 1.0, 0.94), (LADDER, 1.2, 1.25, 0.95))
-    worlds = standings(comparison(("compass", 1.0, 0.95)), found)
-    simulated, real = (next(one for one in worlds[world] if one.router == "compass") for world in WORLDS)
+    points = standings(comparison(("compass", 1.0, 0.95)), found)
+    simulated, real = (next(p for p in points if (p.router, p.world) == ("compass", world)) for world in WORLDS)
     predicted = next(row["predicted"]["latency_p99"] for row in found["rows"] if row["router"] == "compass")
     assert predicted is not None
-    ends_ms = [1000 * value_s for value_s in (predicted["low"], predicted["median"], predicted["high"])]
-    assert [simulated.low_ms, simulated.p99_ms, simulated.high_ms] == pytest.approx(ends_ms)
-    assert real.p99_ms == pytest.approx(1000)
-    assert [simulated.accuracy, real.accuracy] == pytest.approx([0.95, 0.95])
-    ((world, (alone,)),) = standings(comparison(("compass", 1.0, 0.95)), None).items()
-    assert world == WORLDS[0]
-    assert alone.accuracy == pytest.approx(0.95)
+    median = predicted["median"]
+    assert simulated.cost == pytest.approx(1000 * median)
+    below_above = [1000 * (median - predicted["low"]), 1000 * (predicted["high"] - median)]
+    assert list(simulated.cost_errors) == pytest.approx(below_above)
+    assert real.cost == pytest.approx(1000)
+    assert [simulated.accuracy, real.accuracy] == pytest.approx([95, 95])
+    (alone,) = standings(comparison(("compass", 1.0, 0.95)), None)
+    assert alone.world == WORLDS[0]
+    assert alone.accuracy == pytest.approx(95)

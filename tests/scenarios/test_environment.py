@@ -43,12 +43,12 @@ def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:
     """What they have in common once, what they do not with the stages that it is of."""
     folder = run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     page = build_report(folder).read_text()
-    assert page.count("<dt>packages</dt>") == 1
+    assert page.count('<td class="text">packages</td>') == 1
     other = environment([{"name": "toy", "kind": "cpu"}], {"seed": 0})
     other["packages"]["torch"] = "0.0.1"
     folder.note_environment("train", other)
     page = build_report(folder).read_text()
-    assert "<dt>packages</dt>" not in page
-    assert "<dt>packages (compare, validate)</dt>" in page
-    assert "torch 0.0.1" in page.partition("<dt>packages (train)</dt>")[2].partition("</dd>")[0]
-    assert page.count("<dt>system</dt>") == 1
+    assert '<td class="text">packages</td>' not in page
+    assert '<td class="text">packages (compare, validate)</td>' in page
+    assert "torch 0.0.1" in page.partition('<td class="text">packages (train)</td>')[2].partition("</tr>")[0]
+    assert page.count('<td class="text">system</td>') == 1

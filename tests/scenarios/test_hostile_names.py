@@ -127,7 +127,7 @@ def drawn(figure: Figure) -> list[str]:
 def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
     """Every chart that says names, by what it shows."""
     colors = charts.router_colors(names)
-    times = [charts.Latencies(name, world, [0.1, 0.2]) for name in names for world in ("simulation", "hardware")]
+    times = [charts.Latencies(name, world, [0.1, 0.2]) for name in names for world in charts.WORLDS]
     accuracy, cost = MEASURES["accuracy"], MEASURES["latency_mean_s"]
     rows = [
         {
@@ -144,7 +144,7 @@ def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
     return {
         "latency": charts.latency_distributions(times, colors),
         "trade-off": charts.trade_offs(rows, accuracy, [cost], colors, bounds),
-        "over time": charts.over_time(servers),
+        "over time": charts.over_time({"simulated": servers}),
         "stages": charts.stage_bars(rows),
         "training": charts.training_curves({"ppo": {name: [([0.0, 1.0], [1.0, 2.0])] for name in names}}),
     }

@@ -79,13 +79,13 @@ def test_a_kind_by_itself_and_lines_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scenarios.terminal.screen.screen_width", lambda: 80)
+    monkeypatch.setattr("scenarios.show.table.screen_width", lambda: 80)
     assert list(listed(capsys, "profiles")) == ["profiles"]
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "no run lies in this folder, nor in ./runs"
-    assert sum(line.endswith(" ...") for line in lines) > 3
+    assert sum(line.startswith(" " * 10) for line in lines) > 3, "what does not fit goes on below"
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from scenarios.metrics.catalogue import MEASURES
-from scenarios.show.numbers import change, interval, number, places, plural, shown
+from scenarios.show.numbers import interval, number, places, plural
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
 
+P99 = column(MEASURES["latency_p99_s"])
 WIDE = Table(
     [Column("router"), *(Column(f"measure {letter}", "ms") for letter in "abcdefgh"), Column("said", is_text=True)],
     [[name, *(f"{place * 10:.2f} +-0.25" for place in range(8)), "so"] for name in ("random", "a-longer-name")],
@@ -75,11 +76,12 @@ def test_markdown_has_pipes_and_its_own_sign() -> None:
         (interval({"mean": None, "ci95": None}, 2), "-"),
         (interval({"mean": 1.5, "ci95": None}, 2, 1000), "1500.00"),
         (interval({"mean": 0.329, "ci95": 0.0219}, None), "0.329 +-0.022"),
-        (change({"mean": 3.0, "ci95": 0.5}), "+3.0 +-0.5 %"),
-        (change({"mean": 3.0, "ci95": None}, unit=""), "+3.0"),
-        (shown(MEASURES["latency_p99_s"], 0.00516), "5.16"),
-        (shown(MEASURES["latency_p99_s"], {"mean": 0.00516, "ci95": 0.0001}), "5.16 +-0.10"),
-        (shown(MEASURES["energy_j"], None), "-"),
+        (P99.text(0.00516), "5.16"),
+        (P99.text({"mean": 0.00516, "ci95": 0.0001}), "5.16 +-0.10"),
+        (P99.text(None), "-"),
+        (P99.text("met"), "met"),
+        (Column("change", "%", 1, signed=True).text(3), "+3.0"),
+        (Column("jobs").text(1234), "1234"),
         (plural(1, "seed"), "1 seed"),
         (plural(2, "seed"), "2 seeds"),
     ],
