@@ -49,16 +49,14 @@ class Speed:
     """Relation of reference times to the speed of passes.
 
     Attributes:
-        full_s: the reference at full speed; 0 if there is none.
+        best_s: the best reference; 0 if there is none.
+        full_s: the typical one at full speed.
         exponent: if the reference is x times slower, passes are x to this power slower.
     """
 
+    best_s: float
     full_s: float
     exponent: float = EXPONENT
-
-    def slowdown(self, reference_s: float) -> float:
-        """Return the slow-down of passes against full speed; 1 if unknown."""
-        return max(1.0, reference_s / self.full_s) ** self.exponent if self.full_s and reference_s else 1.0
 
 
 def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownLook:
@@ -78,7 +76,7 @@ def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownL
     return SlowdownLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference, full_s)
 
 
-def at_full_speed(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:
+def at_full_speed(references_s: npt.ArrayLike, best_s: float) -> npt.NDArray[np.bool_]:
     """Return for each pass whether the device was at full speed next to it."""
     return np.asarray(references_s) <= SLACK * best_s
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.slowdown import UNSEEN, Speed, at_full_speed, look
+from calibrate.slowdown import UNSEEN, at_full_speed, look
 
 PASS_S, REFERENCE_S = 1e-3, 3e-5
 
@@ -50,10 +50,3 @@ def test_without_references_nothing_is_said() -> None:
 def test_passes_are_sorted_by_the_reference_and_not_by_their_own_time() -> None:
     """A slow pass beside a quick reference is the device's own, and stays."""
     assert at_full_speed([1.0, 1.1, 1.3, 2.0], 1.0).tolist() == [True, True, False, False]
-
-
-def test_a_reference_tells_how_much_longer_passes_take() -> None:
-    """By the exponent; never less than at full speed; nothing without references."""
-    assert Speed(2.0, 0.5).slowdown(8.0) == 2.0
-    assert Speed(2.0, 0.5).slowdown(1.0) == 1.0
-    assert Speed(0.0).slowdown(1.0) == Speed(2.0).slowdown(0.0) == 1.0
