@@ -57,7 +57,7 @@ class Effort:
 
 
 EFFORTS: Final[Mapping[Literal["cpu", "cuda"], Effort]] = {
-    "cpu": Effort(warmup=1, repeats=3, min_s=0.02, together_s=0.1, rounds=1, most_rounds=20, load_s=0.01),
+    "cpu": Effort(warmup=1, repeats=3, min_s=0.01, together_s=0.1, rounds=1, most_rounds=20, load_s=0.01),
     "cuda": Effort(warmup=5, repeats=40, min_s=0.0, together_s=0.2, rounds=2, most_rounds=5, load_s=0.3),
 }
 

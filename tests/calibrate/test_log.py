@@ -38,7 +38,7 @@ RESULTS: list[Result] = [
     PathsResult((0.3, 0.1)),
     TimesResult((1e-4,)),
     BesideLoadResult(0.1, 0.2),
-    WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02)),
+    WatchResult(SlowdownLook(0.02, 0.03, 0.1)),
     SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED, 1.5)),
 ]
 
