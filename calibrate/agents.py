@@ -14,7 +14,7 @@ import psutil
 
 from calibrate.bench import Loop, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, sampled
-from calibrate.plan import LEAD_S, QUIET_S, rise_dropped_s
+from calibrate.plan import LEAD_S, PAUSE_S, QUIET_S
 from hw.router.agents import transfer_round
 from hw.router.local_agents import AgentProcess
 from hw.telemetry import process_cpu_s
@@ -35,10 +35,6 @@ from hw.transport.messages import (
     TogetherResult,
 )
 from policies.vocabulary import NS_PER_S
-
-# In serving, a batch finds its thread asleep and its caches evicted; a loop without pauses flatters the device.
-PAUSE_S = 500e-6
-
 
 GPU_LEAD_S: Final = 0.4  # before processes begin together: instances choose kernels and capture passes first
 LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin together
@@ -81,17 +77,24 @@ class AgentBench:
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
-        pause_s = PAUSE_S if paused and self.cores else 0.0  # on a GPU a cold host is a cost of serving
-        return self._loop(self.timed(point, warmup, repeats, min_s, pause_s))
+        return self._loop(self.timed(point, warmup, repeats, min_s, self._pause_s if paused else 0.0))
+
+    @property
+    def _pause_s(self) -> float:
+        """In serving, a batch finds its thread asleep and its caches evicted; on a GPU a cold host is a cost of it."""
+        return PAUSE_S if self.cores else 0.0
 
     def _loop(self, result: BenchmarkResult) -> Loop:
         """Convert a result for storage, with a GPU's clocks before they fall."""
         clock_mhz = self.meter.sensor.details().sm_clock_mhz
         return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s, clock_mhz)
 
-    def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
+    def points(
+        self, instance: int, points: Sequence[Point], warmup: int, repeats: int, min_s: float
+    ) -> tuple[list[Loop], int]:
         """See `Bench`."""
-        result = self.agent.ask(BenchmarkInstance(instance, tuple(points), warmup, repeats), InstanceResult)
+        message = BenchmarkInstance(instance, tuple(points), warmup, repeats, min_s, self._pause_s)
+        result = self.agent.ask(message, InstanceResult)
         return [self._loop(loop) for loop in result.loops], result.captured
 
     def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
@@ -141,7 +144,7 @@ class AgentBench:
         with sampled(self.meter.sensor) as take:
             result = self.timed(point, 5, 2, duration_s, pause_s)
             watched = take()
-        power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
+        power = self.meter.mean(watched, self.meter.rise_s)
         return SteadyLoad(
             images=len(result.samples_s) * point.batch,
             elapsed_s=result.wall_s,

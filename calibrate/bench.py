@@ -11,7 +11,6 @@ from typing import Any, Protocol, get_args
 
 import msgspec
 
-from calibrate.samples import Samples
 from calibrate.slowdown import SlowdownLook
 from hw.transport.messages import ConcurrentResult, Point
 from policies.vocabulary import Provenance
@@ -27,11 +26,11 @@ class Loop:
         clock_mhz: clock of a GPU's multiprocessors right after the last repeat; None if unknown.
     """
 
-    repeats_s: Sequence[float]
+    repeats_s: tuple[float, ...]
     wall_s: float
     cpu_s: float
     waited_s: float = 0.0
-    references_s: Sequence[float] = ()
+    references_s: tuple[float, ...] = ()
     clock_mhz: float | None = None
 
     @property
@@ -81,9 +80,10 @@ class Bench(Protocol):
         """Run a point alone for at least `repeats` and `min_s`; `paused` before each repeat, as in serving."""
         ...
 
-    def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
-        """Run points alone in a loaded instance, without pauses: their loops, and how many of their passes a GPU has
-        captured."""
+    def points(
+        self, instance: int, points: Sequence[Point], warmup: int, repeats: int, min_s: float
+    ) -> tuple[list[Loop], int]:
+        """Run points alone in a loaded instance: their loops, and how many of their passes a GPU has captured."""
         ...
 
     def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
@@ -115,63 +115,20 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SoloResult:
-    """A round of a solo point; `samples` in seconds.
-
-    Attributes:
-        samples: the repeats at the device's full speed; all of them, if it never reached it (`is_slow`).
-        slow: the others; None if there are none.
-        passes, slow_passes: of all tries, and how many of them were not at full speed.
-        reference_s, slow_reference_s: the median reference next to `samples`, and next to `slow`; 0 without references.
-        least_reference_s: the least reference next to any pass, except a few per cent of outliers.
-        disturbed_share: share of its time that other programs took.
-        tries: number of measurements, repeated because of them or for want of full speed; the best one is kept.
-        clock_mhz: see `Loop`.
-    """
-
-    samples: Samples
-    wall_s: float
-    cpu_s: float
-    slow: Samples | None = None
-    is_slow: bool = False
-    passes: int = 0
-    slow_passes: int = 0
-    reference_s: float = 0.0
-    slow_reference_s: float = 0.0
-    least_reference_s: float = 0.0
-    disturbed_share: float = 0.0
-    tries: int = 1
-    clock_mhz: float | None = None
-
-    @property
-    def disturbance(self) -> float:
-        """A measure of disturbance; 0 for a trustworthy measurement."""
-        return self.disturbed_share + (1 if self.is_slow else 0)
-
-
-@dataclass(frozen=True, slots=True)
 class TogetherResult:
     """Mean seconds a batch, alone just before and together, of each member; 0.0 together if none was finished.
 
     Attributes:
-        alone_reference, together_reference: slow-down of a fixed piece of work meanwhile against full speed, for each
-            member; 1.0 if the passes were picked at full speed, or it is unknown.
-        is_slow: whether some member never had full speed alone.
-        disturbed_share, tries: see `SoloResult`.
+        alone_reference_s, together_reference_s: mean times of a fixed piece of work meanwhile, for each member; 0 on a
+            GPU.
+        disturbed_share: share of its time that other programs took.
     """
 
     alone_s: tuple[float, ...]
     together_s: tuple[float, ...]
-    alone_reference: tuple[float, ...] = ()
-    together_reference: tuple[float, ...] = ()
-    is_slow: bool = False
+    alone_reference_s: tuple[float, ...]
+    together_reference_s: tuple[float, ...]
     disturbed_share: float = 0.0
-    tries: int = 1
-
-    @property
-    def disturbance(self) -> float:
-        """0 for a measurement to be trusted."""
-        return self.disturbed_share + (1 if self.is_slow else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +139,17 @@ class WatchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadCycleResult:
-    """Times of loading and unloading one instance.
+class LoadResult:
+    """Seconds of loading and unloading one instance.
 
     Attributes:
-        solos: results of points timed in it; `captured`: number of their passes that a GPU replays.
+        loops: of points timed in it; `captured`: number of their passes that a GPU replays.
     """
 
-    loads_s: tuple[float, ...]
-    unloads_s: tuple[float, ...]
+    load_s: float
+    unload_s: float
     vram_bytes: int
-    solos: tuple[SoloResult, ...] = ()
+    loops: tuple[Loop, ...] = ()
     captured: int = 0
 
 
@@ -213,9 +170,9 @@ class BesideLoadResult:
 
 @dataclass(frozen=True, slots=True)
 class TimesResult:
-    """Seconds of a dispatch or a transfer."""
+    """Seconds of dispatches or transfers."""
 
-    samples: Samples
+    times_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +182,7 @@ class SteadyResult:
     load: SteadyLoad
 
 
-OfLoads = LoadCycleResult | PathsResult | BesideLoadResult
-Result = SoloResult | TogetherResult | WatchResult | OfLoads | TimesResult | SteadyResult
+Result = LoadResult | TogetherResult | WatchResult | PathsResult | BesideLoadResult | TimesResult | SteadyResult
 
 
 def to_jsonable(result: Result) -> dict[str, Any]:

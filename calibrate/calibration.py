@@ -16,10 +16,10 @@ class CalibrationRequest:
 
     Attributes:
         file: the slimmable network.
-        budget_s: wall time; a small one omits measurements, listed in `Profile.omitted`, but never a key.
+        budget_s: wall time, which decides on the number of rounds over all points.
         batch_limit: the largest batch measured; the simulator refuses larger ones.
         log_path: finished measurements, from which an interrupted calibration resumes.
-        seed: seed of the order and of the held-out points.
+        seed: seed of the order, and of the paths that are timed.
         peer: a second device of this host: moving activations to it gives `Profile.link`; None leaves it out.
         sensor_period_s: how often serving reads the device's sensor.
         name: the profile's name; derived from the device and the model by default.

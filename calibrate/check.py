@@ -21,14 +21,14 @@ from typing import Literal
 
 import numpy as np
 
-from calibrate.bench import Bench, SoloResult, WatchResult
+from calibrate.bench import Bench
 from calibrate.costs import Key
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, predict_solo_s
-from calibrate.measure import perform
-from calibrate.plan import LAVISH, ForwardGuess, Solo, Together, Watch, estimate_s
-from calibrate.samples import Pooled
+from calibrate.measure import DISTURBED, perform
+from calibrate.plan import EFFORTS, STEP_OVERHEAD_S, Together, alone_s, estimate_s
 from calibrate.sharing import Floats, observed_sets, predict_slow_downs
-from calibrate.slowdown import EXPONENT, SlowdownLook, Speed
+from calibrate.slowdown import EXPONENT, Speed, look
+from calibrate.solo import full_speed_s, has_full_speed
 from hw.transport.messages import Point
 from kit.errors import InputError
 from sim.profile import LatencyCurve, Profile
@@ -38,7 +38,8 @@ PROMISED_PCT = {SOLO_ERROR: 3.0, CONCURRENCY_ERROR: 8.0, ACROSS_ERROR: 8.0}
 CONFIDENCE = 0.95
 WIDE_PCT = 25.0  # allowed error, above which a note is added
 NOT_JUDGED_ABOVE_PCT = 50.0  # allowed error, above which holding has no meaning
-EFFORT = replace(LAVISH, warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # for a point, and for a set
+EFFORT = replace(EFFORTS["cpu"], warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # for a point, and for a set
+TRIES = 5  # of a point
 WATCH_S = 2.0  # to observe how the device's own speed varies
 SIZES = (2, 3, 4)  # of a set
 POINTS_A_SET = 2  # solo points per concurrency set
@@ -217,11 +218,14 @@ def allowed(profile: Profile, metric: str) -> Allowed:
 def estimated_s(profile: Profile, points: int) -> float:
     """Estimate the time of a check in which nothing is repeated."""
     curves, rng = _curves(profile), np.random.default_rng(0)
-    guess = _guess(curves)
     keys, sizes = sorted(curves), _sizes(profile)
-    solos = [Solo(draw_point(keys, sizes, rng)) for _ in range(SAMPLED)]
-    sets = [Together(draw_set(keys, sizes, rng)) for _ in range(SAMPLED)]
-    solo_s, set_s = (float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets))
+
+    def guess(point: Point) -> float:
+        return predict_solo_s(curves[point.key], point.batch)
+
+    solos_s = [STEP_OVERHEAD_S + alone_s(EFFORT, guess(draw_point(keys, sizes, rng))) for _ in range(SAMPLED)]
+    sets_s = [estimate_s(Together(draw_set(keys, sizes, rng)), EFFORT, guess) for _ in range(SAMPLED)]
+    solo_s, set_s = float(np.mean(solos_s)), float(np.mean(sets_s))
     numbers = numbers_of(profile, points)
     return sum(number * (solo_s if metric == SOLO_ERROR else set_s) for metric, number in numbers.items())
 
@@ -270,43 +274,40 @@ class _Visit:
     """State of a check on a device.
 
     Attributes:
-        slowdown: present variation of the device's own speed; points and sets are compared at its full speed.
-        exponent: if the reference is x times slower, passes are x to this power slower.
+        speed: present full speed of the device, at which points and sets are compared.
     """
 
     bench: Bench
     profile: Profile
     curves: Mapping[Key, LatencyCurve]
-    slowdown: SlowdownLook
-    exponent: float
+    speed: Speed
 
     @classmethod
     def begin(cls, bench: Bench, profile: Profile) -> _Visit:
-        curves = _curves(profile)
-        seen = perform(bench, Watch(Point(*min(curves), 1)), replace(EFFORT, min_s=WATCH_S), _guess(curves))
-        assert isinstance(seen, WatchResult)
-        known = profile.slowdown
-        return cls(bench, profile, curves, seen.slowdown, EXPONENT if known is None else known.reference_exponent)
+        curves, known = _curves(profile), profile.slowdown
+        watched = bench.solo(Point(*min(curves), 1), EFFORT.warmup, EFFORT.repeats, WATCH_S, paused=False)
+        seen = look(watched.repeats_s, watched.references_s)
+        return cls(
+            bench, profile, curves, Speed(seen.best_s, seen.full_s, known.reference_exponent if known else EXPONENT)
+        )
 
     def solo(self, point: Point) -> ComparedValue:
-        """Measure a point alone, at full speed; a point that never had it is converted."""
-        result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.slowdown)
-        assert isinstance(result, SoloResult)
-        measured_s = Pooled.of([result.samples]).quantile(0.5)
-        if result.is_slow:
-            measured_s /= Speed(self.slowdown.full_s, self.exponent).slowdown(result.reference_s)
+        """Measure a point alone, at full speed, at once again while others take the device or its speed."""
+        for _ in range(TRIES):
+            loop = self.bench.solo(point, EFFORT.warmup, EFFORT.repeats, EFFORT.min_s)
+            if loop.disturbed_share <= DISTURBED and has_full_speed([loop], self.speed):
+                break
+        measured_s = float(np.median(full_speed_s([loop], self.speed)))
         return ComparedValue(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
 
     def together(self, points: tuple[Point, ...], across: bool) -> list[ComparedValue]:
         """Measure a set against each member alone just before: a device that is slower as a whole slows both.
 
-        Its duration follows from the present time of a pass: the profile may be far off. A set of which a member
-        finished nothing yields no value.
+        A set of which a member finished nothing yields no value.
         """
-        now_s = {point: min(self.bench.solo(point, 1, 3, 0.0).repeats_s) for point in dict.fromkeys(points)}
         step = Together(points, across=across)
-        result = perform(self.bench, step, EFFORT, now_s.__getitem__, self.slowdown)
-        (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self.exponent)
+        result = perform(self.bench, step, EFFORT)
+        (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self.speed.exponent)
         if len(observed.seen) < len(points):
             return []
         predicted = predict_slow_downs(points, self.curves, sharing_of(self.profile), across=across)
@@ -366,5 +367,18 @@ def _curves(profile: Profile) -> dict[Key, LatencyCurve]:
     return {(curve.segment, curve.width, curve.previous_width): curve for curve in profile.latency}
 
 
-def _guess(curves: Mapping[Key, LatencyCurve]) -> ForwardGuess:
-    return lambda point: predict_solo_s(curves[point.key], point.batch)
+def captured_here(bench: Bench, profile: Profile) -> tuple[int, int]:
+    """Load every instance of a profile with all its points; return the number of replayed passes, and of all."""
+    captured = warmed = 0
+    for cost in profile.memory.instances:
+        curves = [curve for curve in profile.latency if (curve.segment, curve.width) == (cost.segment, cost.width)]
+        points = [
+            Point(cost.segment, cost.width, curve.previous_width, size)
+            for curve in curves
+            for size in profile.padded_sizes
+        ]
+        bench.load(0, cost.segment, cost.width, False)
+        captured += bench.points(0, points, 1, 1, 0.0)[1]
+        bench.unload(0)
+        warmed += len(points)
+    return captured, warmed

@@ -182,17 +182,3 @@ def held_out_energy(
         for curve in [curves[point.key]]
         if seen.energy_j_per_image > 0
     ]
-
-
-def left_out_energy(
-    points: Mapping[Point, PowerPoint], curves: Mapping[Key, LatencyCurve], costs: ModelCosts, power: Power
-) -> list[tuple[float, float]]:
-    """Return (predicted, measured) joules of each power point, predicted from the others."""
-    if len(points) <= MIN_POWER_POINTS:
-        return []
-    pairs = []
-    for left, seen in points.items():
-        others = EnergyModel({p: s for p, s in points.items() if p != left}, curves, costs, power)
-        if seen.energy_j_per_image > 0:
-            pairs.append((others.per_image(curves[left.key], left.batch), seen.energy_j_per_image))
-    return pairs

@@ -1,4 +1,4 @@
-"""Fitting of a profile to measurements, with its errors on points that no fit used.
+"""Fitting of a profile to measurements, with its errors.
 
 It fits by calling the functions that the simulator replays (`sim.device`, `sim.interpolation`): one formula. It touches
 no device, and is independent of how measurements were made.
@@ -7,18 +7,17 @@ no device, and is independent of how measurements were made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from calibrate.bench import LoadCycleResult, Result, SoloResult, SteadyResult, TimesResult, TogetherResult
+from calibrate.bench import BesideLoadResult, LoadResult, PathsResult, SteadyResult, TimesResult, TogetherResult
 from calibrate.costs import Key, ModelCosts
 from calibrate.energy import (
     EnergyModel,
     PowerPoint,
     held_out_energy,
-    left_out_energy,
     metered,
     power_points,
     with_awake,
@@ -29,28 +28,25 @@ from calibrate.errors import (
     CONCURRENCY_ERROR,
     ENERGY_ERROR,
     PATH_ERROR,
-    REPEATABILITY,
     SOLO_ERROR,
-    other_errors,
-    solo_errors,
+    Pairs,
+    left_out,
+    predict_solo_s,
+    repeatability,
     stated,
 )
-from calibrate.gpu import beside_load_factor, captured_passes, path_errors, round_medians_s, with_points
 from calibrate.measure import DISTURBED, Measurement
-from calibrate.plan import Dispatch, InstancePoints, LoadCycle, Solo, Together, Transfer
-from calibrate.samples import Pooled
+from calibrate.plan import Dispatch, InstancePoints, Paths, Together, Transfer
 from calibrate.sharing import (
-    ObservedSet,
     below_cap,
-    cross_validated,
     fit_concurrency,
     fit_power_cap,
     observed_sets,
     predicted_and_seen,
     sharing_from,
 )
-from calibrate.slowdown import EXPONENT, SHORTEST_SPELL_S, SLACK, UNSEEN, SlowdownLook, Speed
-from calibrate.solo import SoloFit, SoloPoint, fit_solo, solo_points
+from calibrate.slowdown import Speed
+from calibrate.solo import Rounds, fit_slowdown, has_full_speed, round_medians_s, rounds_of, solo_curve
 from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.profile import (
@@ -62,21 +58,15 @@ from sim.profile import (
     DeviceMemory,
     InstanceCost,
     LatencyCurve,
-    LatencyFit,
     Link,
     Power,
     Profile,
     Range,
     SensorModel,
-    Slowdown,
     StatedError,
 )
 
 FULL_CLOCK = 0.95  # of the highest observed; solo points below it were throttled, or had not ramped up
-MAX_SLOW = 0.95  # of the time: above it, a device is hardly ever at full speed
-MIN_OF_EACH = 3  # fast and slow passes of a point: with fewer, passes at the ends of a spell dominate
-MIN_RATIOS = 5  # points with spells, to estimate their effect on passes
-EXPONENTS = (0.3, 1.5)  # plausible range of how a pass slows down with the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,141 +94,68 @@ class DeviceFacts:
 
 
 def fit(
-    measurements: Sequence[Measurement],
-    costs: ModelCosts,
-    facts: DeviceFacts,
-    name: str,
-    omitted: Sequence[str] = (),
-    seen: SlowdownLook = UNSEEN,
-    by: LatencyFit | None = None,
+    measurements: Sequence[Measurement], costs: ModelCosts, facts: DeviceFacts, name: str, omitted: Sequence[str] = ()
 ) -> Profile:
     """Fit the profile of one device running one model.
 
     Args:
-        omitted: descriptions of omissions; their possible cost is added.
-        seen: observed variation of the device's own speed.
-        by: the way of fitting solo latency; None for the better by cross-validation.
+        omitted: descriptions of omissions.
 
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
-    measurements, seen = _hindsight(with_points(measurements), seen)
-    slowdown = _slowdown_fit(measurements, seen)
-    solo = solo_points(measurements, facts.cores, slowdown.speed, held_out=False)
+    hosted, is_gpu = facts.info.kind == "cpu", facts.info.kind == "cuda"
+    rounds = rounds_of(measurements)
+    slowdown = fit_slowdown(rounds, measurements)
+    speed = slowdown.speed
+    bare = {key: solo_curve(key, rounds, costs, facts.cores, facts.bandwidth_bytes_s, speed) for key in costs.keys}
     steady = power_points(measurements, facts.power, held_out=False)
-    fitted = fit_solo(solo, costs, facts.bandwidth_bytes_s, "each key" if facts.padded_sizes else by)
-    curves = _with_energy(fitted.curves, steady, costs, facts)
-    hosted = facts.info.kind == "cpu"
-    sets = _observed(measurements, slowdown, held_out=False)
+    curves = _with_energy(bare, steady, costs, facts)
+    sets = observed_sets(measurements, held_out=False, reference_exponent=speed.exponent)
     concurrency = fit_concurrency(below_cap(sets, curves, facts.power, hosted=hosted), curves, hosted=hosted)
     power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
-    errors = tuple(_errors(measurements, solo, fitted, curves, concurrency, costs, facts, slowdown))
-    captured = captured_passes(measurements)
-    info = facts.info.model_copy(
-        update={"stamps": {**facts.info.stamps, **_disturbances(measurements), **_clocks(measurements)}}
-    )
+    stamps = {**facts.info.stamps, **_disturbances(rounds, measurements, speed), **_clocks(rounds)}
     return Profile(
         schema=SCHEMA,
         name=name,
         provenance=Provenance.MEASURED,
-        device=info,
+        device=facts.info.model_copy(update={"stamps": stamps}),
         model=costs.info,
-        execution={**facts.execution, **({"captured": captured} if captured else {})},
+        execution={**facts.execution, **(_captured(measurements) if is_gpu else {})},
         padded_sizes=facts.padded_sizes,
-        beside_load=beside_load_factor(measurements),
+        beside_load=_beside_load_factor(measurements),
         dispatch_s=_dispatch_s(measurements),
         latency=tuple(curves[key] for key in sorted(curves)),
-        latency_fit=fitted.by,
         memory=DeviceMemory(context_bytes=facts.context_bytes, instances=_instances(measurements)),
         concurrency=concurrency,
         power=with_awake(metered(power, measurements), measurements, curves, facts.fall_s),
         sensor=facts.sensor,
         slowdown=slowdown.model,
         link=_link(measurements),
-        errors=errors,
+        errors=tuple(_errors(measurements, curves, concurrency, facts, speed)),
         ranges=tuple(_ranges(measurements, curves)),
-        omitted=tuple(_costs_of_omissions(omitted, errors)),
+        omitted=tuple(omitted),
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- slowdown
+def _disturbances(rounds: Rounds, measurements: Iterable[Measurement], speed: Speed) -> dict[str, str]:
+    """Describe how many points and sets other programs always took from, or never had full speed; empty if none."""
+    sets: dict[Together, list[float]] = {}
+    for step, result in measurements:
+        if isinstance(step, Together) and isinstance(result, TogetherResult):
+            sets.setdefault(step, []).append(result.disturbed_share)
+    of_points = {point: min(loop.disturbed_share for loop in loops) for point, loops in rounds.items()}
+    is_taken = [share > DISTURBED for share in (*of_points.values(), *map(min, sets.values()))]
+    is_slow = [not has_full_speed(loops, speed) for loops in rounds.values()] + [False] * len(sets)
+    still = sum(map(max, is_taken, is_slow))
+    text = f"of {len(is_taken)} points and sets, {still} stayed disturbed"
+    causes = f"{sum(is_taken)} by other programs, {sum(is_slow)} below full speed"
+    return {"disturbed": f"{text}: {causes}"} if still else {}
 
 
-@dataclass(frozen=True, slots=True)
-class SlowdownFit:
-    """Variation of the device's own speed.
-
-    Attributes:
-        speed: relation of reference times to passes.
-        model: model for the profile; None without a reference.
-    """
-
-    speed: Speed
-    model: Slowdown | None
-
-
-def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> SlowdownFit:
-    """Fit the observed slow spells; their effect on passes follows from points with passes of both kinds."""
-    if not seen.best_s:
-        return SlowdownFit(Speed(0.0), None)
-    solos = [r for s, r in measurements if isinstance(s, Solo) and isinstance(r, SoloResult) and not s.held_out]
-    both = [
-        (Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5), r.slow_reference_s / r.reference_s)
-        for r in solos
-        if r.slow is not None and r.slow_reference_s and min(r.slow.count, r.samples.count) >= MIN_OF_EACH
-    ]
-    exponent, factor = EXPONENT, seen.slow_reference**EXPONENT
-    if len(both) >= MIN_RATIOS:
-        factors, references = np.transpose(both)
-        exponent = float(np.clip(np.median(np.log(factors) / np.log(references)), *EXPONENTS))
-        factor = float(np.median(references)) ** exponent
-    slow, every = sum(r.slow_passes for r in solos), sum(r.passes for r in solos)
-    slow_s, full_s = factor * slow, float(every - slow)
-    model = Slowdown(
-        slow_factor=factor,
-        slow_share=min(MAX_SLOW, slow_s / (slow_s + full_s)) if every else seen.slow_share,
-        mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
-        reference_s=seen.full_s,
-        reference_exponent=exponent,
-        provenance=Provenance.MEASURED,
-    )
-    return SlowdownFit(Speed(seen.full_s, exponent), model)
-
-
-def _hindsight(measurements: Sequence[Measurement], seen: SlowdownLook) -> tuple[list[Measurement], SlowdownLook]:
-    """Reclassify by the best reference of all: full speed next to a worse one was a slow spell."""
-    least = [r.least_reference_s for _, r in measurements if isinstance(r, SoloResult) and r.least_reference_s]
-    if not least or SLACK * min(least) > seen.best_s:
-        return list(measurements), seen
-    best_s = min(least)
-
-    def corrected(result: Result) -> Result:
-        if not isinstance(result, SoloResult) or result.reference_s <= SLACK * best_s:
-            return result
-        return replace(result, is_slow=True, slow=None, slow_passes=result.passes)
-
-    return [(step, corrected(result)) for step, result in measurements], replace(seen, best_s=best_s, full_s=best_s)
-
-
-def _observed(measurements: Iterable[Measurement], slowdown: SlowdownFit, *, held_out: bool) -> list[ObservedSet]:
-    return observed_sets(measurements, held_out=held_out, reference_exponent=slowdown.speed.exponent)
-
-
-def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
-    """Describe how often other programs took the device, or it ran below full speed; empty if never."""
-    results = [result for _, result in measurements if isinstance(result, SoloResult | TogetherResult)]
-    again = sum(result.tries > 1 for result in results)
-    still = sum(result.disturbance > DISTURBED for result in results)
-    if not again:
-        return {}
-    taken, slow = sum(result.disturbed_share > DISTURBED for result in results), sum(r.is_slow for r in results)
-    text = f"{again} of {len(results)} steps were measured again, {still} stayed disturbed"
-    return {"disturbed": f"{text}: {taken} by other programs, {slow} below full speed"}
-
-
-def _clocks(measurements: Sequence[Measurement]) -> dict[str, str]:
+def _clocks(rounds: Rounds) -> dict[str, str]:
     """Describe a GPU's clocks at solo points: latencies of points at lower clocks are for those clocks."""
-    clocks = [result.clock_mhz for _, result in measurements if isinstance(result, SoloResult) and result.clock_mhz]
+    clocks = [loop.clock_mhz for loops in rounds.values() for loop in loops if loop.clock_mhz]
     if not clocks:
         return {}
     low = sum(clock < FULL_CLOCK * max(clocks) for clock in clocks)
@@ -269,34 +186,59 @@ def _with_energy(
 
 def _instances(measurements: Iterable[Measurement]) -> tuple[InstanceCost, ...]:
     """Return of each instance the first load, which is from disk, and the median of the others."""
-    cycles: dict[tuple[int, float], list[LoadCycleResult]] = {}
+    loads: dict[tuple[int, float], list[LoadResult]] = {}
     for step, result in measurements:
-        if isinstance(step, LoadCycle | InstancePoints) and isinstance(result, LoadCycleResult):
-            cycles.setdefault((step.segment, step.width), []).append(result)
-    return tuple(_instance(*of, results) for of, results in sorted(cycles.items()))
-
-
-def _instance(segment: int, width: float, results: Sequence[LoadCycleResult]) -> InstanceCost:
-    first, *again = (load_s for result in results for load_s in result.loads_s)
-    return InstanceCost(
-        segment=segment,
-        width=width,
-        vram_bytes=max(1, *(result.vram_bytes for result in results)),
-        load_s=first,
-        reload_s=float(np.median(again or [first])),
-        unload_s=float(np.median([unload_s for result in results for unload_s in result.unloads_s])),
+        if isinstance(step, InstancePoints) and isinstance(result, LoadResult):
+            loads.setdefault((step.segment, step.width), []).append(result)
+    return tuple(
+        InstanceCost(
+            segment=segment,
+            width=width,
+            vram_bytes=max(1, *(result.vram_bytes for result in results)),
+            load_s=results[0].load_s,
+            reload_s=float(np.median([result.load_s for result in results[1:] or results])),
+            unload_s=float(np.median([result.unload_s for result in results])),
+        )
+        for (segment, width), results in sorted(loads.items())
     )
 
 
+def _captured(measurements: Iterable[Measurement]) -> dict[str, str]:
+    """Return `n of m`: the number of passes of all instances that a GPU replays; empty if all are."""
+    counts = {
+        (step.segment, step.width): (result.captured, len(step.points))
+        for step, result in measurements
+        if isinstance(step, InstancePoints) and isinstance(result, LoadResult)
+    }
+    captured, warmed = map(sum, zip(*counts.values(), strict=True))
+    return {} if captured == warmed else {"captured": f"{captured} of {warmed}"}
+
+
+def _beside_load_factor(measurements: Iterable[Measurement]) -> float:
+    """Return the slow-down of passes while an instance is loaded; 1 if that was not measured."""
+    seen = [result.beside_s / result.quiet_s for _, result in measurements if isinstance(result, BesideLoadResult)]
+    return max(1.0, float(np.median(seen))) if seen else 1.0
+
+
+def _paths(measurements: Iterable[Measurement], curves: Mapping[Key, LatencyCurve]) -> Pairs:
+    """Return (predicted, measured) seconds of each path: the sum of its hops' medians, and its own."""
+    return [
+        (sum(predict_solo_s(curves[point.key], point.batch) for point in path), median_s)
+        for step, result in measurements
+        if isinstance(step, Paths) and isinstance(result, PathsResult)
+        for path, median_s in zip(step.paths, result.medians_s, strict=True)
+    ]
+
+
 def _dispatch_s(measurements: Iterable[Measurement]) -> float:
-    samples = [r.samples for step, r in measurements if isinstance(step, Dispatch) and isinstance(r, TimesResult)]
-    return max(0.0, Pooled.of(samples).quantile(0.5)) if samples else 0.0
+    results = [r for step, r in measurements if isinstance(step, Dispatch) and isinstance(r, TimesResult)]
+    return float(np.median([s for result in results for s in result.times_s])) if results else 0.0
 
 
 def _link(measurements: Iterable[Measurement]) -> Link | None:
     """Return latency and bandwidth of the local transport."""
     medians = {
-        step.size_bytes: Pooled.of([result.samples]).quantile(0.5)
+        step.size_bytes: float(np.median(result.times_s))
         for step, result in measurements
         if isinstance(step, Transfer) and isinstance(result, TimesResult)
     }
@@ -326,38 +268,23 @@ def link_of(medians: Mapping[int, float]) -> Link:
 
 def _errors(
     measurements: Sequence[Measurement],
-    solo: Mapping[Point, SoloPoint],
-    fitted: SoloFit,
     curves: Mapping[Key, LatencyCurve],
     concurrency: Concurrency,
-    costs: ModelCosts,
     facts: DeviceFacts,
-    slowdown: SlowdownFit,
+    speed: Speed,
 ) -> Iterator[StatedError]:
-    held_out = {
-        point: fit.times for point, fit in solo_points(measurements, facts.cores, slowdown.speed, held_out=True).items()
-    }
-    fitted_rounds = {point: fit.round_medians_s for point, fit in solo.items()}
-    rounds: Mapping[Point, Sequence[float]] = round_medians_s(measurements) or fitted_rounds
-    left_out_solo = () if facts.padded_sizes else fitted.left_out[fitted.by]  # no batch size is between padded sizes
-    yield from solo_errors(held_out, curves, rounds, left_out_solo)
-    yield from stated(PATH_ERROR, path_errors(measurements, curves))
-    for by, others in fitted.others.items():
-        yield from other_errors(by, held_out, others, rounds, fitted.left_out[by])
+    yield from repeatability(round_medians_s(rounds_of(measurements), speed).values())
+    if not facts.padded_sizes:  # otherwise no batch size is between the measured ones
+        yield from stated(SOLO_ERROR, [pair for c in curves.values() for pair in left_out(c)], "cross-validated")
+    yield from stated(PATH_ERROR, _paths(measurements, curves))
     hosted = facts.info.kind == "cpu"
     sharing = sharing_from(concurrency, hosted=hosted)
-    fitted_sets, held_sets = (
-        below_cap(_observed(measurements, slowdown, held_out=held), curves, facts.power, hosted=hosted)
-        for held in (False, True)
-    )
-    left_out = cross_validated(fitted_sets, curves, hosted=hosted)
+    sets = observed_sets(measurements, held_out=True, reference_exponent=speed.exponent)
+    sets = below_cap(sets, curves, facts.power, hosted=hosted)
     for metric, across in ((CONCURRENCY_ERROR, False), (ACROSS_ERROR, True)):
-        pairs = [pair for s in held_sets if s.across == across for pair in predicted_and_seen(s, curves, sharing)]
+        pairs = [pair for each in sets if each.across == across for pair in predicted_and_seen(each, curves, sharing)]
         yield from stated(metric, pairs)
-        yield from stated(metric, left_out[across], "cross-validated")
-    powered = power_points(measurements, facts.power, held_out=False)
     yield from stated(ENERGY_ERROR, held_out_energy(power_points(measurements, facts.power, held_out=True), curves))
-    yield from stated(ENERGY_ERROR, left_out_energy(powered, curves, costs, facts.power), "cross-validated")
 
 
 def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCurve]) -> Iterator[Range]:
@@ -374,23 +301,3 @@ def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCur
         yield Range(metric=ENERGY_ERROR, quantity="images/s", low=min(rates), high=max(rates))
         powers_w = [load.power_w for load in loads]
         yield Range(metric=ENERGY_ERROR, quantity="W", low=min(powers_w), high=max(powers_w))
-
-
-def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -> Iterator[str]:
-    """Yield omissions with their possible cost, from the errors of what was not omitted."""
-    for words in omitted:
-        for start, metric, kind, wording in _TELLING:
-            chosen = [e for e in errors if (e.metric, e.kind) == (metric, kind)]
-            if words.startswith(start) and chosen:
-                words += f" ({wording}: {chosen[0].mean_abs_pct:.1f} % on average)"
-        yield words
-
-
-# The start of an omission, the metric and kind of error that determine its cost, and its description.
-_TELLING: tuple[tuple[str, str, str, str], ...] = (
-    ("batch sizes", SOLO_ERROR, "cross-validated", "predicting a batch size from the others is wrong by"),
-    ("rounds", REPEATABILITY, "repeatability", "two rounds of a point lie apart by"),
-    ("repeats", REPEATABILITY, "repeatability", "two rounds of a point lie apart by"),
-    ("concurrency sets", CONCURRENCY_ERROR, "cross-validated", "predicting a set from the others is wrong by"),
-    ("power points", ENERGY_ERROR, "cross-validated", "predicting a point from the others is wrong by"),
-)

@@ -19,7 +19,7 @@ import msgspec
 from calibrate.bench import Result, from_jsonable, to_jsonable
 from kit.errors import InputError, WorkError
 
-SCHEMA: Final = "slimsched.calibration-log/1"
+SCHEMA: Final = "slimsched.calibration-log/2"
 PADDED_SIZES: Final = "padded_sizes"  # key of a log's stamp
 
 
@@ -134,7 +134,7 @@ class Log:
 
 
 class _Header(msgspec.Struct, frozen=True):
-    schema: Literal["slimsched.calibration-log/1"]
+    schema: Literal["slimsched.calibration-log/2"]
     stamp: dict[str, str]
 
 

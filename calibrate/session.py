@@ -6,18 +6,28 @@ import time  # noqa: TID251 - a budget is real time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from calibrate.bench import Bench, PathsResult
 from calibrate.calibration import CalibrationRequest
-from calibrate.check import CheckedMetric, check, has_across
+from calibrate.check import CheckedMetric, captured_here, check, has_across
 from calibrate.costs import ModelCosts, costs_of
-from calibrate.design import LeastSure
-from calibrate.fit import DeviceFacts, fit
-from calibrate.gpu import captured_here, gpu_plan, typical_pass_s
+from calibrate.fit import fit
 from calibrate.log import PADDED_SIZES, Log
-from calibrate.measure import CalibrationProgress, Measurement, measure, scout
-from calibrate.opening import bench_of, opened
-from calibrate.plan import CalibrationPlan, Extras, ForwardGuess, make_plan
+from calibrate.measure import CalibrationProgress, measure, once
+from calibrate.opening import Opened, bench_of, opened
+from calibrate.plan import (
+    EFFORTS,
+    GPU_PASS_S,
+    CalibrationPlan,
+    Extras,
+    ForwardGuess,
+    Paths,
+    PlannedStep,
+    full_grid,
+    guess_from,
+    make_plan,
+    path_of,
+)
 from calibrate.probe import Probe
-from calibrate.slowdown import UNSEEN, SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_captured, require_model
 from calibrate.ways import settled
 from hw.agent.torch_outfit import ARENA_BYTES
@@ -53,17 +63,6 @@ class CalibrationObserver:
     on_progress: Callable[[CalibrationProgress], None] = lambda _: None
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """The data to which a profile is fitted, with descriptions of omissions; see `calibrate.fit.fit`."""
-
-    measurements: Sequence[Measurement]
-    costs: ModelCosts
-    facts: DeviceFacts
-    omitted: tuple[str, ...]
-    seen: SlowdownLook
-
-
 def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Profile:
     """Measure a device running a model, and fit the simulator's model of it.
 
@@ -71,21 +70,13 @@ def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None =
         InputError: the file is not a model, or the log is of another calibration.
         WorkError: the device failed.
     """
-    observed = observe(wanted, observer)
-    name = wanted.name or f"{wanted.device.kind}-{observed.costs.info.name}"
-    return fit(observed.measurements, observed.costs, observed.facts, name, observed.omitted, observed.seen)
-
-
-def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Observed:
-    """Measure without fitting; raises as `calibrate` does."""
     listener = observer or CalibrationObserver()
     begin_ns = time.monotonic_ns()
     wanted, ways = settled(wanted)
-    budget_s, batch_limit = wanted.budget_s, wanted.batch_limit
+    budget_s, batch_limit, kind = wanted.budget_s, wanted.batch_limit, wanted.device.kind
     costs = model_costs(wanted.file)
-    keys = sorted(costs.keys)
-    load = Point(*keys[-1], batch_limit)
-    fall_look_s = fall_look_of(wanted.device.kind, budget_s)
+    fall_look_s = fall_look_of(kind, budget_s)
+    load = Point(*max(costs.keys), batch_limit)
     with (
         opened(wanted, idle_look_s(budget_s), load, fall_look_s) as ready,
         Log(wanted.log_path, log_stamp(ready.probed, costs, wanted)) as log,
@@ -93,45 +84,41 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
         for warning in ready.warnings:
             listener.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        planned_s = max(0.0, budget_s - start_s(wanted.device.kind, budget_s, metered=ready.probed.metered))
-        has_peer, rise_s = wanted.peer is not None, ready.bench.meter.rise_s
-        largest_bytes = largest_transfer_bytes(costs, batch_limit)
-        is_awake = ready.probed.metered and fall_look_s > 0
-        extras = Extras(
-            ready.probed.metered, has_peer, sibling=True, rise_s=rise_s, largest_bytes=largest_bytes, awake=is_awake
-        )
-        rng = stream(wanted.seed, "calibration")
-        guess: ForwardGuess
-        if sizes := ready.facts.padded_sizes:
-            plan = gpu_plan(keys, sizes, extras, rng)
-            guess, slowdown = typical_pass_s, UNSEEN
-        else:
-            scouted = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
-            guess, slowdown = scouted.guess_s, scouted.slowdown
-            plan = make_plan(keys, batch_limit, planned_s, guess, extras, rng, scouted.curves)
-            plan = replace(plan, order=LeastSure(costs.keys, Speed(slowdown.full_s)))
+        plan = _plan(wanted, costs, ready, log, awake=fall_look_s > 0)
         listener.on_plan(plan, log)
-        measured = measure(
-            ready.bench,
-            plan,
-            guess,
-            log,
-            budget_s - setup_s,
-            time.monotonic_ns,
-            listener.on_progress,
-            slowdown,
-        )
-        facts = _with_ways(ready.facts, ways)
-    omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    if wanted.device.kind == "cuda" and ready.probed.metered and not is_awake:
-        omitted = (*omitted, "the power of clocks that stay up for a while after work")
-    return Observed(measured.measurements, costs, facts, omitted, slowdown)
+        left_s = budget_s - setup_s
+        measured = measure(ready.bench, plan, log, left_s, time.monotonic_ns, listener.on_progress)
+        facts = ready.facts
+    if ways:
+        facts = replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": ways}}))
+    omitted = [*measured.omitted]
+    if wanted.peer is None:
+        omitted.append("the link between servers of this host")
+    if kind == "cuda" and ready.probed.metered and not fall_look_s:
+        omitted.append("the power of clocks that stay up for a while after work")
+    return fit(measured.measurements, costs, facts, wanted.name or f"{kind}-{costs.info.name}", omitted)
 
 
-def _with_ways(facts: DeviceFacts, ways: str) -> DeviceFacts:
-    if not ways:
-        return facts
-    return replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": ways}}))
+def _plan(wanted: CalibrationRequest, costs: ModelCosts, ready: Opened, log: Log, *, awake: bool) -> CalibrationPlan:
+    kind, keys = wanted.device.kind, sorted(costs.keys)
+    sizes = ready.facts.padded_sizes or full_grid(wanted.batch_limit)
+    extras = Extras(
+        power=ready.probed.metered,
+        peer=wanted.peer is not None,
+        rise_s=ready.bench.meter.rise_s,
+        largest_bytes=largest_transfer_bytes(costs, wanted.batch_limit),
+        awake=ready.probed.metered and awake,
+    )
+    guess = _guess(ready.bench, costs, sizes, log) if kind == "cpu" else lambda _: GPU_PASS_S
+    return make_plan(kind, keys, sizes, extras, guess, stream(wanted.seed, "calibration"))
+
+
+def _guess(bench: Bench, costs: ModelCosts, sizes: Sequence[int], log: Log) -> ForwardGuess:
+    """Guess a CPU's passes from blocks on the widest path; logged, so that a resumed plan has the same estimates."""
+    paths = (path_of(sorted(costs.keys), sizes[0], max), path_of(sorted(costs.keys), sizes[-1], max))
+    result = once(bench, PlannedStep(Paths(paths), 0, True, 0.0), EFFORTS["cpu"], log, time.monotonic_ns)
+    assert isinstance(result, PathsResult)
+    return guess_from(costs.keys, paths, result.medians_s)
 
 
 def check_profile(
@@ -197,9 +184,7 @@ def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> d
         **{name: stamps[name] for name in OF_A_GPU if name in stamps},
         "model": costs.info.hash,
         "batch_limit": str(wanted.batch_limit),
-        "seed": str(
-            wanted.seed
-        ),  # another seed holds out and draws other points: points that one fit used would be held out in another
+        "seed": str(wanted.seed),  # another seed has other paths and orders: another plan
         **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
         **({PADDED_SIZES: ",".join(map(str, sizes))} if (sizes := wanted.device.warm_sizes) else {}),
     }

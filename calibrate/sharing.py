@@ -24,7 +24,6 @@ from sim.interpolation import interpolate_linear, latency_table_s
 from sim.profile import Concurrency, LatencyCurve, Power
 from sim.tables import demands
 
-FOLDS = 5
 MIN_CAPPED = 3  # sets above the power cap, to fit the fall of clocks
 CONFIDENT = 1.96  # standard errors
 
@@ -65,11 +64,13 @@ def observed_sets(
 
 
 def _ratios(result: TogetherResult, exponent: float) -> list[float | None]:
-    ones = (1.0,) * len(result.alone_s)
-    alone, together = result.alone_reference or ones, result.together_reference or ones
+    """Return each member's slow-down at one speed of the device, if references show that."""
+    members = zip(result.alone_s, result.together_s, result.alone_reference_s, result.together_reference_s, strict=True)
     return [
-        (both_s / both_ref**exponent) / (alone_s / alone_ref**exponent) if both_s else None
-        for alone_s, both_s, alone_ref, both_ref in zip(result.alone_s, result.together_s, alone, together, strict=True)
+        together_s / alone_s / ((together_ref_s / alone_ref_s) ** exponent if together_ref_s and alone_ref_s else 1.0)
+        if together_s
+        else None
+        for alone_s, together_s, alone_ref_s, together_ref_s in members
     ]
 
 
@@ -170,20 +171,6 @@ def _half_widths(fit: OptimizeResult) -> list[float]:
         return [np.inf] * len(fit.x)
     variances = np.diag(np.linalg.inv(information)) * float(fit.fun @ fit.fun) / freedom
     return [CONFIDENT * float(np.sqrt(variance)) for variance in variances]
-
-
-def cross_validated(
-    sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool
-) -> dict[bool, list[tuple[float, float]]]:
-    """Return cross-validated (predicted, observed) pairs of every member; by whether its set is across processes."""
-    pairs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    folds = min(FOLDS, len(sets))
-    for fold in range(folds if folds > 1 else 0):
-        rest = [observed for index, observed in enumerate(sets) if index % folds != fold]
-        sharing = sharing_from(fit_concurrency(rest, curves, hosted=hosted), hosted=hosted)
-        for observed in sets[fold::folds]:
-            pairs[observed.across] += predicted_and_seen(observed, curves, sharing)
-    return pairs
 
 
 def predicted_and_seen(observed: ObservedSet, curves: Curves, sharing: Sharing) -> list[tuple[float, float]]:

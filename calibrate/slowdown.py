@@ -27,21 +27,14 @@ class SlowdownLook:
     """Result of observing consecutive passes for a while.
 
     Attributes:
-        best_s: the reference at full speed; 0 if there is none (a GPU).
-        slow_share: share of the time at reduced speed.
+        best_s: the best reference; 0 if there is none (a GPU).
+        full_s: the typical one at full speed (its median there).
         mean_slow_s: mean duration of a slow spell; 0 if there was none.
-        slow_reference: ratio of the reference then to that at full speed; 1 if there was none.
-        full_s: the typical reference at full speed (its median there).
     """
 
     best_s: float
-    slow_share: float
-    mean_slow_s: float
-    slow_reference: float
     full_s: float
-
-
-UNSEEN = SlowdownLook(0.0, 0.0, 0.0, 1.0, 0.0)
+    mean_slow_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +42,30 @@ class Speed:
     """Relation of reference times to the speed of passes.
 
     Attributes:
-        full_s: the reference at full speed; 0 if there is none.
+        best_s: the best reference; 0 if there is none.
+        full_s: the typical one at full speed.
         exponent: if the reference is x times slower, passes are x to this power slower.
     """
 
+    best_s: float
     full_s: float
     exponent: float = EXPONENT
-
-    def slowdown(self, reference_s: float) -> float:
-        """Return the slow-down of passes against full speed; 1 if unknown."""
-        return max(1.0, reference_s / self.full_s) ** self.exponent if self.full_s and reference_s else 1.0
 
 
 def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownLook:
     """Evaluate consecutive passes, and the reference next to each."""
     if not references_s:
-        return UNSEEN
+        return SlowdownLook(0.0, 0.0, 0.0)
     best_s = float(np.quantile(references_s, BEST_SHARE))
     times_s = np.asarray(repeats_s)
     smoothed_s = _smoothed(np.asarray(references_s), 1 + 2 * int(SHORTEST_SPELL_S / np.median(times_s)))
     is_slow = smoothed_s > SLACK * best_s
-    slow_s = float(times_s[is_slow].sum())
     spells = int(is_slow[0]) + int(np.count_nonzero(~is_slow[:-1] & is_slow[1:]))
-    full_s = float(np.median(smoothed_s[~is_slow])) if not is_slow.all() else best_s
-    if not spells:
-        return SlowdownLook(best_s, 0.0, 0.0, 1.0, full_s)
-    slow_reference = float(np.median(smoothed_s[is_slow])) / full_s
-    return SlowdownLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference, full_s)
+    full_s = best_s if is_slow.all() else float(np.median(smoothed_s[~is_slow]))
+    return SlowdownLook(best_s, full_s, float(times_s[is_slow].sum()) / max(1, spells))
 
 
-def at_full_speed(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:
+def at_full_speed(references_s: npt.ArrayLike, best_s: float) -> npt.NDArray[np.bool_]:
     """Return for each pass whether the device was at full speed next to it."""
     return np.asarray(references_s) <= SLACK * best_s
 

@@ -1,9 +1,4 @@
-"""Solo latency of every key and batch size, from points measured alone.
-
-Two ways: a curve through each key's own points, or one surface over all keys (`calibrate.surface`). The better one by
-cross-validation is kept: each batch size between two others of its key is predicted from points that are not it.
-A surface is better with few and noisy points, a curve if a device behaves unlike any surface.
-"""
+"""Solo latency of every key, and the variation of the device's own speed, from the rounds of points timed alone."""
 
 from __future__ import annotations
 
@@ -11,240 +6,168 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import LinAlgError
+import numpy.typing as npt
 
-from calibrate.bench import SoloResult
+from calibrate.bench import LoadResult, Loop, WatchResult
 from calibrate.costs import Key, ModelCosts
-from calibrate.errors import Pairs
-from calibrate.measure import DISTURBED, Measurement, undisturbed
-from calibrate.plan import Solo, scouted_batches
-from calibrate.samples import Pooled
-from calibrate.slowdown import Speed
-from calibrate.surface import MIN_POINTS, Seen, Surface
+from calibrate.measure import Measurement, undisturbed
+from calibrate.plan import InstancePoints
+from calibrate.slowdown import BEST_SHARE, EXPONENT, SHORTEST_SPELL_S, Speed, at_full_speed
 from hw.transport.messages import Point
-from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
-from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
+from policies.vocabulary import Provenance
+from sim.profile import JITTER_QUANTILES, LatencyCurve, Slowdown
 
-FOLDS = 5
-MIN_LEFT_OUT = 8  # predicted points to choose by
-DOUBT = 0.1  # of the logarithm, of a point that was always disturbed; and the share that others took, up to all
-SLOW_DOUBT = 0.04  # of a point that never had full speed: a cause that slows it down by half slows others by a fifth
-QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
-MEDIAN_S = np.pi / 2  # a median's variance over a mean's
+MAX_SLOW = 0.95  # of the time: above it, a device is hardly ever at full speed
+MIN_AT_FULL_SPEED = 2  # passes of a point
+MIN_OF_EACH = 3  # fast and slow passes of a point: with fewer, passes at the ends of a spell dominate
+MIN_RATIOS = 5  # points with spells, to estimate their effect on passes
+EXPONENTS = (0.3, 1.5)  # plausible range of how a pass slows down with the reference
+
+Floats = npt.NDArray[np.float64]
+Rounds = Mapping[Point, Sequence[Loop]]
 
 
-@dataclass(frozen=True, slots=True)
-class SoloPoint:
-    """All rounds of a solo point; `cpu_share` is of the device's cores, while a pass runs."""
+def rounds_of(measurements: Iterable[Measurement]) -> Rounds:
+    """Return the loops of every point, a round each."""
+    rounds: dict[Point, list[Loop]] = {}
+    for step, result in measurements:
+        if isinstance(step, InstancePoints) and isinstance(result, LoadResult):
+            for point, loop in zip(step.points, result.loops, strict=True):
+                rounds.setdefault(point, []).append(loop)
+    return rounds
 
-    times: Pooled
-    cpu_share: float
-    round_medians_s: tuple[float, ...]
-    disturbance: float = 0.0
 
-    @property
-    def is_doubted(self) -> bool:
-        """Whether it was always disturbed."""
-        return self.disturbance > DISTURBED
-
-    @property
-    def seen(self) -> Seen:
-        """The point as input of a surface."""
-        low_s, middle_s, high_s = (self.times.quantile(share) for share in (0.25, 0.5, 0.75))
-        spread = (high_s - low_s) / QUARTILES_APART / middle_s
-        doubt = DOUBT + min(1.0, self.disturbance) if self.is_doubted else 0.0
-        return Seen(self.round_medians_s, MEDIAN_S * spread**2 / self.times.count + doubt**2, self.is_doubted)
+# ------------------------------------------------------------------------------------------------- the device's speed
 
 
 @dataclass(frozen=True, slots=True)
-class SoloFit:
-    """Curves, with the way of fitting them.
+class SlowdownFit:
+    """Variation of the device's own speed.
 
     Attributes:
-        curves: utilization is the CPU share (correct for a CPU, replaced for a GPU), energy is still empty.
-        left_out: for each way that was tried, (predicted, measured) of fitted points, each predicted without it.
-        others: the curves of the rejected way, if there was a choice.
+        speed: relation of reference times to passes.
+        model: model for the profile; None without a reference.
     """
 
-    by: LatencyFit
-    curves: Mapping[Key, LatencyCurve]
-    left_out: Mapping[LatencyFit, Pairs]
-    others: Mapping[LatencyFit, Mapping[Key, LatencyCurve]]
+    speed: Speed
+    model: Slowdown | None
 
 
-def solo_points(
-    measurements: Iterable[Measurement], cores: int, speed: Speed, *, held_out: bool
-) -> dict[Point, SoloPoint]:
-    """Return the fitted points, or the held-out ones.
+def fit_slowdown(rounds: Rounds, measurements: Iterable[Measurement]) -> SlowdownFit:
+    """Fit the slow spells; their effect on passes follows from points with passes of both kinds."""
+    points = [_joined(loops) for loops in rounds.values()]
+    references_s = np.concatenate([beside_s for _, beside_s in points])
+    if not len(references_s):
+        return SlowdownFit(Speed(0.0, 0.0), None)
+    best_s = float(np.quantile(references_s, BEST_SHARE))
+    is_full = at_full_speed(references_s, best_s)
+    full_s, slow = float(np.median(references_s[is_full])), int(np.count_nonzero(~is_full))
+    both = [
+        (np.median(passes_s[~full]) / np.median(passes_s[full]), np.median(beside_s[~full]) / np.median(beside_s[full]))
+        for passes_s, beside_s in points
+        for full in [at_full_speed(beside_s, best_s)]
+        if min(np.count_nonzero(full), np.count_nonzero(~full)) >= MIN_OF_EACH
+    ]
+    exponent, slow_reference = EXPONENT, float(np.median(references_s[~is_full]) / full_s) if slow else 1.0
+    if len(both) >= MIN_RATIOS:
+        factors, references = np.transpose(both)
+        exponent = float(np.clip(np.median(np.log(factors) / np.log(references)), *EXPONENTS))
+        slow_reference = float(np.median(references))
+    factor = slow_reference**exponent
+    spells_s = [result.slowdown.mean_slow_s for _, result in measurements if isinstance(result, WatchResult)]
+    model = Slowdown(
+        slow_factor=factor,
+        slow_share=min(MAX_SLOW, factor * slow / (factor * slow + len(references_s) - slow)),
+        mean_slow_s=max([*spells_s, SHORTEST_SPELL_S]),
+        reference_s=full_s,
+        reference_exponent=exponent,
+        provenance=Provenance.MEASURED,
+    )
+    return SlowdownFit(Speed(best_s, full_s, exponent), model)
+
+
+def _joined(loops: Sequence[Loop]) -> tuple[Floats, Floats]:
+    """Return all passes, and the reference next to each, if there are any."""
+    passes_s = np.concatenate([np.asarray(loop.repeats_s, np.float64) for loop in loops])
+    return passes_s, np.concatenate([np.asarray(loop.references_s, np.float64) for loop in loops])
+
+
+def has_full_speed(loops: Sequence[Loop], speed: Speed) -> bool:
+    """Return whether enough passes had the device's full speed; True if that is unknown."""
+    _, references_s = _joined(loops)
+    return not speed.best_s or int(np.count_nonzero(at_full_speed(references_s, speed.best_s))) >= MIN_AT_FULL_SPEED
+
+
+def full_speed_s(loops: Sequence[Loop], speed: Speed) -> Floats:
+    """Return the passes at full speed; if there are hardly any, all of them, converted."""
+    passes_s, references_s = _joined(loops)
+    if not speed.best_s:
+        return passes_s
+    if has_full_speed(loops, speed):
+        return passes_s[at_full_speed(references_s, speed.best_s)]
+    return passes_s / np.maximum(1.0, references_s / speed.full_s) ** speed.exponent
+
+
+# ------------------------------------------------------------------------------------------------------------- latency
+
+
+def round_medians_s(rounds: Rounds, speed: Speed) -> dict[Point, list[float]]:
+    """Return the median of each round of every point, including disturbed ones: that is to be expected."""
+    return {point: [float(np.median(full_speed_s([loop], speed))) for loop in loops] for point, loops in rounds.items()}
+
+
+def solo_curve(
+    key: Key, rounds: Rounds, costs: ModelCosts, cores: int, bandwidth_bytes_s: float, speed: Speed
+) -> LatencyCurve:
+    """Return a key's curve through its points; energy is still empty.
+
+    Utilization is the CPU share: correct for a CPU, replaced for a GPU.
 
     Args:
         cores: number of cores that CPU time is a share of.
-        speed: relation of reference times to passes.
-    """
-    rounds: dict[Point, list[SoloResult]] = {}
-    for step, result in measurements:
-        if isinstance(step, Solo) and isinstance(result, SoloResult) and step.held_out == held_out:
-            rounds.setdefault(step.point, []).append(result)
-    return {point: _solo_point(undisturbed(results), cores, speed) for point, results in rounds.items()}
-
-
-def _solo_point(results: Sequence[SoloResult], cores: int, speed: Speed) -> SoloPoint:
-    """Pool results at full speed; results without it are converted."""
-    rounds = [r.samples.scaled(1 / speed.slowdown(r.reference_s)) if r.is_slow else r.samples for r in results]
-    medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
-    share = sum(map(_cpu_share, results)) / len(results) / cores
-    disturbance = max(result.disturbed_share + (SLOW_DOUBT if result.is_slow else 0.0) for result in results)
-    return SoloPoint(Pooled.of(rounds), min(1.0, max(0.0, share)), medians, disturbance)
-
-
-def _cpu_share(result: SoloResult) -> float:
-    """Return CPU time over the passes' own time; other processes' time in between does not belong to our passes."""
-    every = [result.samples] if result.slow is None else [result.samples, result.slow]
-    passes_s = sum(samples.count * Pooled.of([samples]).mean for samples in every)
-    return result.cpu_s / (passes_s * (1 - min(0.99, result.disturbed_share)))
-
-
-def fit_solo(
-    solo: Mapping[Point, SoloPoint], costs: ModelCosts, bandwidth_bytes_s: float, by: LatencyFit | None = None
-) -> SoloFit:
-    """Fit the curves of every key, by the better way; see this module.
-
-    Args:
-        by: the way to use in any case; None: the better one.
 
     Raises:
-        ValueError: a key of the model was not measured (the profile would not be whole).
+        ValueError: the key was not measured (the profile would not be whole).
     """
-    plain = {key: _own_curve(key, solo, costs, bandwidth_bytes_s) for key in costs.keys}
-    inner = [Point(*key, batch) for key in sorted(plain) for batch in plain[key].batches[1:-1]]  # between two others
-    left_out: dict[LatencyFit, Pairs] = {"each key": [_without(plain[point.key], point.batch) for point in inner]}
-    every: dict[LatencyFit, Mapping[Key, LatencyCurve]] = {"each key": plain}
-    if by != "each key" and len(solo) >= MIN_POINTS and len(inner) >= MIN_LEFT_OUT:
-        try:
-            surface, pairs = _surface(solo, inner, costs)
-        except LinAlgError:  # points that no surface fits
-            pass
-        else:
-            every["surface"] = _on_surface(surface, plain, costs, bandwidth_bytes_s)
-            left_out["surface"] = pairs
-    telling = [place for place, point in enumerate(inner) if not solo[point].is_doubted]
-    if len(telling) < MIN_LEFT_OUT:
-        telling = list(range(len(inner)))
-    kept = by if by in every else min(every, key=lambda way: _mean_error([left_out[way][place] for place in telling]))
-    assert kept is not None
-    return SoloFit(kept, every[kept], left_out, {way: curves for way, curves in every.items() if way != kept})
-
-
-def _mean_error(pairs: Pairs) -> float:
-    return float(np.mean([abs(np.log(predicted / measured)) for predicted, measured in pairs])) if pairs else 0.0
-
-
-# ---------------------------------------------------------------------------------------------- a curve for each key
-
-
-def _own_curve(key: Key, solo: Mapping[Point, SoloPoint], costs: ModelCosts, bandwidth_bytes_s: float) -> LatencyCurve:
-    points = sorted((point, fit) for point, fit in solo.items() if point.key == key)
-    if not points:
+    kept = {point.batch: undisturbed(rounds[point]) for point in sorted(rounds) if point.key == key}
+    if not kept:
         raise ValueError(f"no measurement of {key}: every key must be measured")
-    times = [fit.times for _, fit in points]
-    shares = tuple(fit.cpu_share for _, fit in points)
-    batches, means_s = [point.batch for point, _ in points], [pooled.mean for pooled in times]
+    passes_s = [full_speed_s(loops, speed) for loops in kept.values()]
+    means_s = [float(np.mean(passes)) for passes in passes_s]
+    quantiles = (np.quantile(passes, (0.5, 0.95, 0.99), method="hazen").tolist() for passes in passes_s)
+    p50_s, p95_s, p99_s = (tuple(column) for column in zip(*quantiles, strict=True))
+    shares = tuple(min(1.0, float(np.mean(list(map(_cpu_share, loops)))) / cores) for loops in kept.values())
+    moved_bytes = [costs.keys[key].batch_bytes(batch) for batch in kept]
     segment, width, previous_width = key
-    medians = [pooled.quantile(0.5) for pooled in times]
     return LatencyCurve(
         segment=segment,
         width=width,
         previous_width=previous_width,
-        batches=tuple(batches),
+        batches=tuple(kept),
         mean_s=tuple(means_s),
-        p50_s=tuple(medians),
-        p95_s=tuple(pooled.quantile(0.95) for pooled in times),
-        p99_s=tuple(pooled.quantile(0.99) for pooled in times),
-        samples=tuple(pooled.count for pooled in times),
+        p50_s=p50_s,
+        p95_s=p95_s,
+        p99_s=p99_s,
+        samples=tuple(map(len, passes_s)),
         utilization=shares,
-        energy_j_per_image=(0.0,) * len(points),
+        energy_j_per_image=(0.0,) * len(kept),
         host_share=shares,
-        bandwidth_share=_bandwidth_shares(key, batches, means_s, costs, bandwidth_bytes_s),
+        bandwidth_share=tuple(min(1.0, m / s / bandwidth_bytes_s) for m, s in zip(moved_bytes, means_s, strict=True)),
         jitter=tuple(
-            tuple(value / median for value in pooled.slices(JITTER_QUANTILES))
-            for pooled, median in zip(times, medians, strict=True)
+            tuple(value / median_s for value in slice_means(passes, JITTER_QUANTILES))
+            for passes, median_s in zip(passes_s, p50_s, strict=True)
         ),
     )
 
 
-def _bandwidth_shares(
-    key: Key, batches: Sequence[int], means_s: Sequence[float], costs: ModelCosts, bandwidth_bytes_s: float
-) -> tuple[float, ...]:
-    moved = (costs.keys[key].batch_bytes(batch) / mean_s for batch, mean_s in zip(batches, means_s, strict=True))
-    return tuple(min(1.0, rate / bandwidth_bytes_s) for rate in moved)
+def _cpu_share(loop: Loop) -> float:
+    """Return CPU time over the passes' own time; other processes' time in between does not belong to our passes."""
+    return loop.cpu_s / (sum(loop.repeats_s) * (1 - min(0.99, loop.disturbed_share)))
 
 
-def _without(curve: LatencyCurve, batch: int) -> tuple[float, float]:
-    """Return (predicted, measured) of a batch size, from the curve's others."""
-    left = curve.batches.index(batch)
-    batches, medians_s = list(curve.batches), list(curve.p50_s)
-    measured_s = medians_s.pop(left)
-    batches.pop(left)
-    return interpolate_latency_s(batches, medians_s, batch), measured_s
-
-
-# -------------------------------------------------------------------------------------------------------- one surface
-
-
-def _surface(
-    solo: Mapping[Point, SoloPoint], inner: Sequence[Point], costs: ModelCosts
-) -> tuple[Surface, list[tuple[float, float]]]:
-    """Return the surface through all points, and (predicted, measured) of inner ones, a fifth left out at a time."""
-    seen = {point: fit.seen for point, fit in sorted(solo.items())}
-    surface = Surface(seen, costs.keys)
-    predicted_s: dict[Point, float] = {}
-    for fold in range(FOLDS):
-        left = inner[fold::FOLDS]
-        rest = Surface({point: each for point, each in seen.items() if point not in set(left)}, costs.keys, surface)
-        predicted_s |= zip(left, rest.predict(left)[0].tolist(), strict=True)
-    return surface, [(predicted_s[point], solo[point].times.quantile(0.5)) for point in inner]
-
-
-def _on_surface(
-    surface: Surface, plain: Mapping[Key, LatencyCurve], costs: ModelCosts, bandwidth_bytes_s: float
-) -> dict[Key, LatencyCurve]:
-    """Return the surface's curves, also between measured sizes; repeats' spread is the key's at its nearest size."""
-    measured = {batch for curve in plain.values() for batch in curve.batches}
-    batches = sorted(measured | set(scouted_batches(max(measured))))
-    return {key: _surface_curve(key, curve, batches, surface, costs, bandwidth_bytes_s) for key, curve in plain.items()}
-
-
-def _surface_curve(
-    key: Key,
-    measured_curve: LatencyCurve,
-    batches: Sequence[int],
-    surface: Surface,
-    costs: ModelCosts,
-    bandwidth_bytes_s: float,
-) -> LatencyCurve:
-    medians_s = ascending(surface.predict([Point(*key, batch) for batch in batches])[0].tolist()).tolist()
-    nearest = [int(np.argmin(np.abs(np.log(np.asarray(measured_curve.batches) / batch)))) for batch in batches]
-
-    def scaled(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(
-            median_s * values[place] / measured_curve.p50_s[place]
-            for median_s, place in zip(medians_s, nearest, strict=True)
-        )
-
-    shares = tuple(interpolate_linear(measured_curve.batches, measured_curve.host_share, batch) for batch in batches)
-    repeats = dict(zip(measured_curve.batches, measured_curve.samples, strict=True))
-    return measured_curve.model_copy(
-        update={
-            "batches": tuple(batches),
-            "mean_s": scaled(measured_curve.mean_s),
-            "p50_s": tuple(medians_s),
-            "p95_s": scaled(measured_curve.p95_s),
-            "p99_s": scaled(measured_curve.p99_s),
-            "samples": tuple(repeats.get(batch, 0) for batch in batches),
-            "utilization": shares,
-            "energy_j_per_image": (0.0,) * len(batches),
-            "host_share": shares,
-            "bandwidth_share": _bandwidth_shares(key, batches, scaled(measured_curve.mean_s), costs, bandwidth_bytes_s),
-            "jitter": tuple(measured_curve.jitter[place] for place in nearest),
-        }
-    )
+def slice_means(values: Floats, number: int) -> list[float]:
+    """Return the means of `number` equal slices of the sorted values: quantiles whose mean is the mean of all."""
+    summed = np.concatenate([[0.0], np.cumsum(np.sort(values))])
+    edges = np.linspace(0.0, len(values), number + 1)
+    means = np.diff(np.interp(edges, np.arange(len(summed)), summed)) / (len(values) / number)
+    return [float(mean) for mean in np.maximum.accumulate(means)]  # ascending, except for rounding

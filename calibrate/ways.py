@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from calibrate.calibration import CalibrationRequest
-from calibrate.gpu import padded_sizes, powers_of_two
 from calibrate.log import PADDED_SIZES, logged_stamp
+from calibrate.plan import padded_sizes, powers_of_two
 from hw.device import DeviceSpec, formats_of
 from hw.devices.formats import Way, quickest, race
 from hw.networks.registry import ModelFile

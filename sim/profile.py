@@ -34,7 +34,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Loss = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Cost = Annotated[float, Field(ge=0, le=60)]  # s
-LatencyFit = Literal["each key", "surface"]  # a curve through each key's points; one surface over all keys
 
 
 class DeviceInfo(StrictModel):
@@ -117,7 +116,7 @@ class LatencyCurve(StrictModel):
 
     Attributes:
         mean_s, p50_s, p95_s, p99_s: of the solo forward pass.
-        samples: repeats for each point; 0 if it was derived from other points (`latency_fit`).
+        samples: repeats for each point.
         utilization: busy share u of the device in a solo loop (NVML's sense: the share of time any kernel ran).
         sm_utilization: the share of the SMs, if it is known.
         energy_j_per_image: k, joules above context idle.
@@ -435,7 +434,6 @@ class Profile(StrictModel):
         busy_serving: times of serving while passes run, if measured; otherwise they are the same.
         chores: other work of a server's process on a CPU device's cores, if measured.
         slowdown: the variation of the device's speed; None if it was not measured.
-        latency_fit: how the latency curves were made from measured points; None if unknown.
         made_with: settings of the calibration, in words; None if unknown.
         padded_sizes: the only batch sizes on the device, ascending: a batch is padded to the next of them. Every
             latency curve is of exactly these. Empty for batches of any size.
@@ -443,7 +441,7 @@ class Profile(StrictModel):
         link: this host's transport between two servers on it, if measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which guarantees nothing.
         ranges: the measured ranges of the metrics.
-        omitted: parts omitted for a small budget, in words.
+        omitted: what was not measured, in words.
     """
 
     schema_: Literal["slimsched.profile/2"] = Field(alias="schema")
@@ -469,7 +467,6 @@ class Profile(StrictModel):
     padded_sizes: tuple[Count, ...] = ()
     beside_load: Annotated[float, Field(ge=1)] = 1.0
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
-    latency_fit: LatencyFit | None = None
     memory: DeviceMemory
     concurrency: Concurrency
     power: Power

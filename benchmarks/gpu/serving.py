@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.asserting import BREAKS, AssertingNet
 from benchmarks.gpu.stand import NETWORKS, SEED, Stand
 from benchmarks.speed.hollow import routing
-from calibrate.gpu import powers_of_two
+from calibrate.plan import powers_of_two
 from hw.devices.gpu import own_stream
 from hw.devices.graphs import GraphedInstance
 from hw.devices.instances import serve

@@ -44,6 +44,7 @@ from hw.transport.messages import (
 )
 
 _WARM_PASSES_TOGETHER = 3
+_WARM_S = 0.005  # of passes on a CPU: the first ones have cold caches and take up to 1.4 times as long
 _CAPTURED_AFTER = 2  # passes: a graphed instance captures at the second sight of a key
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take a negligible time
 
@@ -181,7 +182,7 @@ def on_instance(instances: Instances, instance: Instance, message: BenchmarkInst
     def job() -> None:
         for point in message.points:
             launches = _Launches()
-            asked = Benchmark(point, message.warmup, message.repeats, 0.0)
+            asked = Benchmark(point, message.warmup, message.repeats, message.min_s, message.pause_s)
             loops.append(_timed(instances, _passes_of(instances, instance, point, launches), launches, asked))
 
     _in_lanes(instances, [job])
@@ -273,8 +274,11 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
     is_apart = is_gpu and message.pause_s > 0  # without pauses nothing else may take time between passes
     look = thread_waited_ns if is_gpu else waited_ns  # on cores every thread computes
     with contextlib.closing(passes):
-        for _ in range(max(1, message.warmup)):  # the first one makes the instance
+        next(passes)  # makes the instance
+        begin_ns, warm_passes = time.monotonic_ns(), 1
+        while warm_passes < message.warmup or (not is_gpu and seconds_since(begin_ns) < _WARM_S):
             next(passes)
+            warm_passes += 1
         launches.forget()
         if reference:
             references_ns.append(reference.cpu_ns())

@@ -207,7 +207,7 @@ class BenchmarkUnload(Message, frozen=True):
 
 
 class Benchmark(Message, frozen=True):
-    """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after `warmup` passes.
+    """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after at least `warmup` passes.
 
     `pause_s` before each lets the thread sleep, as it does between the batches that it serves; pauses are not timed.
     """
@@ -220,13 +220,15 @@ class Benchmark(Message, frozen=True):
 
 
 class BenchmarkInstance(Message, frozen=True):
-    """Time forward passes of points in an instance that is loaded: `repeats` of each after `warmup`, without pauses.
-    Answered by `InstanceResult`."""
+    """Time forward passes of points in an instance that is loaded, each as `Benchmark` does. Answered by
+    `InstanceResult`."""
 
     instance: int
     points: tuple[Point, ...]
     warmup: int
     repeats: int
+    min_s: float = 0.0
+    pause_s: float = 0.0
 
 
 class BenchmarkPaths(Message, frozen=True):

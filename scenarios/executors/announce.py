@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from calibrate.log import Log
-from calibrate.plan import USABLE_SHARE, CalibrationPlan, InstancePoints, PlannedStep, Solo, Steady, Step
+from calibrate.plan import CalibrationPlan, InstancePoints, PlannedStep, Steady
 from calibrate.session import start_s
-from hw.transport.messages import Point
 from kit.errors import InputError
 from scenarios.show.wording import lines_of
 
@@ -18,7 +17,7 @@ SENSIBLE_STEP_S = 5.0
 def announcement(
     plan: CalibrationPlan, log: Log, *, budget_s: float, kind: str = "cpu", reserved_s: float = 0.0
 ) -> list[str]:
-    """Describe what is measured, how long it takes, the log, and what the budget leaves out; `name: text` a line.
+    """Describe what is measured, how long it takes, and the log; `name: text` a line.
 
     Args:
         log: the one it resumes from.
@@ -30,14 +29,16 @@ def announcement(
     usable_s = max(0.0, budget_s - start_s(kind, budget_s, metered=_is_metered(plan))) - log.spent_s
     required_s = sum(planned.estimated_s for planned in left if planned.required)
     least_s = min((planned.estimated_s for planned in left), default=0.0)
+    points = [p for each in plan.steps if isinstance(each.step, InstancePoints) for p in each.step.points]
     return lines_of(
         "calibration", "announcement", plan, log,
         required=sum(planned.required for planned in plan.steps),
-        keys=len({point.key for planned in plan.steps for point in _points(planned.step)}),
+        keys=len({point.key for point in points}),
         left=len(left),
         is_too_little=least_s > usable_s and not required_s,
         is_all_required=required_s > budget_s - log.spent_s,
         needed=span(max(required_s, min(sum(planned.estimated_s for planned in left), budget_s - log.spent_s))),
+        a_round=span(plan.round_s),
         budget=span(budget_s + reserved_s),
         spent=span(log.spent_s) if log.spent_s else "",
     )  # fmt: skip
@@ -54,22 +55,13 @@ def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str
         InputError: the budget is far too small; it names the smallest sensible one. The log is kept.
     """
     needed_s = sum(planned.estimated_s for planned in _left(plan, log) if planned.required)
-    if plan.effort == plan.late_effort and needed_s > TOO_LITTLE * budget_s:
-        sensible_s = _sensible_s(plan, needed_s / USABLE_SHARE, kind)
+    if needed_s > TOO_LITTLE * budget_s:
+        budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
+        is_metered = _is_metered(plan)
+        sensible_s = next(s for s in budgets_s if s - start_s(kind, s, metered=is_metered) >= needed_s)
         problem = f"{span(budget_s)} is too little: every combination of segment and widths must be measured, "
-        problem += f"which takes about {span(needed_s)}"
-        raise InputError(source, key, f"{problem} here; give {sensible_s:.0f}s or more, or lower the batch limit")
-
-
-def _sensible_s(plan: CalibrationPlan, needed_s: float, kind: str) -> float:
-    """Return the smallest round budget that leaves `needed_s` once all is open."""
-    budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
-    return next(s for s in budgets_s if s - start_s(kind, s, metered=_is_metered(plan)) >= needed_s)
-
-
-def _points(step: Step) -> tuple[Point, ...]:
-    """Return the points that a step times alone."""
-    return (step.point,) if isinstance(step, Solo) else step.points if isinstance(step, InstancePoints) else ()
+        problem += f"which takes about {span(needed_s)} here, {span(plan.round_s)} a round"
+        raise InputError(source, key, f"{problem}; give {sensible_s:.0f}s or more, or lower the batch limit")
 
 
 def _is_metered(plan: CalibrationPlan) -> bool:

@@ -1052,7 +1052,9 @@ class ServeSection(StrictModel):
 class CalibrationSection(StrictModel):
     """How local devices are measured."""
 
-    budget: Seconds = Field(300.0, description="wall time for each device; a small one leaves points out and says so")
+    budget: Seconds = Field(
+        300.0, description="wall time for each device; a large one measures more rounds over all points"
+    )
     allow_busy: bool = Field(False, description="measure although other programs use much of a device")
 
 

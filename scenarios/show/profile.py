@@ -52,7 +52,7 @@ def range_table(profile: Profile) -> Table:
 def unreliable(profile: Profile) -> str:
     """Describe a calibration of which many steps stayed disturbed, and by what; empty for a good one."""
     text = profile.device.stamps.get(DISTURBED, "")
-    if match := re.search(r"of (\d+) steps .* (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
+    if match := re.search(r"of (\d+) points and sets, (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
         steps, still, taken, slow = map(int, match.groups())
         if still > UNRELIABLE_SHARE * steps:
             return say("profile", "unreliable", still, steps, taken, slow)

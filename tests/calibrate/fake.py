@@ -111,12 +111,15 @@ class FakeBench:
         wall_s = float(repeats_s.sum())
         self._pass((wall_s + warmup * truth_s) * self.slowness)
         waited_s = self.background_share * wall_s
-        return Loop(repeats_s.tolist(), wall_s, self.host_share(point) * (wall_s - waited_s), waited_s, references_s)
+        cpu_s = self.host_share(point) * (wall_s - waited_s)
+        return Loop(tuple(repeats_s.tolist()), wall_s, cpu_s, waited_s, tuple(references_s))
 
-    def points(self, instance: int, points: Sequence[Point], warmup: int, repeats: int) -> tuple[list[Loop], int]:
+    def points(
+        self, instance: int, points: Sequence[Point], warmup: int, repeats: int, min_s: float
+    ) -> tuple[list[Loop], int]:
         """In the instance that is loaded."""
-        assert {point.key[:2] for point in points} == {self.held[instance]}
-        return [self.solo(point, warmup, repeats, 0.0, paused=False) for point in points], len(points) - self.refused
+        assert {point.key[:2] for point in points} <= {self.held[instance]}
+        return [self.solo(point, warmup, repeats, min_s) for point in points], len(points) - self.refused
 
     def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
         """The sum of the hops, and what comes on top."""

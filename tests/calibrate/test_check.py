@@ -13,13 +13,11 @@ from calibrate.bench import Loop
 from calibrate.check import Allowed, CheckedMetric, ComparedValue, allowed, check, holds, is_judged, median_interval
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
 from calibrate.fit import fit
-from calibrate.log import Log
-from calibrate.measure import measure, scout
-from calibrate.plan import Extras, make_plan
 from hw.transport.messages import Point
 from kit.errors import InputError
 from sim.profile import Profile, StatedError
-from tests.calibrate.fake import LIMIT, FakeBench, all_keys, facts, model_costs
+from tests.calibrate.fake import FakeBench, facts, model_costs
+from tests.calibrate.test_measure import PLENTY_S, session
 
 ACROSS_BETA = 1.6
 
@@ -41,7 +39,7 @@ class Drifting(FakeBench):
         """The whole loop is off by the moment's factor."""
         loop = super().solo(point, warmup, repeats, min_s, **options)
         factor = float(np.exp(self.wander * self._rng.standard_normal())) * (1.6 if self._burst() else 1.0)
-        slower_s = [factor * repeat_s for repeat_s in loop.repeats_s]
+        slower_s = tuple(factor * repeat_s for repeat_s in loop.repeats_s)
         return replace(loop, repeats_s=slower_s, wall_s=factor * loop.wall_s)
 
     def _burst(self) -> bool:
@@ -50,13 +48,7 @@ class Drifting(FakeBench):
 
 def calibrated(bench: FakeBench, folder: Path) -> Profile:
     """A profile of the fake device, with the errors that its calibration stated."""
-    with Log(folder / "log", {}) as log:
-        seen = scout(bench, all_keys(), LIMIT, log, bench.clock, 300.0)
-        extras = Extras(power=True, peer=True, sibling=True)
-        plan = make_plan(all_keys(), LIMIT, 300.0, seen.guess_s, extras, np.random.default_rng(0))
-        done = measure(bench, plan, seen.guess_s, log, 300.0, bench.clock, slowdown_seen=seen.slowdown)
-    # a curve for each key goes through all points: without noise what it says is the truth
-    return fit(list(done.measurements), model_costs(), facts(), "fake", (), seen.slowdown, by="each key")
+    return fit(session(bench, folder / "log", PLENTY_S)[1].measurements, model_costs(), facts(), "fake")
 
 
 @pytest.fixture(scope="module")

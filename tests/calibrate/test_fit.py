@@ -8,24 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.bench import SoloResult, SteadyLoad, SteadyResult, TogetherResult
+from calibrate.bench import LoadResult, Loop, SteadyLoad, SteadyResult, TogetherResult
 from calibrate.energy import power_points
 from calibrate.errors import (
     ACROSS_ERROR,
     CONCURRENCY_ERROR,
     ENERGY_ERROR,
-    FOUR_POINT_ERROR,
     REPEATABILITY,
     SOLO_ERROR,
 )
 from calibrate.fit import fit, link_of
-from calibrate.gpu import DUTIES
-from calibrate.log import Log
-from calibrate.measure import Measurement, measure, scout
-from calibrate.plan import Extras, Solo, Steady, Together, make_plan
-from calibrate.samples import Samples
+from calibrate.measure import Measurement
+from calibrate.plan import DUTIES, InstancePoints, Steady, Together
 from calibrate.sharing import MIN_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
-from calibrate.slowdown import SlowdownLook
 from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.device import Sharing, clock_ratio
@@ -39,19 +34,18 @@ from tests.calibrate.fake import (
     SLOW_FACTOR,
     SLOW_REFERENCE,
     FakeBench,
-    all_keys,
     facts,
     model_costs,
 )
-from tests.calibrate.test_measure import session
+from tests.calibrate.test_measure import PLENTY_S, session
 
 
-def measured(bench: FakeBench, tmp_path: Path, budget_s: float = 300.0) -> list[Measurement]:
+def measured(bench: FakeBench, tmp_path: Path, budget_s: float = PLENTY_S) -> list[Measurement]:
     return list(session(bench, tmp_path / "log", budget_s)[1].measurements)
 
 
 def errors(profile: Profile) -> dict[str, StatedError]:
-    return {error.metric: error for error in profile.errors if error.kind != "cross-validated"}
+    return {error.metric: error for error in profile.errors}
 
 
 def curve_of(profile: Profile, point: Point) -> LatencyCurve:
@@ -70,19 +64,18 @@ def test_alpha_and_beta_are_recovered(tmp_path: Path, alpha: float, beta: float)
 def test_latencies_are_recovered(tmp_path: Path) -> None:
     """Without noise the measured points are the truth, and those between are near it."""
     bench = FakeBench()
-    found = fit(measured(bench, tmp_path), model_costs(), facts(), "fake", by="each key")
-    assert found.latency_fit == "each key"
+    found = fit(measured(bench, tmp_path), model_costs(), facts(), "fake")
     for curve in found.latency:
         for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True):
             point = Point(curve.segment, curve.width, curve.previous_width, batch)
             assert p50_s == pytest.approx(bench.truth_s(point))
             assert curve.host_share[curve.batches.index(batch)] == pytest.approx(bench.host_share(point))
-    assert errors(found)[SOLO_ERROR].mean_abs_pct < 3
+    assert errors(found)[SOLO_ERROR].mean_abs_pct < 10
 
 
 def test_jitter_is_recovered_and_keeps_the_mean(tmp_path: Path) -> None:
     """Quantiles of a log-normal of 10 %, and their mean is the mean over the median."""
-    found = fit(measured(FakeBench(jitter=0.1), tmp_path, 600.0), model_costs(), facts(), "fake")
+    found = fit(measured(FakeBench(jitter=0.1), tmp_path), model_costs(), facts(), "fake")
     for curve in found.latency:
         for row, mean_s, p50_s in zip(curve.jitter, curve.mean_s, curve.p50_s, strict=True):
             assert np.mean(row) == pytest.approx(mean_s / p50_s)
@@ -127,7 +120,7 @@ def test_the_share_of_the_multiprocessors_is_read_along_demand(tmp_path: Path) -
     """On a GPU that tells it: 0.8 at full demand here, for keys that had no power point too."""
     bench = FakeBench(sm_share=0.8)
     seen = measured(bench, tmp_path)
-    found = fit(seen, model_costs(), facts("cuda"), "fake", by="each key")
+    found = fit(seen, model_costs(), facts("cuda"), "fake")
     shown = [demand for step, _ in seen if isinstance(step, Steady) for demand in [bench.load_of(step.point).demand]]
     compared = 0
     for curve in found.latency:
@@ -147,7 +140,7 @@ def test_a_share_of_the_multiprocessors_is_a_share_or_nothing(told: float | None
     """A counter lies a little beyond 1 now and then, and is no number where it did not count."""
     point = Point(1, 1.0, 0.0, 1)
     load = SteadyLoad(100, 1.0, 50.0, 0.9, Provenance.POLLED, 1.0, told)
-    seen = power_points([(Steady(point), SteadyResult(load))], facts().power, held_out=False)[point]
+    seen = power_points([(Steady(point, 1.0), SteadyResult(load))], facts().power, held_out=False)[point]
     assert (seen.utilization, seen.sm_utilization) == (0.9, kept)
 
 
@@ -157,26 +150,30 @@ def test_what_is_held_out_enters_no_fit(tmp_path: Path) -> None:
 
     def spoil(measurement: Measurement) -> Measurement:
         step, result = measurement
-        if isinstance(result, SoloResult):
-            return step, replace(result, samples=Samples(1, (9.9,)), cpu_s=0.0)
         if isinstance(result, TogetherResult):
             return step, replace(result, together_s=tuple(7.0 for _ in result.together_s))
+        if isinstance(result, SteadyResult):
+            return step, replace(result, load=replace(result.load, power_w=9000.0))
         return step, result
 
     spoiled = [spoil(m) if getattr(m[0], "held_out", False) else m for m in honest]
     first = fit(honest, model_costs(), facts(), "fake")
     second = fit(spoiled, model_costs(), facts(), "fake")
-    assert second.model_copy(update={"errors": first.errors}) == first
-    assert errors(second)[SOLO_ERROR].mean_abs_pct > 90
-    assert errors(second)[CONCURRENCY_ERROR].mean_abs_pct > errors(first)[CONCURRENCY_ERROR].mean_abs_pct
+    assert second.model_copy(update={"errors": first.errors, "ranges": first.ranges}) == first
+    for metric in (CONCURRENCY_ERROR, ACROSS_ERROR, ENERGY_ERROR):
+        assert errors(second)[metric].mean_abs_pct > errors(first)[metric].mean_abs_pct
     assert errors(second)[REPEATABILITY] == errors(first)[REPEATABILITY]
 
 
 def test_a_key_without_measurement_is_refused(tmp_path: Path) -> None:
     """A profile with a hole is no profile."""
-    holed = [m for m in measured(FakeBench(), tmp_path) if not (isinstance(m[0], Solo) and m[0].point.segment == 1)]
+
+    def of_another(measurement: Measurement) -> bool:
+        step, _ = measurement
+        return not (isinstance(step, InstancePoints) and step.segment == 1 and step.width == 0.5)
+
     with pytest.raises(ValueError, match=r"no measurement of \(1, 0.5, 0.0\)"):
-        fit(holed, model_costs(), facts(), "fake")
+        fit(list(filter(of_another, measured(FakeBench(), tmp_path))), model_costs(), facts(), "fake")
 
 
 def test_members_that_finished_nothing_are_left_out(tmp_path: Path) -> None:
@@ -206,23 +203,18 @@ def test_the_profile_survives_a_file_and_compiles(tmp_path: Path, kind: str) -> 
         assert {curve.sm_utilization for curve in found.latency} == {()}  # nothing told it
 
 
-def test_a_tiny_budget_still_gives_a_stated_error(tmp_path: Path) -> None:
-    """Four batch sizes and three repeats make a whole profile."""
+def test_one_round_gives_a_whole_profile_with_stated_errors(tmp_path: Path) -> None:
+    """All but repeatability, of which a second round tells."""
     found = fit(measured(FakeBench(), tmp_path, 0.0), model_costs(), facts(), "fake")
-    assert {sum(map(bool, curve.samples)) for curve in found.latency} == {4}
-    assert errors(found)[SOLO_ERROR].points >= 6
-    assert CONCURRENCY_ERROR in errors(found)
+    assert {SOLO_ERROR, CONCURRENCY_ERROR, ACROSS_ERROR, ENERGY_ERROR} == set(errors(found))
+    assert {curve.batches for curve in found.latency} == {(1, 2, 4, 8, 16, 32)}
+    assert all(min(curve.samples) >= 3 for curve in found.latency)
 
 
 def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
     """Half of the time half as long again: the latencies are of full speed, and the profile tells of the spells."""
     bench = FakeBench(slow_share=0.5, jitter=0.01)
-    path = tmp_path / "log"
-    with Log(path, {}) as log:
-        scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, 600.0)
-        plan = make_plan(all_keys(), LIMIT, 600.0, scouted.guess_s, Extras(True, True), np.random.default_rng(0))
-        seen = measure(bench, plan, scouted.guess_s, log, 600.0, bench.clock, slowdown_seen=scouted.slowdown)
-    found = fit(seen.measurements, model_costs(), facts(), "fake", seen=scouted.slowdown)
+    found = fit(measured(bench, tmp_path), model_costs(), facts(), "fake")
     ratios = [
         p50_s / bench.truth_s(Point(curve.segment, curve.width, curve.previous_width, batch))
         for curve in found.latency
@@ -234,65 +226,41 @@ def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
     assert found.slowdown.slow_factor == pytest.approx(SLOW_FACTOR, rel=0.02)
     exponent = np.log(SLOW_FACTOR) / np.log(SLOW_REFERENCE)
     assert found.slowdown.reference_exponent == pytest.approx(exponent, rel=0.05)
+    assert found.slowdown.reference_s == pytest.approx(REFERENCE_S)
     assert found.slowdown.slow_share == pytest.approx(0.55, abs=0.15)
-    assert found.concurrency.beta == pytest.approx(bench.beta, abs=0.05)
-    assert errors(found)[CONCURRENCY_ERROR].median_abs_pct < 8
+    assert found.concurrency.beta == pytest.approx(bench.beta, abs=0.1)
 
 
 def test_the_share_of_slow_spells_is_one_of_time(tmp_path: Path) -> None:
-    """40 of 100 passes were slow: they took more than 40 % of the time."""
-    bench = FakeBench(slow_share=0.5, jitter=0.01)
-    with Log(tmp_path / "log", {}) as log:
-        scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, 600.0)
-        plan = make_plan(all_keys(), LIMIT, 600.0, scouted.guess_s, Extras(True, True), np.random.default_rng(0))
-        seen = measure(bench, plan, scouted.guess_s, log, 600.0, bench.clock, slowdown_seen=scouted.slowdown)
+    """40 of 100 passes were slow: they took more than 40 % of the time; a point that had no full speed is converted."""
+    bench = FakeBench()
 
     def with_passes(measurement: Measurement) -> Measurement:
         step, result = measurement
-        if not isinstance(step, Solo) or not isinstance(result, SoloResult):
+        if not isinstance(step, InstancePoints) or not isinstance(result, LoadResult) or not step.points:
             return measurement
-        full = Samples.of([bench.truth_s(step.point)] * 9)
-        slow = Samples.of([SLOW_FACTOR * bench.truth_s(step.point)] * 9)
-        return step, replace(result, samples=full, slow=slow, is_slow=False, passes=100, slow_passes=40,
-            reference_s=REFERENCE_S, slow_reference_s=REFERENCE_S * SLOW_REFERENCE,
-        )  # fmt: skip
+        loops = []
+        for point in step.points:
+            factors, references = (SLOW_FACTOR,) * 40 + (1.0,) * 60, (SLOW_REFERENCE,) * 40 + (1.0,) * 60
+            repeats_s = tuple(factor * bench.truth_s(point) for factor in factors)
+            loops.append(Loop(repeats_s, 1.0, 0.5, 0.0, tuple(reference * REFERENCE_S for reference in references)))
+        slow = replace(loops[0], repeats_s=loops[0].repeats_s[:40], references_s=loops[0].references_s[:40])
+        return step, replace(result, loops=(slow, *loops[1:]))
 
-    found = fit([with_passes(m) for m in seen.measurements], model_costs(), facts(), "fake", seen=scouted.slowdown)
+    once = [with_passes(m) for m in measured(bench, tmp_path, 0.0)]
+    found = fit(once, model_costs(), facts(), "fake")
     assert found.slowdown is not None
     assert found.slowdown.slow_factor == pytest.approx(SLOW_FACTOR)
-    assert found.slowdown.slow_share == pytest.approx(40 * SLOW_FACTOR / (40 * SLOW_FACTOR + 60))
-
-
-def test_a_first_look_that_fell_into_a_slow_spell_is_corrected_in_hindsight(tmp_path: Path) -> None:
-    """It took slow for full speed; what was measured before better was seen counts as slow after all."""
-    bench = FakeBench(slow_share=0.5, jitter=0.01)
-    misled = SlowdownLook(REFERENCE_S * SLOW_REFERENCE, 0.0, 0.0, 1.0, REFERENCE_S * SLOW_REFERENCE)
-    with Log(tmp_path / "log", {}) as log:
-        plan = make_plan(all_keys(), LIMIT, 300.0, bench.truth_s, Extras(False, False), np.random.default_rng(0))
-        seen = measure(bench, plan, bench.truth_s, log, 300.0, bench.clock, slowdown_seen=misled)
-    key = all_keys()[0]
-
-    def as_before(measurement: Measurement) -> Measurement:
-        """A key that was measured in the slow spell that passed for full speed."""
-        step, result = measurement
-        if not isinstance(step, Solo) or not isinstance(result, SoloResult) or step.point.key != key:
-            return measurement
-        slow = Samples.of([SLOW_FACTOR * bench.truth_s(step.point)] * 9)
-        reference_s = REFERENCE_S * SLOW_REFERENCE
-        return step, replace(
-            result, samples=slow, slow=None, is_slow=False, reference_s=reference_s, least_reference_s=reference_s
-        )
-
-    corrected = [as_before(m) for m in seen.measurements]
-    found = fit(corrected, model_costs(), facts(), "fake", seen=misled, by="each key")
-    ratios = [
-        p50_s / bench.truth_s(Point(curve.segment, curve.width, curve.previous_width, batch))
-        for curve in found.latency
-        for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True)
-    ]
-    assert ratios == pytest.approx([1.0] * len(ratios), abs=0.04)
-    assert found.slowdown is not None
-    assert found.slowdown.reference_s == pytest.approx(REFERENCE_S)
+    instances, points = 4, 6 * len(found.latency)
+    slow, full = 40 * points, 60 * (points - instances)
+    assert found.slowdown.slow_share == pytest.approx(slow * SLOW_FACTOR / (slow * SLOW_FACTOR + full))
+    words = f"of {points + 12} points and sets, {instances} stayed disturbed"
+    causes = f"0 by other programs, {instances} below full speed"
+    assert found.device.stamps["disturbed"] == f"{words}: {causes}"
+    for curve in found.latency:
+        for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True):
+            point = Point(curve.segment, curve.width, curve.previous_width, batch)
+            assert p50_s == pytest.approx(bench.truth_s(point))
 
 
 def test_crowding_across_processes_is_told_from_that_within_one(tmp_path: Path) -> None:
@@ -312,7 +280,7 @@ def test_what_is_not_told_from_nothing_is_nothing(tmp_path: Path) -> None:
         step, result = measurement
         if not isinstance(result, TogetherResult):
             return measurement
-        return step, replace(result, together_s=tuple(s * rng.normal(1, 0.05) for s in result.together_s))
+        return step, replace(result, together_s=tuple(s * rng.normal(1, 0.02) for s in result.together_s))
 
     found = fit([noisy(m) for m in measured(FakeBench(alpha=0.0), tmp_path)], model_costs(), facts(), "fake")
     assert found.concurrency.alpha == 0.0
@@ -363,19 +331,17 @@ def test_sets_a_little_above_the_cap_do_not_tell_how_clocks_fall() -> None:
     assert fit_power_cap(seen, curves, concurrency, power, hosted=False) == power
 
 
-def test_errors_are_held_out_and_cross_validated_and_ranges_are_told(tmp_path: Path) -> None:
-    """Each metric with its kind; four batch sizes suffice for this device, whose latency is max(t0, c0 + c1 b)."""
-    found = fit(measured(FakeBench(), tmp_path), model_costs(), facts(), "fake", ["batch sizes 3 at some keys or all"])
+def test_errors_have_kinds_and_ranges_are_told(tmp_path: Path) -> None:
+    """Each metric with its kind; four ran at once, in two processes."""
+    found = fit(measured(FakeBench(), tmp_path), model_costs(), facts(), "fake", ["further rounds: 1 of 2 steps"])
     kinds = {(error.metric, error.kind) for error in found.errors}
-    assert {(SOLO_ERROR, "held out"), (SOLO_ERROR, "cross-validated")} <= kinds
-    assert {(CONCURRENCY_ERROR, "held out"), (CONCURRENCY_ERROR, "cross-validated")} <= kinds
-    assert {(ACROSS_ERROR, "held out"), (ENERGY_ERROR, "held out"), (ENERGY_ERROR, "cross-validated")} <= kinds
-    assert errors(found)[FOUR_POINT_ERROR].mean_abs_pct < 8
+    held_out = {(metric, "held out") for metric in (CONCURRENCY_ERROR, ACROSS_ERROR, ENERGY_ERROR)}
+    assert kinds == {(SOLO_ERROR, "cross-validated"), (REPEATABILITY, "repeatability"), *held_out}
     ranges = {(r.metric, r.quantity): (r.low, r.high) for r in found.ranges}
     assert ranges[SOLO_ERROR, "batch"] == (1, LIMIT)
-    assert ranges[CONCURRENCY_ERROR, AT_ONCE] == (1, 8)
-    assert found.omitted[0].startswith("batch sizes 3 at some keys or all (predicting a batch size from the others")
-    assert compile_tables(found, LIMIT).most_at_once == 8
+    assert ranges[CONCURRENCY_ERROR, AT_ONCE] == (1, 4)
+    assert found.omitted == ("further rounds: 1 of 2 steps",)
+    assert compile_tables(found, LIMIT).most_at_once == 4
 
 
 @pytest.mark.parametrize("fall_s", [0.0, 2.5])
@@ -384,7 +350,7 @@ def test_what_clocks_draw_that_stay_up_is_recovered(tmp_path: Path, fall_s: floa
     bench = FakeBench()
     found_at = list(measured(bench, tmp_path))
     point = Point(1, 1.0, 0.0, 8)
-    duties = [Steady(point, duty=duty) for duty in DUTIES]
+    duties = [Steady(point, 60.0, duty=duty) for duty in DUTIES]
     only = [(step, SteadyResult(bench.steady(point, 60.0, step.duty))) for step in duties]
     assert (
         power_points(only, facts().power, held_out=False) == {}
@@ -402,10 +368,13 @@ def test_what_clocks_draw_that_stay_up_is_recovered(tmp_path: Path, fall_s: floa
 @pytest.mark.parametrize("clocks", [[], [1980.0, 1980.0, 345.0, 1900.0]])
 def test_clocks_at_solo_points_are_told(tmp_path: Path, clocks: list[float]) -> None:
     """A GPU that was throttled now and then shows it; where nothing tells, nothing is said."""
-    found, told = [], iter(clocks)
-    for step, result in measured(FakeBench(), tmp_path):
-        clocked = replace(result, clock_mhz=next(told, None)) if isinstance(result, SoloResult) else result
-        found.append((step, clocked))
+    found, told = list[Measurement](), iter(clocks)
+    for step, result in measured(FakeBench(), tmp_path, 0.0):
+        if isinstance(result, LoadResult):
+            loops = tuple(replace(loop, clock_mhz=next(told, None)) for loop in result.loops)
+            found.append((step, replace(result, loops=loops)))
+        else:
+            found.append((step, result))
     stamps = fit(found, model_costs(), facts("cuda"), "fake").device.stamps
     words = "345 to 1980 MHz at solo points; 1 of 4 below 95 % of that"
     assert stamps.get("sm_clocks") == (words if clocks else None)

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from calibrate.calibration import CalibrationRequest
+from calibrate.check import captured_here
 from calibrate.errors import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR
 from calibrate.fit import fit
-from calibrate.gpu import DUTIES, EFFORT, PATHS, captured_here, gpu_plan, powers_of_two, typical_pass_s
 from calibrate.log import Log
 from calibrate.measure import Measurements, measure
-from calibrate.plan import CalibrationPlan, Extras, InstancePoints, Paths, Solo, Steady, Together
+from calibrate.plan import EFFORTS, PATHS, CalibrationPlan, Extras, InstancePoints, make_plan, powers_of_two
 from calibrate.ways import settled
 from hw.device import DeviceSpec
 from hw.devices.formats import Way
 from hw.networks.registry import ModelFile
-from hw.networks.slimresnet import PRESETS, SlimResNet
 from kit.errors import InputError
 from sim.profile import Profile
 from sim.tables import compile_tables
@@ -28,14 +27,14 @@ from tests.calibrate.test_fit import errors
 INSTANCES = len({key[:2] for key in all_keys()})
 
 
-def planned(limit: int = LIMIT, extras: Extras | None = None, seed: int = 0) -> CalibrationPlan:
-    wanted = extras or Extras(power=True, peer=True, sibling=True)
-    return gpu_plan(all_keys(), powers_of_two(limit), wanted, np.random.default_rng(seed))
+def planned(limit: int = LIMIT) -> CalibrationPlan:
+    sizes, extras = powers_of_two(limit), Extras(power=True, peer=True)
+    return make_plan("cuda", all_keys(), sizes, extras, lambda _: 5e-4, np.random.default_rng(0))
 
 
 def measured(bench: FakeBench, path: Path, budget_s: float = 60.0, limit: int = LIMIT) -> Measurements:
     with Log(path, {}) as log:
-        return measure(bench, planned(limit), typical_pass_s, log, budget_s, bench.clock)
+        return measure(bench, planned(limit), log, budget_s, bench.clock)
 
 
 def profile_of(bench: FakeBench, path: Path, budget_s: float = 60.0, limit: int = LIMIT) -> Profile:
@@ -70,29 +69,15 @@ def test_another_size_is_refused(tmp_path: Path) -> None:
         Profile.from_yaml(text, "profile.yaml")
 
 
-def test_each_instance_is_made_once_a_round(tmp_path: Path) -> None:
-    """With all its previous widths and sizes in one message; it is unloaded."""
-    bench = FakeBench()
-    found = measured(bench, tmp_path / "log", budget_s=0.0)
-    assert bench.loads == EFFORT.rounds * INSTANCES
-    assert bench.held == {}
-    points = [step.points for step, _ in found.measurements if isinstance(step, InstancePoints)]
-    assert sum(map(len, points)) == EFFORT.rounds * len(all_keys()) * len(powers_of_two(LIMIT))
-    assert not any(isinstance(step, Solo) for step, _ in found.measurements)
-
-
-def test_rounds_are_far_apart_and_a_larger_budget_adds_some(tmp_path: Path) -> None:
-    """All that is measured otherwise lies between the first two."""
-    steps = planned().steps
-    of_points = [place for place, each in enumerate(steps) if isinstance(each.step, InstancePoints)]
-    between = [each for each in steps[: of_points[-1]] if not isinstance(each.step, InstancePoints)]
-    assert of_points[:INSTANCES] == list(range(INSTANCES))
-    assert of_points[INSTANCES] == INSTANCES + len(between)
-    assert {each.round for each in steps if each.required} == {1, 2}
+def test_a_larger_budget_adds_rounds(tmp_path: Path) -> None:
+    """Two are always done; each loads each instance once, with all its previous widths and sizes in one message."""
     small, large = FakeBench(), FakeBench()
-    measured(small, tmp_path / "small", budget_s=1.0)
+    found = measured(small, tmp_path / "small", budget_s=1.0)
     measured(large, tmp_path / "large", budget_s=600.0)
-    assert small.loads == EFFORT.rounds * INSTANCES < large.loads
+    assert small.loads == EFFORTS["cuda"].rounds * INSTANCES < large.loads == EFFORTS["cuda"].most_rounds * INSTANCES
+    assert small.held == {}
+    points = [step.points for step, _ in found.measurements if isinstance(step, InstancePoints)]
+    assert sum(map(len, points)) == EFFORTS["cuda"].rounds * len(all_keys()) * len(powers_of_two(LIMIT))
 
 
 def test_stated_are_repeatability_and_held_out_paths(tmp_path: Path) -> None:
@@ -114,17 +99,6 @@ def test_disturbed_rounds_count_for_repeatability(tmp_path: Path) -> None:
     assert found[REPEATABILITY].points == len(all_keys()) * len(powers_of_two(LIMIT))
 
 
-def test_paths_follow_one_another(tmp_path: Path) -> None:
-    """Each has a legal key a segment, and one size."""
-    (paths,) = {step.step for step in planned().steps if isinstance(step.step, Paths)}
-    assert len(paths.paths) == PATHS
-    for path in paths.paths:
-        assert [point.segment for point in path] == sorted({key[0] for key in all_keys()})
-        assert {point.key for point in path} <= set(all_keys())
-        assert len({point.batch for point in path}) == 1
-    assert len({point.batch for path in paths.paths for point in path}) > 1
-
-
 def test_loads_slow_others_down_and_refused_captures_are_counted(tmp_path: Path) -> None:
     """Both stand in the profile."""
     found = profile_of(FakeBench(load_factor=2.5, refused=1), tmp_path / "log")
@@ -134,32 +108,3 @@ def test_loads_slow_others_down_and_refused_captures_are_counted(tmp_path: Path)
     assert captured_here(FakeBench(refused=1), found) == (passes - INSTANCES, passes)
     assert captured_here(FakeBench(), found) == (passes, passes)
     assert {(cost.load_s, cost.reload_s) for cost in found.memory.instances} == {(0.02, 0.005)}
-
-
-def test_a_third_of_the_sets_and_of_the_power_points_is_held_out() -> None:
-    """In one process and across two; short ones and long ones are fitted."""
-    steps = [each.step for each in planned().steps]
-    for some in (
-        [s.held_out for s in steps if isinstance(s, Together) and s.across],
-        [s.held_out for s in steps if isinstance(s, Together) and not s.across],
-        [s.held_out for s in steps if isinstance(s, Steady)],
-    ):
-        assert (sum(some), len(some)) == (2, 6)
-    alone = [each.step for each in planned(extras=Extras(False, False)).steps]
-    assert not any(isinstance(s, Steady) or (isinstance(s, Together) and s.across) for s in alone)
-    awake = [each.step for each in planned(extras=Extras(True, False, awake=True)).steps]
-    assert sorted({s.duty for s in awake if isinstance(s, Steady)}) == [*DUTIES, 1.0]
-
-
-def test_a_minute_is_enough_for_four_segments_of_four_widths() -> None:
-    """312 points at six sizes; a seed's plan is always the same, and its steps' names tell them apart."""
-    keys = SlimResNet(PRESETS["slimresnet18"]).spec.work_keys()
-    made = [
-        gpu_plan(sorted(keys), powers_of_two(32), Extras(True, True, True), np.random.default_rng(3)) for _ in range(2)
-    ]
-    assert made[0] == made[1]
-    ids = [each.id for each in made[0].steps]
-    assert len(set(ids)) == len(ids)
-    first = [each.step.points for each in made[0].steps if isinstance(each.step, InstancePoints) and each.round == 1]
-    assert (len(first), sum(map(len, first))) == (16, 312)
-    assert sum(each.estimated_s for each in made[0].steps if each.required) < 60

@@ -13,9 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calibrate.bench import (
-    LoadCycleResult,
+    BesideLoadResult,
+    LoadResult,
+    Loop,
+    PathsResult,
     Result,
-    SoloResult,
     SteadyLoad,
     SteadyResult,
     TimesResult,
@@ -25,18 +27,18 @@ from calibrate.bench import (
     to_jsonable,
 )
 from calibrate.log import Log
-from calibrate.samples import Samples
 from calibrate.slowdown import SlowdownLook
 from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 
 STAMP = {"device": "cpu", "model": "abc"}
 RESULTS: list[Result] = [
-    SoloResult(Samples(3, (0.1, 0.2, 0.3)), 0.6, 0.5),
-    TogetherResult((0.1, 0.2), (0.2, 0.0)),
-    LoadCycleResult((0.3, 0.1), (0.01, 0.01), 4096),
-    TimesResult(Samples(1, (1e-4,))),
-    WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02)),
+    LoadResult(0.3, 0.01, 4096, (Loop((0.1, 0.2), 0.6, 0.5, 0.1, (1e-4, 2e-4)), Loop((0.1,), 0.2, 0.1)), 2),
+    TogetherResult((0.1, 0.2), (0.2, 0.0), (1e-4, 1e-4), (2e-4, 0.0)),
+    PathsResult((0.3, 0.1)),
+    TimesResult((1e-4,)),
+    BesideLoadResult(0.1, 0.2),
+    WatchResult(SlowdownLook(0.02, 0.03, 0.1)),
     SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED, 1.5)),
 ]
 
@@ -96,7 +98,7 @@ def test_a_foreign_log_is_refused_and_left_alone(tmp_path: Path, stamp: dict[str
     assert (tmp_path / "log").read_bytes() == text
 
 
-HEADER = b'{"schema": "slimsched.calibration-log/1", "stamp": {"device": "cpu", "model": "abc"}}\n'
+HEADER = b'{"schema": "slimsched.calibration-log/2", "stamp": {"device": "cpu", "model": "abc"}}\n'
 
 
 @pytest.mark.parametrize(

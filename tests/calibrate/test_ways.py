@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from calibrate.calibration import CalibrationRequest
-from calibrate.gpu import padded_sizes, powers_of_two
 from calibrate.log import SCHEMA, logged_stamp
+from calibrate.plan import padded_sizes, powers_of_two
 from calibrate.ways import settled
 from hw.device import DeviceSpec
 from hw.devices.formats import Way

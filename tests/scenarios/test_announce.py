@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.bench import LoadCycleResult
+from calibrate.bench import TimesResult
 from calibrate.log import Log
-from calibrate.plan import USABLE_SHARE, CalibrationPlan, Extras, PlannedStep, make_plan
+from calibrate.plan import CalibrationPlan, Extras, PlannedStep, full_grid, make_plan
 from calibrate.session import SELF_TEST_S, START_S, fall_look_of, idle_look_s
 from kit.errors import InputError
 from scenarios.executors.announce import SENSIBLE_STEP_S, announcement, require_budget, span
 from tests.calibrate.fake import all_keys
 
 
-def plan(budget_s: float, forward_s: float = 1e-3) -> CalibrationPlan:
-    return make_plan(
-        all_keys(), 32, budget_s, lambda _: forward_s, Extras(power=True, peer=True), np.random.default_rng(0)
-    )
+def plan(forward_s: float = 1e-3) -> CalibrationPlan:
+    extras = Extras(power=True, peer=True)
+    return make_plan("cpu", all_keys(), full_grid(32), extras, lambda _: forward_s, np.random.default_rng(0))
 
 
 @pytest.fixture
@@ -33,30 +32,29 @@ def log(tmp_path: Path) -> Iterator[Log]:
 def finish(log: Log, steps: Sequence[PlannedStep], elapsed_s: float = 0.0) -> None:
     """Steps that are in the log, each of which took so long."""
     for planned in steps:
-        log.append(planned.id, elapsed_s, LoadCycleResult((), (), 0))
+        log.append(planned.id, elapsed_s, TimesResult((1.0,)))
 
 
 def announced(made: CalibrationPlan, budget_s: float, log: Log, **more: Any) -> str:
     return "\n".join(announcement(made, log, budget_s=budget_s, **more))
 
 
-def test_it_says_what_is_measured_and_what_is_left_out(log: Log) -> None:
-    """Keys x batch sizes, steps, time, log, and every omission of the plan."""
-    made = plan(30)
+def test_it_says_what_is_measured_and_what_a_round_takes(log: Log) -> None:
+    """Keys x batch sizes, steps, time, log."""
+    made = plan()
     text = announced(made, 30, log)
     required = sum(planned.required for planned in made.steps)
-    assert f"{required} in any case, {len(made.steps) - required} more while time is left: 6 keys x " in text
-    assert made.omitted
-    assert [words for words in made.omitted if f"left out: {words}" not in text] == []
+    assert f"{required} in any case, {len(made.steps) - required} more while time is left: 6 keys x 6 batch" in text
+    assert f"(1, 2, 4, 8, 16, 32), about {span(made.round_s)} a round" in text
 
 
 def test_time_is_what_is_left_within_the_budget(log: Log) -> None:
     """Steps of the log cost nothing any more; optional steps end with the budget, required ones do not."""
-    tight = plan(1.0)
-    needed_s = sum(planned.estimated_s for planned in tight.steps if planned.required)
-    assert f"about {span(needed_s)}, all of which is required; the budget is 1 s" in announced(tight, 1.0, log)
-    made = plan(30)
-    assert f"about {span(min(made.estimated_s, 30))}; the budget is 30 s" in announced(made, 30, log)
+    made = plan()
+    needed_s = sum(planned.estimated_s for planned in made.steps if planned.required)
+    assert f"about {span(needed_s)}, all of which is required; the budget is 1 s" in announced(made, 1.0, log)
+    assert needed_s < 30 < sum(planned.estimated_s for planned in made.steps)
+    assert "about 30 s; the budget is 30 s" in announced(made, 30, log)
     half = len(made.steps) // 2
     finish(log, made.steps[:half])
     left_s = sum(planned.estimated_s for planned in made.steps[half:])
@@ -64,27 +62,14 @@ def test_time_is_what_is_left_within_the_budget(log: Log) -> None:
     assert f"{half} of {len(made.steps)} steps are done" in announced(made, 30, log)
 
 
-def test_a_budget_for_nothing_is_refused_with_a_sensible_one(log: Log) -> None:
-    """One second for minutes of work; the budget that is named is taken, and one that is merely tight as well."""
-    slow = plan(1.0, forward_s=0.5)
-    with pytest.raises(
-        InputError, match=r"--budget: 1 s is too little: every combination .* give \d+s or more"
-    ) as refused:
-        require_budget(slow, log, 1.0, "--budget", "")
-    sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])
-    require_budget(plan(sensible_s - 5, forward_s=0.5), log, sensible_s, "--budget", "")
-    tight_s = sum(planned.estimated_s for planned in slow.steps if planned.required) / 1.9
-    require_budget(slow, log, tight_s, "--budget", "")
-    finish(log, slow.steps)
-    require_budget(slow, log, 1.0, "--budget", "")  # all that is required is there
-
-
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_the_sensible_budget_pays_for_the_start(log: Log, kind: str) -> None:
-    """Processes, the self-test and two looks at idle power before the first measurement; and it is the smallest."""
-    slow = plan(1.0, forward_s=0.5)  # with power points: a sensor tells power
-    needed_s = sum(planned.estimated_s for planned in slow.steps if planned.required) / USABLE_SHARE
-    with pytest.raises(InputError) as refused:
+def test_a_budget_for_nothing_is_refused_with_a_sensible_one(log: Log, kind: str) -> None:
+    """One second for minutes of work: it is said how long a round takes; the budget that is named is the smallest that
+    pays for the start, too, and one that is merely tight is taken as well."""
+    slow = plan(forward_s=0.5)  # with power points: a sensor tells power
+    needed_s = sum(planned.estimated_s for planned in slow.steps if planned.required)
+    words = rf"--budget: 1 s is too little: every combination .*, {span(slow.round_s)} a round; give \d+s or more"
+    with pytest.raises(InputError, match=words) as refused:
         require_budget(slow, log, 1.0, "--budget", "", kind)
     sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])
 
@@ -92,11 +77,15 @@ def test_the_sensible_budget_pays_for_the_start(log: Log, kind: str) -> None:
         return budget_s - START_S[kind] - SELF_TEST_S - 2 * idle_look_s(budget_s) - fall_look_of(kind, budget_s)
 
     assert left_s(sensible_s) >= needed_s > left_s(sensible_s - SENSIBLE_STEP_S)
+    require_budget(slow, log, sensible_s, "--budget", "", kind)
+    require_budget(slow, log, needed_s / 1.9, "--budget", "", kind)
+    finish(log, slow.steps)
+    require_budget(slow, log, 1.0, "--budget", "", kind)  # all that is required is there
 
 
 def test_a_budget_that_the_log_has_used_is_said_to_be_used(log: Log) -> None:
     """All that is required is done, and the steps took the whole budget: it says how much, and to give more."""
-    made = plan(60)
+    made = plan()
     required = [planned for planned in made.steps if planned.required]
     assert len(required) < len(made.steps)
     finish(log, required, 10 / len(required))
