@@ -54,8 +54,11 @@ parity: install  ## every rule broken on purpose, what only a release needs (doc
 
 SECONDS ?= 1200
 
-fuzz: install  ## hostile inputs, torn run folders, kills and a failing host, then the virtual world (docs/tests.md), each for SECONDS; what fails is kept in runs/fuzz
-	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS) --jobs $(JOBS)
+EXAMPLES ?= 2000
+
+fuzz: install  ## hostile inputs, EXAMPLES of each kind; then torn run folders, kills and a failing host, and the virtual world (docs/tests.md), each for SECONDS
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz/test_inputs.py --hypothesis-profile fuzz -o timeout=0
+	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS)
 	$(BIN)/python -m tests.swarm --seconds $(SECONDS) --jobs $(JOBS)
 
 lint: install docs  ## style of code and of prose, types, the layers of docs/architecture.md, and the site without a warning

@@ -27,6 +27,7 @@ from tests.ray_nodes import RAY_HOSTS, RayNodes, ray_nodes  # noqa: E402 - it ta
 
 settings.register_profile("here", deadline=None, max_examples=25)
 settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "2000")))
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

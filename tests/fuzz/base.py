@@ -1,10 +1,11 @@
-"""What every fuzzed call finds: a small whole scenario with all that it can name, every file valid."""
+"""A small whole scenario with all that it can name, every file valid."""
 
 from __future__ import annotations
 
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from hw.networks.registry import save_model
 from policies.ppo.network import PolicyNetwork
@@ -12,12 +13,21 @@ from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.world.materials import load_world
 from tests.hw.worlds import tiny_model
+from tests.jobs.cases import trace_of, write_case
 from tests.scenarios.files import write_scenario
 
-TRACE = "time_s,size\n" + "".join(f"{0.01 * (7 * i % 13 + 13 * i):.3f},{i % 5}\n" for i in range(7))
-DATES = "time_s,size\n" + "".join(f"2024-02-2{6 + i}T12:00:0{i}+00:00,{i}\n" for i in range(4))
-RATES = "minute,count\n" + "".join(f"{i},{10 + 3 * i % 7}\n" for i in range(12))
-RULES = {
+MAX_CHARACTERS: Final = 2100  # of a message, the paths in it included
+TRACE: Final = "time_s,size\n" + "".join(f"{0.01 * (7 * i % 13 + 13 * i):.3f},{i % 5}\n" for i in range(7))
+RATES: Final = "minute,count\n" + "".join(f"{i},{10 + 3 * i % 7}\n" for i in range(12))
+SHEET: Final = (
+    "schema: slimsched.sheet/1\nname: Own\nmultiprocessors: 40\ntflop_s: 8.1\ngb_s: 320\ngb: 16\ntdp_w: 70\n"
+    "memory: GDDR\n"
+)
+CLUSTERS: Final = (
+    "schema: slimsched.clusters/1\nname: few\nprofiles: [t4, a100]\nkinds: [1, 2]\nservers: [2, 3]\n"
+    "links: [[10gbe], [{latency_s: 1e-5, bandwidth_bytes_s: 1e9}]]\n"
+)
+RULES: Final = {
     "ladder": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\ngroup: 4\n"
     "rungs: [[1.0, 1.0], [1.0, 0.5], [0.5, 0.5]]\nthresholds: [4, 16.5]\nmade_by: {command: by hand, seed: 7}\n",
     "fixed": "schema: slimsched.rule/1\nkind: fixed\nplacement: jsq\ngroup: largest\ntuple: [0.5, 1.0]\n",
@@ -29,11 +39,11 @@ RULES = {
 
 @cache
 def base() -> dict[str, bytes]:
-    """By name."""
+    """Return the files' contents by name."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         scenario = write_scenario(folder)
-        texts = {"trace.csv": TRACE, "dates.csv": DATES, "rates.csv": RATES}
+        texts = {"trace.csv": TRACE, "rates.csv": RATES, "sheet.yaml": SHEET, "clusters.yaml": CLUSTERS}
         for name, content in (*texts.items(), *((f"{kind}.rule.yaml", rule) for kind, rule in RULES.items())):
             (folder / name).write_text(content)
         world = load_world(scenario)
@@ -42,4 +52,5 @@ def base() -> dict[str, bytes]:
         weights = {name: tensor.numpy() for name, tensor in PolicyNetwork(spec, (8,), 0).state_dict().items()}
         PPORouter(spec, weights).save(folder / "ppo.safetensors")
         save_model(folder / "model.safetensors", tiny_model(), "tiny", {})
+        write_case(folder, trace_of([(0.0, 10.0, 1), (1.0, 20.0, 2), (2.0, 5.0, 4)])).rename(folder / "jobs.yaml")
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from kit.chance import stream
 from slimsched.cli import main
-from tests.fuzz.cases import Box, Case
+from tests.fuzz.box import Box
 from tests.fuzz.finished import NAME, Finished
 from tests.fuzz.state import RUN, documents, scribble
 from tests.fuzz.trial import Ended, Outcome, judge, watched
@@ -92,7 +92,7 @@ def _remove_later(seconds: float) -> None:
     timer.start()
 
 
-def trials(finished: Finished, count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
+def trials(finished: Finished, count: int, seed: int, root: Path) -> Iterator[tuple[str, Outcome]]:
     """Each fault, and the same command after it."""
     whole = documents(finished.folder)
     for fault in faults(count, seed):
@@ -105,7 +105,7 @@ def trials(finished: Finished, count: int, seed: int, root: Path) -> Iterator[tu
                 found = judge(ended, box.changes((RUN,)), COMMAND)
                 if found.kind == "too large" and fault.family == "little memory" and ended.code == 1:
                     found = Outcome("refused", found.note, ended)  # said in words, as it must be here
-                yield Case(fault.family, argv=COMMAND), Outcome(found.kind, f"{found.note} [{fault.words}]", ended)
+                yield fault.family, Outcome(found.kind, f"{found.note} [{fault.words}]", ended)
                 grow()
                 ended = _run(finished, box, root, lambda: None)
                 found = judge(ended, box.changes((RUN,)), COMMAND)
@@ -113,12 +113,8 @@ def trials(finished: Finished, count: int, seed: int, root: Path) -> Iterator[tu
                 differ = [name for name in whole if after.get(name) != whole[name]]
                 if found.kind == "ok" and differ:
                     found = Outcome("misread", f"not healed: {', '.join(differ)}", ended)
-                yield (
-                    Case(f"{fault.family}, after", argv=COMMAND),
-                    Outcome(
-                        "unclear" if found.kind == "refused" else found.kind, f"{found.note} [{fault.words}]", ended
-                    ),
-                )
+                kind = "unclear" if found.kind == "refused" else found.kind
+                yield f"{fault.family}, after", Outcome(kind, f"{found.note} [{fault.words}]", ended)
         finally:
             box.remove()
 
@@ -128,7 +124,7 @@ def _run(finished: Finished, box: Box, root: Path, prepare: Callable[[], object]
         with finished.replayed(), patch.object(Figure, "savefig", scribble):
             return main(COMMAND)
 
-    return watched(work, (), box.here, root.with_name(f"{root.name}.said"), prepare)
+    return watched(work, box.here, root.with_name(f"{root.name}.said"), prepare)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ import yaml
 from kit.chance import stream
 from kit.documents import read_json
 from slimsched.cli import main
-from tests.fuzz.cases import Box, Case
+from tests.fuzz.box import Box
 from tests.fuzz.finished import NAME, scenario_text
 from tests.fuzz.state import RUN, documents, names_below
 from tests.fuzz.trial import ENVIRONMENT, Ended, Outcome, be_the_child, judge, watched
@@ -101,7 +101,7 @@ class Forked:
             (said / name).write_bytes(b"")
         self.pid = os.fork()
         if self.pid == 0:
-            be_the_child(self._work, (), here, said, lambda: None)
+            be_the_child(self._work, here, said, lambda: None)
 
     @staticmethod
     def _work() -> int:
@@ -140,7 +140,7 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def chains(count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
+def chains(count: int, seed: int, root: Path) -> Iterator[tuple[str, Outcome]]:
     """So many kills: each chain has some in each stage. A last run ends each chain, and is looked at."""
     rng = stream(seed, "fuzz:kills")
     lengths_s, network = undisturbed(root / "undisturbed")
@@ -152,16 +152,12 @@ def chains(count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
         for stage in (stage for stage in STAGES for _ in range(KILLS_OF_EACH)):
             sign = signal.SIGKILL if rng.random() < 0.6 else signal.SIGINT
             ended = chain.kill(stage, float(rng.random()), sign, as_command=done % AS_COMMAND == 0)
-            yield _case(f"{sign.name} {stage}"), _killed(chain, ended, sign)
+            yield f"{sign.name} {stage}", _killed(chain, ended, sign)
             done += 1
             if done == count:
                 break
-        yield _case("resumed"), _resumed(chain, memory)
+        yield "resumed", _resumed(chain, memory)
         box.remove()
-
-
-def _case(family: str) -> Case:
-    return Case(family, {}, COMMAND)
 
 
 def _box(root: Path) -> Box:
@@ -282,5 +278,5 @@ def _from_profiles(box: Box, run: Path) -> tuple[dict[str, Any], str]:
 
 def _call(here: Path, *command: str) -> str:
     """What a command says that is let be, where it does not end well."""
-    ended = watched(lambda: main(command), (), here, here.with_name("called"))
+    ended = watched(lambda: main(command), here, here.with_name("called"))
     return "" if ended.code == 0 else f"exit code {ended.code}: {ended.err[-300:]}"

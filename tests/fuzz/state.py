@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from kit.chance import stream
 from slimsched.cli import main
-from tests.fuzz.cases import BESIDE, Box, Case, Special
+from tests.fuzz.box import BESIDE, Box, Special
 from tests.fuzz.finished import NAME, Finished
 from tests.fuzz.trial import Outcome, judge, watched
 
@@ -84,7 +84,7 @@ class Torn:
         self.finished, self.root = finished, root
         self.whole = documents(finished.folder)
 
-    def trials(self, damage: Damage, looking: tuple[str, ...]) -> Iterator[tuple[Case, Outcome]]:
+    def trials(self, damage: Damage, looking: tuple[str, ...]) -> Iterator[tuple[str, Outcome]]:
         """A command that looks at a torn folder, and the one that mends it."""
         box = Box(self.root, {NAME: (self.finished.folder.parent / NAME).read_bytes()})
         try:
@@ -93,30 +93,28 @@ class Torn:
             (box.here / RUN / "mine.txt").write_text("a user's own\n")
             box.look(ours={f"{box.here.name}/{RUN}/{name}" for name in names_below(self.finished.folder)})
             for command in (looking, MENDING):
-                case = Case(f"state {command[0]}", {damage.name: damage.content}, (*command, "--quiet"), outputs=(RUN,))
-                yield case, self._judged(case, damage, box)
+                yield f"state {command[0]}", self._judged((*command, "--quiet"), damage, box)
         finally:
             box.remove()
 
-    def _judged(self, case: Case, damage: Damage, box: Box) -> Outcome:
+    def _judged(self, argv: tuple[str, ...], damage: Damage, box: Box) -> Outcome:
         def work() -> int:
             with self.finished.replayed(), patch.object(Figure, "savefig", scribble):
-                return main(case.argv)
+                return main(argv)
 
-        ended = watched(work, (), box.here, self.root.with_name(f"{self.root.name}.said"))
-        found = judge(ended, box.changes((RUN,)), case.argv)
-        if case.argv[0] == "replay" and ended.code == 1 and found.kind == "ok":
+        ended = watched(work, box.here, self.root.with_name(f"{self.root.name}.said"))
+        found = judge(ended, box.changes((RUN,)), argv)
+        if argv[0] == "replay" and ended.code == 1 and found.kind == "ok":
             found = Outcome("refused", _wrong_logs(ended.out)[-300:], ended)  # its answer is that a log is not whole
         where = f"{damage.name}, {damage.how}"
         if found.kind == "refused" and not _names(found.note, damage) and "slimsched " not in found.note[11:]:
             return Outcome("unclear", f"neither file nor remedy: {found.note} [{where}]", ended)
-        if found.kind == "ok" and (problem := self._problem(case, damage, box)):
+        if found.kind == "ok" and (problem := self._problem(argv[0], damage, box)):
             return Outcome("misread", f"{problem} [{where}]", ended)
         return Outcome(found.kind, f"{found.note} [{where}]", ended)
 
-    def _problem(self, case: Case, damage: Damage, box: Box) -> str:
+    def _problem(self, command: str, damage: Damage, box: Box) -> str:
         """What is wrong though the command ended well."""
-        command = case.argv[0]
         if command == "replay" and damage.name.endswith(".jsonl.gz") and not _same_log(self.finished, damage, box):
             return "a damaged log is replayed as if it were whole"
         if command == "run":
@@ -193,7 +191,7 @@ def _columns(path: Path) -> Any:
     return parquet.read_table(path).to_pydict()
 
 
-def trials(finished: Finished, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
+def trials(finished: Finished, seed: int, root: Path) -> Iterator[tuple[str, Outcome]]:
     """All damages in a random order, so that a part of them is a part of everything."""
     torn, every = Torn(finished, root), list(damages(finished.folder, seed))
     stream(seed, "fuzz:order").shuffle(every)

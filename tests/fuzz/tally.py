@@ -1,46 +1,36 @@
-"""Counts by family and kind, shown as they come; failing inputs kept, the same mistake a few times only."""
+"""Counts by family and kind, shown as they come."""
 
 from __future__ import annotations
 
 import sys
 import time  # noqa: TID251 - progress is told in seconds
 from collections import Counter
-from pathlib import Path
 
-from tests.fuzz.cases import Case
 from tests.fuzz.trial import BAD, GOOD, Outcome
-
-KEPT_OF_EACH = 3
 
 
 class Tally:
-    """What came of many trials.
+    """What came of many trials."""
 
-    Args:
-        keep: the folder for failing inputs.
-    """
-
-    def __init__(self, keep: Path) -> None:
-        self.keep = keep
+    def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.signatures: Counter[str] = Counter()
         self.slowest: tuple[float, float] = (0.0, 0.0)
         self._began_s = time.monotonic()
 
-    def add(self, case: Case, outcome: Outcome, name: str) -> None:
+    def add(self, family: str, outcome: Outcome) -> None:
         """One more; a mistake that is new is told at once."""
-        self.counts[case.family, outcome.kind] += 1
+        self.counts[family, outcome.kind] += 1
         if outcome.ended is not None:
             now = (outcome.ended.cpu_s, outcome.ended.peak_bytes / 1e9)
             self.slowest = (max(self.slowest[0], now[0]), max(self.slowest[1], now[1]))
         if outcome.kind in GOOD:
             return
-        signature = f"{case.family}: {outcome.signature}"
+        signature = f"{family}: {outcome.signature}"
         self.signatures[signature] += 1
-        if self.signatures[signature] <= KEPT_OF_EACH:
-            case.save(self.keep / name, f"{outcome.kind}: {outcome.note}")
         if self.signatures[signature] == 1:
-            say(f"{name}: {outcome.kind}: {outcome.note[:240]}")
+            said = outcome.ended.err[-3000:] if outcome.ended is not None else ""
+            say(f"{self.done} {family}: {outcome.kind}: {outcome.note[:240]}\n{said}")
 
     @property
     def done(self) -> int:
@@ -52,10 +42,9 @@ class Tally:
         """Those that ended as nothing may."""
         return sum(count for (_, kind), count in self.counts.items() if kind in BAD)
 
-    def progress(self, wanted: int | None) -> str:
+    def progress(self) -> str:
         """In a line."""
-        rate = self.done / max(1e-9, time.monotonic() - self._began_s)
-        return f"{self.done}{f'/{wanted}' if wanted else ''}: {self.bad} bad ({rate:.1f} a second)"
+        return f"{self.done}: {self.bad} bad ({self.done / max(1e-9, time.monotonic() - self._began_s):.1f} a second)"
 
     def table(self) -> str:
         """Rows are families, columns kinds."""
@@ -72,7 +61,7 @@ class Tally:
         )
         most = f"at most {self.slowest[0]:.1f} s of CPU and {self.slowest[1]:.2f} GB"
         found = [f"{count:6}  {signature}" for signature, count in self.signatures.most_common()]
-        return "\n".join([text, most, *found, *([f"kept in {self.keep}"] if found else [])])
+        return "\n".join([text, most, *found])
 
 
 def say(text: str) -> None:

@@ -1,13 +1,11 @@
 """One call carried out in a process of its own, watched; and what came of it, in a word.
 
-The process is forked from one that has imported everything, which takes some milliseconds. As a real command it is
-begun anew by the interpreter, as a user begins it.
+The process is forked from one that has imported everything, which takes some milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import resource
@@ -21,13 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.fuzz.cases import Box, Case
-from tests.fuzz.readings import READINGS, Misread
+from tests.fuzz.base import MAX_CHARACTERS
 
-Kind = Literal[
-    "ok", "refused", "told before", "unclear", "traceback", "crash", "too slow", "too large", "misread", "foreign file"
-]
-GOOD: Final[tuple[Kind, ...]] = ("ok", "refused", "told before")
+Kind = Literal["ok", "refused", "unclear", "traceback", "crash", "too slow", "too large", "misread", "foreign file"]
+GOOD: Final[tuple[Kind, ...]] = ("ok", "refused")
 BAD: Final[tuple[Kind, ...]] = (
     "unclear", "traceback", "crash", "too slow", "too large", "misread", "foreign file",
 )  # fmt: skip
@@ -35,15 +30,10 @@ BAD: Final[tuple[Kind, ...]] = (
 MAX_CPU_S: Final = 10.0
 MAX_WALL_S: Final = 60.0  # beside others on a busy machine; what waits for ever uses no CPU
 MAX_BYTES: Final = 2_000_000_000
-LONGEST_LINE: Final = 2100  # characters of a message, the paths in it included
 LOOK_EVERY_S: Final = 0.05
 ROOT: Final = Path(__file__).parents[2]
 ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-_ONLY_READ: Final = 96
-_MISREAD: Final = 97
 _ESCAPED: Final = 99
-# A long work is told with its time or its memory before it begins.
-TOLD: Final = re.compile(r"\babout [^\n]*\d[^\n]* (s|min|h|hours|days|MB|GB|TB)\b")
 
 
 @dataclass(frozen=True)
@@ -79,46 +69,11 @@ class Outcome:
         return f"{self.kind}: {words[:120]}"
 
 
-def attempt(case: Case, root: Path, *, as_command: bool = False) -> Outcome:
-    """Carry out a case in a fresh box below `root`, and judge it."""
-    box = Box(root, case.files)
-    try:
-        work = None if as_command else lambda: _in_process(case, box.here)
-        ended = watched(work, ("-m", "slimsched", *case.argv), box.here, root.with_name(f"{root.name}.said"))
-        changes = box.changes(case.outputs)
-        return judge(ended, changes, case.argv)
-    finally:
-        box.remove()
-
-
-def _in_process(case: Case, here: Path) -> int:
-    from scenarios.terminal.exits import exit_code
-    from slimsched.cli import main
-
-    affordable = True
-
-    def read() -> int:
-        nonlocal affordable
-        affordable = READINGS[case.reading](here, case)
-        return 0
-
-    code = exit_code("slimsched", read) if case.reading else 0
-    if code:
-        return code
-    return main(case.argv) if case.argv and affordable else _ONLY_READ
-
-
 # ------------------------------------------------------------------------------------------------------------ watched
 
 
-def watched(
-    work: Callable[[], int] | None,
-    command: tuple[str, ...],
-    here: Path,
-    said: Path,
-    prepare: Callable[[], object] = lambda: None,
-) -> Ended:
-    """Some work in a forked process, or (None) a command of Python in one begun anew; ended if it takes too much.
+def watched(work: Callable[[], int], here: Path, said: Path, prepare: Callable[[], object] = lambda: None) -> Ended:
+    """Some work in a forked process, ended if it takes too much.
 
     Args:
         here: the folder it works in.
@@ -131,7 +86,7 @@ def watched(
     began_s, (_, inherited_bytes) = time.monotonic(), _used(os.getpid())
     process = os.fork()
     if process == 0:
-        be_the_child(work, command, here, said, prepare)
+        be_the_child(work, here, said, prepare)
     stopped = _watch(process, began_s, inherited_bytes)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)  # nor may anything that it started live on
@@ -142,10 +97,8 @@ def watched(
     return Ended(code, out, err, cpu_s, time.monotonic() - began_s, peak, stopped)
 
 
-def be_the_child(
-    work: Callable[[], int] | None, command: tuple[str, ...], here: Path, said: Path, prepare: Callable[[], object]
-) -> None:
-    """A forked process's whole attempt: the work, or a command of Python instead; it never returns."""
+def be_the_child(work: Callable[[], int], here: Path, said: Path, prepare: Callable[[], object]) -> None:
+    """A forked process's whole attempt; it never returns."""
     code = _ESCAPED
     try:
         os.setsid()
@@ -157,14 +110,9 @@ def be_the_child(
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         prepare()
-        if work is None:
-            os.execve(sys.executable, (sys.executable, *command), ENVIRONMENT)
         code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except Misread as error:
-        sys.stderr.write(f"misread: {error}\n")
-        code = _MISREAD
     except BaseException:
         traceback.print_exc()
     finally:
@@ -215,36 +163,19 @@ def judge(ended: Ended, changes: list[str], argv: tuple[str, ...] = ()) -> Outco
     if changes:
         return Outcome("foreign file", "; ".join(changes[:5]), ended)
     told = ended.err.strip()
-    if ended.stopped and TOLD.search(told):
-        return Outcome("told before", told.splitlines()[0][:300], ended)
     if ended.stopped == "too slow" or ended.cpu_s > MAX_CPU_S:
         return Outcome("too slow", f"{ended.cpu_s:.0f} s of CPU, {ended.wall_s:.0f} s", ended)
     if ended.stopped == "too large" or ended.peak_bytes > MAX_BYTES or "too large for this machine" in told:
         return Outcome("too large", f"{ended.peak_bytes / 1e9:.1f} GB {told[-200:]}", ended)
     if ended.code < 0:
         return Outcome("crash", signal.Signals(-ended.code).name, ended)
-    if ended.code == _MISREAD:
-        return Outcome("misread", told.splitlines()[-1], ended)
     if ended.code == _ESCAPED or "Traceback (most recent call last)" in told:
         return Outcome("traceback", _where(told), ended)
-    if ended.code == _ONLY_READ:
-        return Outcome("ok", "", ended)
-    if ended.code == 0:
-        return _judged_done(ended, told, argv)
-    return _judged_refusal(ended, told)
-
-
-def _judged_done(ended: Ended, told: str, argv: tuple[str, ...]) -> Outcome:
-    if told and "--quiet" in argv:
+    if ended.code == 0 and told and "--quiet" in argv:
         return Outcome("unclear", f"words beside the result: {told[:300]}", ended)
-    if "--json" in argv and argv[argv.index("--json") + 1 :][:1] == ("-",) and "--help" not in argv:
-        try:
-            found = json.loads(ended.out)
-        except ValueError as error:
-            return Outcome("misread", f"what came out is no JSON: {error}", ended)
-        if isinstance(images := found.get("images"), dict) and images["arrived"] != sum(images.values()) / 2:
-            return Outcome("misread", f"requests were lost: {images}", ended)
-    return Outcome("ok", "", ended)
+    if ended.code == 0:
+        return Outcome("ok", "", ended)
+    return _judged_refusal(ended, told)
 
 
 def _judged_refusal(ended: Ended, told: str) -> Outcome:
@@ -258,7 +189,7 @@ def _judged_refusal(ended: Ended, told: str) -> Outcome:
         return Outcome("ok" if done else "unclear", "nothing is said", ended)
     if len(lines) > 1:
         return Outcome("unclear", f"{len(lines)} lines: {lines[0][:200]}", ended)
-    if len(lines[0]) > LONGEST_LINE:
+    if len(lines[0]) > MAX_CHARACTERS:
         return Outcome("unclear", f"a line of {len(lines[0])} characters: {note}", ended)
     if not lines[0].isprintable():
         return Outcome("unclear", f"not printable: {note!r}", ended)

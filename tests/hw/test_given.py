@@ -41,6 +41,12 @@ def digits() -> Dataset:
     return load_dataset("digits")
 
 
+@pytest.fixture
+def few_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torchvision's, to compare weights with: to make all 80 takes seconds."""
+    monkeypatch.setattr("torchvision.models.list_models", lambda _: ["resnet18", "resnet34"])
+
+
 class Harm:
     """What unpickling it runs leaves a file."""
 
@@ -118,6 +124,7 @@ def test_weights_are_found_behind_whatever_prefix_and_in_a_head_of_dropout(
     assert all(torch.equal(it, module.state_dict()[name]) for name, it in trained.state_dict().items())
 
 
+@pytest.mark.usefixtures("few_networks")
 @pytest.mark.parametrize(
     ("saved", "told"),
     [
@@ -206,6 +213,7 @@ def test_an_old_torch_opens_no_pickle(tmp_path: Path, monkeypatch: pytest.Monkey
         read_weights(tmp_path / "w.pt")
 
 
+@pytest.mark.usefixtures("few_networks")
 @pytest.mark.parametrize(
     "change, told",
     [

@@ -156,6 +156,8 @@ class Watched(Simulation):
         assert all(entry.held_ns <= router.config.max_batching_delay_ns for entry in router._requests.values())
         for server, state in zip(self.servers, router._servers, strict=True):
             assert state.blocks <= self.cluster.router.outstanding_blocks
+            running = server.scheduler._batches.values()
+            assert server.scheduler.running_requests == sum(len(batch.requests) for batch in running)
             memory = server.scheduler.memory
             assert memory.used_bytes <= memory.cap_bytes
             held = sum(server.spec.knobs.instance_bytes[i.segment, i.width] for i in server.scheduler.instances)

@@ -158,6 +158,10 @@ def test_stale_words_change_nothing() -> None:
     account = _account(Logs(router, epochs))
     assert account.violations == ()
     assert account.blocks == _account(DEADLY).blocks
+    cut = DEADLY.router[: sent_again + 1]  # nothing of what it sent has been answered
+    again = next(sent.block.requests for sent in cut[-1].commands if isinstance(sent, SendBlock))
+    stale = replace(cut[-1], event=RequestsReturned(event.server, 1, again, lost.key.segment, 0.5), commands=())
+    assert _account(Logs((*cut, stale), epochs)).blocks == _account(Logs(cut, epochs)).blocks
 
 
 def test_simulated_words_may_overtake_each_other() -> None:

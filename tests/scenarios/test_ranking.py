@@ -32,3 +32,9 @@ def test_of_one_run_nobody_wins_by_accuracy_either() -> None:
     ranking = Ranking.by(Promise(), [one, other])
     assert ranking.is_open
     assert ranking.winner is None
+
+
+def test_a_p99_at_its_limit_keeps_it() -> None:
+    promise = Promise(p99_limit_s=0.1)
+    assert not promise.missed_by(RankedRouter("a", 0.7, 0.1, {0: 0.1}, {}))
+    assert promise.missed_by(RankedRouter("a", 0.7, 0.1001, {0: 0.1001}, {}))

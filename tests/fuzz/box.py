@@ -1,18 +1,14 @@
-"""A fuzzed call: what it finds in its folder, and what `slimsched` is called with. Kept ones are called again."""
+"""A folder of its own for a call, with a user's files in it and beside it, none of which may change."""
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-from hypothesis import strategies as st
 
 
 @dataclass(frozen=True)
@@ -24,52 +20,6 @@ class Special:
 
 
 Content = bytes | Special
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call.
-
-    Attributes:
-        family: what is fuzzed, a word for the table.
-        files: by name, beside those that every call finds.
-        argv: what follows `slimsched`.
-        reading: which of `tests.fuzz.readings` looks at it first; the command is left out where `argv` is empty.
-        outputs: names of what the call may replace, or write into.
-    """
-
-    family: str
-    files: Mapping[str, Content] = field(default_factory=dict)
-    argv: tuple[str, ...] = ()
-    reading: str = ""
-    outputs: tuple[str, ...] = ()
-
-    def save(self, folder: Path, note: str) -> None:
-        """As `load` reads it; `note` says what came of it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        plain = {**asdict(self), "files": {name: _plain(content) for name, content in self.files.items()}, "note": note}
-        (folder / "case.json").write_text(json.dumps(plain, indent=1))
-        for name, content in self.files.items():  # to look at
-            if isinstance(content, bytes):
-                (folder / Path(name).name).write_bytes(content)
-
-    @classmethod
-    def load(cls, folder: Path) -> Case:
-        """What `save` kept."""
-        raw = json.loads((folder / "case.json").read_text())
-        files = {name: _content(plain) for name, plain in raw["files"].items()}
-        return cls(raw["family"], files, tuple(raw["argv"]), raw["reading"], tuple(raw["outputs"]))
-
-
-def _plain(content: Content) -> str | list[str]:
-    return base64.b64encode(content).decode() if isinstance(content, bytes) else [content.kind, content.to]
-
-
-def _content(plain: str | list[str]) -> Content:
-    return base64.b64decode(plain) if isinstance(plain, str) else Special(*plain)  # type: ignore[arg-type]
-
-
-# ------------------------------------------------------------------------------------------------------------- the box
 
 HERE = "here"
 BESIDE = "beside"  # its neighbour, seen from `HERE`: ../beside
@@ -167,29 +117,3 @@ def _entry(path: Path) -> tuple[object, ...]:
     if stat.S_ISLNK(status.st_mode):
         return ("link", str(path.readlink()))
     return ("folder",) if stat.S_ISDIR(status.st_mode) else ("special", stat.S_IFMT(status.st_mode), status.st_rdev)
-
-
-# ------------------------------------------------------------------------------------------------ cases from hypothesis
-
-
-def drawn(strategy: st.SearchStrategy[Case], seed: int, count: int) -> Iterator[Case]:
-    """So many of a strategy's cases; the same for the same seed."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis import seed as seeded
-
-    cases: list[Case] = []
-
-    @seeded(seed)
-    @settings(
-        max_examples=count,
-        database=None,
-        phases=[Phase.generate],
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(case: Case) -> None:
-        cases.append(case)
-
-    collect()
-    yield from cases[:count]
