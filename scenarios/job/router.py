@@ -1,6 +1,6 @@
 """The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
 
-`ppo` learns by gradients (`scenarios.learn.train`); rules (`tuned:KIND`) by direct search over whole
+`ppo` learns by gradients (`scenarios.learn.ppo`); rules (`tuned:KIND`) by direct search over whole
 runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
 """
 
@@ -17,7 +17,7 @@ from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import ScenarioJob
 from scenarios.learn.expected import announced
-from scenarios.learn.train import require_one_class, require_trainable, score_router, train_world
+from scenarios.learn.train import require_one_class, require_trainable, score_router
 from scenarios.learn.tune import knobs_of, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.result import Score
@@ -100,6 +100,8 @@ def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
 
 def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPORouter, list[dict[str, float]]]:
     """Train for a world; returns the router and the scalars of every update."""
+    from scenarios.learn.ppo import train_world  # torch and numba are slow to import
+
     folder = job.folder / "training" / fingerprint[:12]
     checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
     if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_json):

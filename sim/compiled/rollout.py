@@ -17,9 +17,7 @@ from kit.chance import derived_seed
 from kit.errors import WorkError
 from kit.jit import Ints, Reals, Singles, entry, kernel, reals, singles
 from policies.observation import Bools
-from policies.ppo.experience import Experience, empty
-from policies.ppo.kernels import act
-from policies.ppo.layout import Layout
+from policies.ppo.kernels import Experience, Layout, act, empty
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardTerms
 from sim.cluster import ClusterSpec, RunSpec
@@ -284,7 +282,7 @@ class Episodes:
 
 
 class Rollouts(Episodes):
-    """The rollouts of the paper's policy (a `policies.ppo.trainer.Rollouts`).
+    """The rollouts of the paper's policy (`scenarios.learn.ppo`).
 
     Args:
         cluster, run_of, seed, clusters, first_episode: as in `Episodes`.
@@ -307,7 +305,7 @@ class Rollouts(Episodes):
     ) -> None:
         super().__init__(cluster, run_of, seed, clusters, first_episode)
         self._forgotten, self._spec = np.zeros(clusters, np.int64), spec
-        self._layout = Layout.of(spec, hidden)
+        self._layout = Layout(spec, hidden)
         self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
         self._waits_ns = np.array(spec.waits.waits_ns, np.int64)
         self._terms = np.zeros((clusters, _TERMS))
