@@ -16,10 +16,9 @@ from kit.memo import Memo
 from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import ScenarioJob
-from scenarios.learn.expected import announced
 from scenarios.learn.train import require_one_class, require_trainable, score_router
 from scenarios.learn.tune import knobs_of, tune_world
-from scenarios.learn.tuned_files import save_tuned, tuned_text
+from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.result import Score
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
