@@ -162,7 +162,7 @@ class Evaluator:
         """Return a run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.knobs.seed, f"tune:{name}")
         length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
-        return SampledRun(seed, 1.0, length_s, TraceSlice(part, self.knobs.episodes))
+        return SampledRun(seed, duration_s=length_s, trace_slice=TraceSlice(part, self.knobs.episodes))
 
     def full(self, number: int) -> SampledRun:
         """Return a run of full length, for accuracy matching."""
