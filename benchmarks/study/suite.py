@@ -168,7 +168,7 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
         return
     failed.unlink(missing_ok=True)
     wall_s, command = time.monotonic() - began_s, f"python -m benchmarks suite {case.name}"
-    save_tuned(path, tuned, case.world, knobs, scenario.name, wall_s=wall_s, command=command)
+    save_tuned(path, tuned, case.world, scenario.name, wall_s=wall_s, command=command)
     say(tuned_text(tuned))
 
 

@@ -58,8 +58,8 @@ def make_tuned(job: ScenarioJob, world: World, kind: str) -> Score:
         knobs = knobs_of(world)
         with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
             tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo)
-        job.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
-        save_tuned(path, tuned, world, knobs, given.name, is_of_a_run=True)
+        job.say(f"train: {tuned_text(tuned)}")
+        save_tuned(path, tuned, world, given.name, is_of_a_run=True)
         name = made_name(kind)
         score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed)
         history = [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]

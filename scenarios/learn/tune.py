@@ -45,7 +45,6 @@ from scenarios.world.scoring import SampledRun, mean_accuracy, unserved
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
-OF_SEARCH: Final = "search"  # before its number
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
 FLOORS: Final = ControlSpec(p99_limit_s=0.0)  # the operator's, and no limit
 CHEAP: Final = 0.5  # of a search's decisions: the most that accuracy matching may take for the start to be matched, too
@@ -114,11 +113,6 @@ class Finalist:
     matched: RouterFigures | None = None
     history: tuple[tuple[int, float], ...] = ()
 
-    @property
-    def is_of_search(self) -> bool:
-        """Whether a search found it."""
-        return self.name.startswith(OF_SEARCH)
-
 
 @dataclass(frozen=True)
 class FinalScore:
@@ -144,7 +138,7 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.registry.TUNED`.
-        floor, class_floors: of accuracy; see `TuningKnobs`.
+        knobs: how it was tuned.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation if there was nothing to
             set.
@@ -154,13 +148,12 @@ class Tuned:
     """
 
     kind: str
-    floor: float
+    knobs: TuningKnobs
     winner: Finalist
     figures: RouterFigures
     searches: int
     final_scores: tuple[FinalScore, ...]
     spent: Decisions
-    class_floors: tuple[float, ...] = ()
 
     @property
     def spec(self) -> RuleSpec:
@@ -355,8 +348,7 @@ def tune_world(
         if winner.matched is None and is_low and not knobs.class_floors:  # some servers hold too little
             raise FloorError(_too_low(kind, evaluator, figures.accuracy))
         searches = 0 if space is None else knobs.searches
-        found = (winner, figures, searches, final_scores, evaluator.spent, knobs.class_floors)
-        return Tuned(kind, knobs.floor, *found)
+        return Tuned(kind, knobs, winner, figures, searches, final_scores, evaluator.spent)
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
@@ -402,7 +394,7 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
         found = [settled_space.spec(each) for each in values]
         starts = [*zip(ORIGINS, found, strict=False), *_start(settled_space)]
         try:
-            finalists.append(_matched(f"{OF_SEARCH} {number + 1}", kind, evaluator, starts, history))
+            finalists.append(_matched(f"search {number + 1}", kind, evaluator, starts, history))
         except FloorError:
             if not finalists:
                 raise
@@ -598,9 +590,5 @@ def natural_floor(world: World, knobs: TuningKnobs) -> float:
     with search_threads() as workers:
         evaluator = Evaluator(world, knobs, workers)
         scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(knobs.matching_runs)])
-    return floor_to(-shortfall(scores, 0.0) * POINT, 0.1 * POINT)
-
-
-def floor_to(value: float, step: float) -> float:
-    """Return the next lower multiple of a step."""
-    return round(int(value / step) * step, 6)
+    step = 0.1 * POINT
+    return round(int(-shortfall(scores, 0.0) * POINT / step) * step, 6)

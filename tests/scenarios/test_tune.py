@@ -112,7 +112,7 @@ def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -
     else:
         assert found.spec.control == ControlSpec(p99_limit_s=0.0)  # type: ignore[attr-defined]
         assert reached[0] > reached[1]  # so short a run tells little of floors
-    save_tuned(tmp_path / "made.rule.yaml", found, world, knobs, "classes")
+    save_tuned(tmp_path / "made.rule.yaml", found, world, "classes")
     assert read_router(tmp_path / "made.rule.yaml") is not None
     assert "tuning.floor" not in made_by(tmp_path / "made.rule.yaml")["command"]
 
