@@ -112,7 +112,6 @@ KERNELS = (
     "policies/compiled/",
     "jobs/policies/room.py",
     "policies/ppo/kernels.py",
-    "policies/ppo/vectors.py",
 )
 
 

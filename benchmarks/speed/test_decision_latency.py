@@ -21,10 +21,10 @@ from policies.interfaces import RoutingPolicy
 from policies.names import make_router
 from policies.planned_router import by_plan
 from policies.ppo import kernels
-from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import ClusterView
+from scenarios.learn.ppo import PolicyNetwork
 from sim.cluster import Simulation
 from tests.parity.scenarios import Scenario
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import time  # noqa: TID251 - it measures
 
-from policies.ppo.knobs import PPOKnobs
 from policies.ppo.spec import PolicySpec
-from policies.ppo.trainer import Trainer
+from scenarios.files.spec import TrainingSection
+from scenarios.learn.ppo import Trainer
 from sim.cluster import RunSpec
 from sim.compiled.rollout import Rollouts
 from tests import worlds
@@ -25,7 +25,7 @@ def main() -> None:
     given = parser.parse_args()
     cluster = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.2 * i, per_image_s=5e-5) for i in range(3)])
     spec = PolicySpec.of(cluster.router, (250.0,) * 3)
-    knobs = PPOKnobs(decisions=given.decisions, batch=given.batch, minibatch=given.minibatch)
+    knobs = TrainingSection(decisions=given.decisions, batch=given.batch, minibatch=given.minibatch)
 
     def episode(seed: int) -> RunSpec:
         return worlds.run(cluster, worlds.poisson_s(600, 10, seed), 10, detail=False, end="cut", seed=seed)
@@ -33,12 +33,12 @@ def main() -> None:
     def begin(first: int) -> Rollouts:
         return Rollouts(cluster, episode, spec, knobs.hidden, 0, threads=2, first_episode=first)
 
-    trainer = Trainer(begin, knobs, 0, spec)
+    trainer = Trainer(begin, spec, knobs, 0)
     trainer.iterate()
-    before, wall_s, cpu_s = trainer.progress.decisions, time.perf_counter(), time.process_time()
-    while trainer.progress.decisions < knobs.decisions:
+    before, wall_s, cpu_s = trainer.progress["decisions"], time.perf_counter(), time.process_time()
+    while trainer.progress["decisions"] < knobs.decisions:
         trainer.iterate()
-    decisions = trainer.progress.decisions - before
+    decisions = trainer.progress["decisions"] - before
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     print(f"{decisions / wall_s:,.0f} decisions a second, {decisions / cpu_s:,.0f} a CPU-second")
 

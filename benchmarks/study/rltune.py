@@ -20,9 +20,8 @@ import slimsched.jobs
 from benchmarks.marked import commit_here
 from benchmarks.study.pages import change, number, rows_of, table_head, table_row
 from jobs.case import read_case, read_scenario
-from jobs.learning.judging import BASELINES, DRAWS, BootstrapMean, judge, mean_of
 from jobs.learning.learned import NamedPolicy, read_learned
-from jobs.learning.training import LENGTH, Windows
+from jobs.learning.training import BASELINES, DRAWS, LENGTH, BootstrapMean, Windows, judge, mean_of
 from kit.chance import stream
 
 GIVEN: Final = "qssf"  # the order that it is given, with its predictions: first-fit in this order

@@ -31,10 +31,9 @@ from scenarios.files.router_names import write_rule
 from scenarios.files.shipped import SHIPPED
 from scenarios.job import suite
 from scenarios.job.suite import PUBLISHED, SuiteCase, SuiteFile
-from scenarios.learn.expected import announced
-from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.evaluator import TuningKnobs
 from scenarios.learn.tune import FloorError, tune_world
-from scenarios.learn.tuned_files import save_tuned, tuned_text
+from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.suite import Case, Figure, SuiteScore, rows_of
 from scenarios.runs.equal import EqualRuns
 from scenarios.runs.folder import RunFolder
@@ -169,7 +168,7 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
         return
     failed.unlink(missing_ok=True)
     wall_s, command = time.monotonic() - began_s, f"python -m benchmarks suite {case.name}"
-    save_tuned(path, tuned, case.world, knobs, scenario.name, wall_s=wall_s, command=command)
+    save_tuned(path, tuned, case.world, scenario.name, wall_s=wall_s, command=command)
     say(tuned_text(tuned))
 
 

@@ -1,12 +1,9 @@
-"""The learned router (Eq. 1-13). Code that only decides never imports torch, and imports numba at the first decision.
+"""The learned router (Eq. 1-6), and its network in compiled code (`kernels`), which is imported at the first decision.
 
-`trainer` collects decisions and has `learner` update the policy; `kernels` has the network, its sampling and the
-gradient, in compiled code on rows that `layout` describes; `compiled` is a router that decides. Tests compare the
-kernels with torch.
+`scenarios.learn.ppo` trains it. Tests compare the kernels with torch.
 """
 
-from policies.ppo.knobs import PPOKnobs
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 
-__all__ = ["PPOKnobs", "PPORouter", "PolicySpec"]
+__all__ = ["PPORouter", "PolicySpec"]

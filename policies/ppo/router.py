@@ -1,6 +1,6 @@
 """A trained router that decides, without exploration (eps = 0). It doesn't learn.
 
-One compiled code (`policies.ppo.compiled`) decides wherever a stored router decides: otherwise near-ties would differ
+One compiled code (`policies.ppo.kernels`) decides wherever a stored router decides: otherwise near-ties would differ
 between hardware and simulation. `PPORouter.logits` computes the network in numpy.
 """
 
@@ -24,7 +24,7 @@ from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, Hold
 
 if TYPE_CHECKING:
-    from policies.ppo.compiled import CompiledRouter
+    from policies.ppo.kernels import CompiledRouter
 
 CHECKPOINT: Final = "checkpoint.safetensors"  # a training's, which contains a router, too
 
@@ -66,7 +66,7 @@ class PPORouter:
         Otherwise the first decision would take that long: call this before a timed one.
         """
         if self._compiled is None:
-            from policies.ppo.compiled import CompiledRouter  # late: reading a file alone needs no numba
+            from policies.ppo.kernels import CompiledRouter  # late: reading a file alone needs no numba
 
             hidden = tuple(bias.size for _, bias in self._layers)
             self._compiled = CompiledRouter(self.spec, hidden, self._weights)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Final
 
+import msgspec
+
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
@@ -113,17 +115,8 @@ class PolicySpec:
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
-        """Read a spec; raises `ValueError`, `KeyError` or `TypeError` if the text isn't one."""
-        document = json.loads(text)
-        return cls(
-            int(document["segments"]),
-            tuple(float(width) for width in document["widths"]),
-            tuple(int(group) for group in document["groups"]),
-            tuple(float(limit_w) for limit_w in document["power_limits_w"]),
-            tuple(str(device) for device in document["devices"]),
-            tuple(float(wait_s) for wait_s in document.get("holds_s", ())),
-            str(document.get("activation", TANH)),
-        )
+        """Read a spec; raises `ValueError` if the text isn't one."""
+        return msgspec.json.decode(text, type=cls)
 
 
 def _is_same_device(one: str, other: str) -> bool:

@@ -12,8 +12,7 @@ from policies.registry import COMPASS
 from policies.rules.compass import CompassRule, Numbers
 from scenarios.files.made_routers import made_file, score_file, training_file
 from scenarios.files.router_names import write_rule
-from scenarios.learn.clusters import Clusters
-from scenarios.learn.over import ClusterTraining, Generation
+from scenarios.learn.clusters import Clusters, ClusterTraining, Generation
 from scenarios.metrics.result import ClustersScore
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.folder import RunFolder

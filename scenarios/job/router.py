@@ -1,6 +1,6 @@
 """The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
 
-`ppo` learns by gradients (`scenarios.learn.train`); rules (`tuned:KIND`) by direct search over whole
+`ppo` learns by gradients (`scenarios.learn.ppo`); rules (`tuned:KIND`) by direct search over whole
 runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
 """
 
@@ -14,10 +14,9 @@ from kit.documents import read_json, write_json
 from kit.memo import Memo
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.context import Run
-from scenarios.learn.expected import announced
-from scenarios.learn.train import require_one_class, require_trainable, score_router, train_world
+from scenarios.learn.train import require_one_class, require_trainable, score_router
 from scenarios.learn.tune import knobs_of, tune_world
-from scenarios.learn.tuned_files import save_tuned, tuned_text
+from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.result import Score
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
@@ -73,13 +72,15 @@ def _tuned(run: Run, world: World, kind: str, memo: Memo) -> list[dict[str, floa
     knobs = knobs_of(world)
     with announced(world, kind, knobs, say=run.say, quiet=run.quiet) as tell:
         tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo)
-    run.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
-    save_tuned(run.made(kind), tuned, world, knobs, run.scenario.name, is_of_a_run=True)
+    run.say(f"train: {tuned_text(tuned)}")
+    save_tuned(run.made(kind), tuned, world, run.scenario.name, is_of_a_run=True)
     return [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]
 
 
 def train_router(run: Run, world: World, folder: Path) -> list[dict[str, float]]:
     """Train `ppo` in simulation, and write it; return the scalars of every update."""
+    from scenarios.learn.ppo import train_world  # torch and numba are slow to import
+
     require_one_class(run.scenario)
     history = folder / "scalars.json"
     scalars: list[dict[str, float]] = read_json(history) if history.exists() else []

@@ -1,31 +1,66 @@
-"""The runs on which a setting is judged while it is tuned, what they cost, and how many decisions they took."""
+"""How a router is tuned: the runs on which a setting is judged, what they cost, and how many decisions they took."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import asdict, astuple, dataclass, replace
 from math import log
+from typing import Final, Literal
 
 import numpy as np
 
 from hw.host.limits import core_count
-from kit.chance import derived_seed, stream
+from kit.chance import derived_seed
 from kit.memo import Memo
 from policies.rules.specs import POINT, RouterSpec
-from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
 from scenarios.world.scoring import SampledRun, Scorer, mean_accuracy, unserved
 from scenarios.world.workloads import TraceSlice
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
+Objective = Literal["latency", "energy"]
+TAIL: Final = 0.2  # weight of log p99 relative to the log mean: the tail constraint
 MAX_THREADS = 2
 BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
 NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
 UNSERVED_PRICE = 100.0  # in the logarithm of the latency: no latency is so low that it offsets this
+
+
+@dataclass(frozen=True, slots=True)
+class TuningKnobs:
+    """How a router is tuned.
+
+    Attributes:
+        floor: mean accuracy, a share, that must be kept; of classes of requests the strictest.
+        class_floors: if requests have classes, of each the floor that must be kept; 0 for none.
+        decisions: how many simulated decisions a search may take; accuracy matching comes on top, the same for all.
+        searches: independent ones; a final evaluation picks from what they found.
+        seed: of the first search, and of the runs it sees; those of the others are derived from it.
+        episodes: runs that every candidate is measured on in a generation.
+        episode_s: their length; slices of the scenario.
+        matching_runs: full-length runs that the floor is set on.
+        population, elite: of a generation.
+        objective: what is made small: `latency`, or `energy` an image at a p99 latency of at most `p99_limit_s`.
+        control: the router keeps the goals that the operator asks for in mid-run (`policies.goal_control`).
+    """
+
+    floor: float
+    decisions: int = 40_000_000
+    searches: int = 1
+    seed: int = 0
+    episodes: int = 3
+    episode_s: float = 10.0
+    matching_runs: int = 3
+    population: int = 16
+    elite: int = 4
+    objective: Objective = "latency"
+    p99_limit_s: float | None = None
+    control: bool = False
+    class_floors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +99,22 @@ def search_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(core_count(), MAX_THREADS))
 
 
+class Remembered:
+    """Scores of groups of runs, in order: what an interrupted search has measured is not measured again."""
+
+    def __init__(self, memo: Memo | None) -> None:
+        self._memo, self._known = memo, iter([] if memo is None else [*memo.rows])
+
+    def scores(self, measure: Callable[[], Iterable[RunScore]]) -> list[RunScore]:
+        """Return the next group's scores; calls `measure` if they are not known."""
+        if (known := next(self._known, None)) is not None:
+            return [RunScore(**score) for score in known]
+        scores = list(measure())
+        if self._memo is not None:
+            self._memo.add([asdict(score) for score in scores])
+        return scores
+
+
 class Evaluator:
     """The runs of one world that candidates are measured on.
 
@@ -90,8 +141,7 @@ class Evaluator:
         self.decisions = 0
         self._scorer = Scorer(world)
         self._workers = workers
-        self._memo = memo
-        self._known = iter([] if memo is None else [*memo.rows])
+        self._remembered = Remembered(memo)
         self.context = world.context
         self.part = "settings"
         self._spent, self._on_measured = Counter[str](), on_measured
@@ -111,9 +161,8 @@ class Evaluator:
     def trace_slice(self, name: str, part: int) -> SampledRun:
         """Return a run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.knobs.seed, f"tune:{name}")
-        scale = float(stream(seed, "load").uniform(*self.knobs.rates))
         length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
-        return SampledRun(seed, scale, length_s, TraceSlice(part, self.knobs.episodes))
+        return SampledRun(seed, duration_s=length_s, trace_slice=TraceSlice(part, self.knobs.episodes))
 
     def full(self, number: int) -> SampledRun:
         """Return a run of full length, for accuracy matching."""
@@ -128,13 +177,12 @@ class Evaluator:
 
     def measure(self, tries: Sequence[Try]) -> list[RunScore]:
         """Measure each router on its run."""
-        if (known := next(self._known, None)) is not None:
-            scores = [RunScore(**score) for score in known]
-        else:
+
+        def measured() -> Iterable[RunScore]:
             self._scorer.keep(run for _, run in tries)
-            scores = list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
-            if self._memo is not None:
-                self._memo.add([asdict(score) for score in scores])
+            return self._workers.map(self._scorer.score, *zip(*tries, strict=True))
+
+        scores = self._remembered.scores(measured)
         decisions = sum(score.decisions for score in scores)
         self.decisions += decisions
         self._spent[self.part] += decisions
@@ -175,7 +223,7 @@ def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
     if knobs.objective == "energy":
         assert knobs.p99_limit_s is not None, "asked for with the objective"
         return float(np.mean([log(score.image_j) + _beyond(score, knobs.p99_limit_s) for score in scores]))
-    return float(np.mean([log(score.mean_s) + knobs.tail * log(score.p99_s) for score in scores]))
+    return float(np.mean([log(score.mean_s) + TAIL * log(score.p99_s) for score in scores]))
 
 
 def _beyond(score: RunScore, limit_s: float) -> float:

@@ -1,24 +1,19 @@
-"""Trains a router in simulation: many simulated clusters with random loads, one learner; then scores what it learned.
+"""Training runs of a world, whether `scenarios.learn.ppo` can train on them, and the score of what was learned.
 
-Clusters, policy and learner are compiled. The router is scored on both engines, on a run that training has not seen.
+A router is scored on both engines, on a run that training has not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
 from kit.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy
-from policies.ppo.knobs import PPOKnobs
-from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.records import RunRecord
 from scenarios.files.spec import Scenario
@@ -28,14 +23,7 @@ from scenarios.world.workloads import TraceSlice
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 
-if TYPE_CHECKING:
-    from policies.ppo.trainer import TrainingLoop
-
-OnProgress = Callable[[int, Mapping[str, float]], None]
-"""Called after every update with the decisions so far and the scalars."""
-
 _AS_IT_IS: Final = (1.0, 1.0)  # what the floor is to be kept at
-MAX_THREADS = 2  # the learner takes no more
 SCORED_S = 60.0  # of arrivals after the warm-up, at most
 
 
@@ -49,13 +37,6 @@ def episode(world: World, seed: int, load_range: tuple[float, float]) -> RunSpec
     return world.run_spec(
         seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", trace_slice=TraceSlice()
     )
-
-
-def ppo_knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
-    """Return the scenario's training settings, with another number of decisions if one is given."""
-    given = world.scenario.training
-    known = {name: getattr(given, name) for name in PPOKnobs.__dataclass_fields__}
-    return PPOKnobs(**{**known, **({"decisions": decisions} if decisions is not None else {})})
 
 
 def require_trainable(world: World) -> None:
@@ -76,62 +57,6 @@ def require_one_class(scenario: Scenario) -> None:
     if scenario.classes:
         problem = "ppo is trained without classes of requests; take compass, or tuned:compass"
         raise InputError(scenario.name, "classes", problem)
-
-
-def train_world(
-    world: World,
-    folder: Path,
-    *,
-    seed: int,
-    decisions: int | None = None,
-    resume: bool = True,
-    on_progress: OnProgress | None = None,
-) -> PPORouter:
-    """Train the paper's PPO for a world.
-
-    Args:
-        folder: gets the checkpoint and a TensorBoard log.
-        on_progress: gets decisions and scalars.
-
-    Raises:
-        InputError: the folder's checkpoint is of another training run.
-    """
-    from policies.ppo.trainer import Trainer  # these are slow to open
-    from sim.compiled.rollout import Rollouts
-
-    training, knobs = world.scenario.training, ppo_knobs_of(world, decisions)
-    spec, threads = spec_of(world), min(core_count(), MAX_THREADS)
-
-    def begin(first_episode: int) -> Rollouts:
-        return Rollouts(
-            world.cluster,
-            partial(episode, world, load_range=training.load_range),
-            spec,
-            knobs.hidden,
-            seed,
-            clusters=training.environments,
-            threads=threads,
-            first_episode=first_episode,
-        )
-
-    trainer = Trainer(begin, knobs, seed, spec, training.deterministic)
-    _run(trainer, folder, resume, on_progress)
-    return trainer.router()
-
-
-def _run(trainer: TrainingLoop, folder: Path, resume: bool, on_progress: OnProgress | None) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with SummaryWriter(str(folder)) as board:
-
-        def log(done: int, scalars: Mapping[str, float]) -> None:
-            for name, value in scalars.items():
-                board.add_scalar(name, value, done)
-            if on_progress is not None:
-                on_progress(done, scalars)
-
-        trainer.run(log, folder, resume)
 
 
 def spec_of(world: World) -> PolicySpec:

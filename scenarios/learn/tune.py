@@ -2,17 +2,19 @@
 
 Learned router and rules are tuned with the same budget: the same search, the same number of simulated decisions, the
 same runs (seeds that no report uses, slices of the scenario, its `tuning_file` if it follows a curve), the same
-objective. Then one number of each, that which trades latency for accuracy, is set so that the floor is kept on
-full-length runs. A final evaluation on other runs picks one of several searches.
+objective. Before and after it some settings are picked from lists. Then one number of each, that which trades latency
+for accuracy, is set so that the floor is kept on full-length runs. A final evaluation on other runs picks one of
+several searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,40 +22,110 @@ from kit.chance import stream
 from kit.errors import InputError, WorkError, nearest
 from kit.memo import Memo
 from policies.registry import COMPASS, CONTROLLED, KINDS, TUNED
+from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import efficient_tuples
-from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
+from policies.rules.holding import HoldSpec
+from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.specs import LARGEST, POINT, FixedRule, LadderRule, PlacedRule, Reals, RuleSpec, Space
+from policies.vocabulary import NS_PER_S
 from scenarios.learn.evaluator import (
     Decisions,
     Evaluator,
     OnMeasured,
+    TuningKnobs,
     lacking,
     latency_cost,
     search_threads,
     shortfall,
 )
-from scenarios.learn.final_evaluation import (
-    OF_SEARCH,
-    Finalist,
-    FinalScore,
-    RouterFigures,
-    evaluate_finalists,
-    figures_of,
-)
-from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs
-from scenarios.learn.settings import EARLY, PRICE, Settings, best_settings, settled
 from scenarios.metrics.served import LIMIT
 from scenarios.world.dials import CLOSE, Dial, find_dial, judged
-from scenarios.world.scoring import SampledRun
+from scenarios.world.scoring import SampledRun, mean_accuracy, unserved
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
 FLOORS: Final = ControlSpec(p99_limit_s=0.0)  # the operator's, and no limit
 CHEAP: Final = 0.5  # of a search's decisions: the most that accuracy matching may take for the start to be matched, too
+PRICE: Final = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
+EARLY: Final = 0.15  # of it after one run, which shows little of the floor
+WAITS: Final = (0.3, 1.0)  # of what a request may be held in all, or of each segment's equal share of it
+FEWEST: Final = 4  # that a group is limited to, or that are waited for
+HOST: Final = ((1.0, 0.0), (1.7, 0.0), (1.7, 0.6), (2.7, 0.6))  # at the first segment and at later ones; see `holds_of`
 _BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
-_STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
+_SETTLED = 0.15  # of the first deviations
+_INERTIA = 0.3  # share of the old mean and deviation that is kept
+_WIDENING = 1.2  # the elite's deviation is multiplied by this, because few samples underestimate it
+_LEAST_SPREAD = 0.02  # of the first deviation: it never falls below this
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RouterFigures:
+    """A router on some full-length runs: means over runs, accuracy over images.
+
+    Attributes:
+        unserved: share of the images that failed.
+        image_j: energy an image.
+    """
+
+    accuracy: float
+    mean_s: float
+    p99_s: float
+    image_j: float = 0.0
+    unserved: float = 0.0
+
+    @property
+    def told(self) -> dict[str, float]:
+        """As a router's file has them."""
+        figures = {"mean_s": self.mean_s, "p99_s": self.p99_s, "image_j": self.image_j, "accuracy": self.accuracy}
+        return {name: round(value, 6) for name, value in figures.items()}
+
+
+def figures_of(scores: Sequence[RunScore]) -> RouterFigures:
+    """Return the figures of some runs of one router."""
+    return RouterFigures(
+        accuracy=mean_accuracy(scores),
+        mean_s=float(np.mean([score.mean_s for score in scores])),
+        p99_s=float(np.mean([score.p99_s for score in scores])),
+        image_j=float(np.mean([score.image_j for score in scores])),
+        unserved=unserved(scores),
+    )
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A router in the final evaluation.
+
+    Attributes:
+        name: its origin: `search 1`, `start`, or a tuple.
+        origin: what of that was matched.
+        spec: what makes such routers.
+        matched: on the runs that the floor was set on; None if there is nothing to set.
+        history: of its search; of a start, the first's.
+    """
+
+    name: str
+    origin: str
+    spec: RuleSpec
+    matched: RouterFigures | None = None
+    history: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class FinalScore:
+    """One of the final evaluation, with what it had in it; `lacking`: see `scenarios.learn.evaluator`."""
+
+    finalist: Finalist
+    figures: RouterFigures
+    lacking: float = 0.0
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """As a router's file has it."""
+        return {"of": self.finalist.name, **self.figures.told}
 
 
 class FloorError(WorkError):
@@ -66,7 +138,7 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.registry.TUNED`.
-        floor, class_floors: of accuracy; see `TuningKnobs`.
+        knobs: how it was tuned.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation if there was nothing to
             set.
@@ -76,13 +148,12 @@ class Tuned:
     """
 
     kind: str
-    floor: float
+    knobs: TuningKnobs
     winner: Finalist
     figures: RouterFigures
     searches: int
     final_scores: tuple[FinalScore, ...]
     spent: Decisions
-    class_floors: tuple[float, ...] = ()
 
     @property
     def spec(self) -> RuleSpec:
@@ -93,6 +164,156 @@ class Tuned:
     def history(self) -> tuple[tuple[int, float], ...]:
         """Of the winner's search: the decisions simulated until each generation's end, and its best objective."""
         return self.winner.history
+
+
+# ------------------------------------------------------------------------------------------------------ direct search
+
+
+class CrossEntropy:
+    """Each generation is drawn around the best of the last one; the mean and the last best are always among it.
+
+    The cross-entropy method (Rubinstein 1999; Mannor, Rubinstein, Gat 2003). It is independent of what it searches:
+    `ask` for candidates, then report their costs to `tell`.
+
+    Args:
+        start: (K,) the first mean.
+        spread: (K,) the first deviation; a number with 0 stays as it is.
+        rng: what candidates are drawn with.
+        population: candidates of one generation.
+        elite: how many of the best the next generation is drawn around.
+    """
+
+    def __init__(
+        self, start: Reals, spread: Reals, rng: np.random.Generator, population: int = 16, elite: int = 4
+    ) -> None:
+        self._population, self._elite = population, elite
+        self.mean, self.deviation = start.astype(np.float64), spread.astype(np.float64)
+        self.best, self.best_cost = self.mean.copy(), np.inf
+        self._spread, self._rng = spread.astype(np.float64), rng
+
+    @property
+    def settled(self) -> bool:
+        """Whether every number is searched within a seventh of the initial spread: more of it changes little."""
+        return bool(np.all(self.deviation <= _SETTLED * self._spread))
+
+    def ask(self) -> Reals:
+        """Return (population, K) candidates; the first is the mean, the second the last generation's best, if any."""
+        drawn = self._rng.standard_normal((self._population, len(self.mean)))
+        candidates: Reals = self.mean + self.deviation * drawn
+        candidates[0] = self.mean
+        if np.isfinite(self.best_cost) and len(candidates) > 1:
+            candidates[1] = self.best
+        return candidates
+
+    def tell(self, candidates: Reals, costs: Reals) -> None:
+        """Record what candidates cost; not a number, or infinite, for those that were given up.
+
+        No generation's costs are compared with another's: each has other runs.
+        """
+        costs = np.where(np.isnan(costs), np.inf, costs)
+        order = np.argsort(costs, kind="stable")
+        self.best, self.best_cost = candidates[order[0]].copy(), float(costs[order[0]])
+        known = [index for index in order[: self._elite] if np.isfinite(costs[index])]
+        if not known:
+            return
+        elite = candidates[known]
+        self.mean = _INERTIA * self.mean + (1 - _INERTIA) * elite.mean(axis=0)
+        wider = _WIDENING * elite.std(axis=0) + _LEAST_SPREAD * self._spread
+        self.deviation = _INERTIA * self.deviation + (1 - _INERTIA) * wider
+
+
+class FloorMultiplier:
+    """The price of falling short of a floor, by proportional, integral and derivative control (Stooke et al. 2020).
+
+    Args:
+        gains: of the shortfall, of its sum, of its change.
+        start: the first sum's part of the price.
+    """
+
+    def __init__(self, gains: tuple[float, float, float], start: float = 0.0) -> None:
+        self._gains = gains
+        self._sum, self._last = start, 0.0
+        self.value = max(0.0, start)
+
+    def update(self, shortfall: float) -> float:
+        """Return the new price after a shortfall (negative if the floor was passed)."""
+        proportional, integral, derivative = self._gains
+        self._sum = max(0.0, self._sum + integral * shortfall)
+        change, self._last = shortfall - self._last, shortfall
+        self.value = max(0.0, proportional * shortfall + self._sum + derivative * max(0.0, change))
+        return self.value
+
+
+# ------------------------------------------------------------------------------------------------ picked from lists
+# Each setting in turn is set to the best option with the others as they are, on runs that are the same for all options;
+# after the first of them the better half continues.
+
+
+def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
+    """Return the options: nothing; until N or for a time, in every segment or at the first alone; or Compass' way.
+
+    That is: as many as arrive while the router's host decides an image's end-to-end path alone, times a factor
+    (`HOST`). If holding is not allowed, the only option is nothing.
+    """
+    config = context.config
+    limit_s, later = config.max_batching_delay_ns / NS_PER_S, config.segments - 1
+    share_s, host_s = limit_s / config.segments, config.segments * context.block_ns / NS_PER_S
+    if not limit_s:
+        return (None,)
+    sizes = [(size, wait) for size in config.groups if size >= FEWEST for wait in WAITS]
+    each = [HoldSpec(requests=(n,) * (later + 1), wait_s=(wait * share_s,) * (later + 1)) for n, wait in sizes]
+    first = [HoldSpec(requests=(n, *[1] * later), wait_s=(wait * limit_s, *[0.0] * later)) for n, wait in sizes]
+    by_host = [
+        HoldSpec(
+            requests=(FEWEST, *[1] * later),
+            wait_s=(limit_s, *[share_s] * later),
+            arrivals_s=(at_first * host_s, *[at_later * host_s] * later),
+        )
+        for at_first, at_later in (HOST if host_s else ())
+    ]
+    return None, *each, *first, *by_host
+
+
+def with_settings(spec: RuleSpec, settings: Settings) -> RuleSpec:
+    """Return the same router with these."""
+    return spec.model_copy(update=dict(settings))
+
+
+def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Settings) -> Settings:
+    """Return the best settings for this router, beginning with some; the runs are named after `name`.
+
+    Finding it comes on top of the budget of the search.
+    """
+    knobs = evaluator.knobs
+    runs = [evaluator.trace_slice(f"{name}:{part}", part) for part in range(knobs.episodes)]
+
+    def cost(scores: Sequence[RunScore], price: float = PRICE) -> float:
+        return latency_cost(scores, knobs) + price * max(0.0, lacking(scores, knobs))
+
+    picked = dict(settings)
+    for key, options in options_of(spec, evaluator):
+        specs = [with_settings(spec, {**picked, key: option}) for option in options]
+        scores = evaluator.measure_all(specs, runs, partial(cost, price=EARLY * PRICE))
+        picked[key] = options[min(scores, key=lambda place: cost(scores[place]))]
+    return picked
+
+
+def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the settings in the order of the search; those with one option not."""
+    context, is_placed = evaluator.context, isinstance(spec, PlacedRule)
+    options: dict[str, tuple[Any, ...]] = {
+        "placement": PLACEMENT_NAMES if is_placed else (),
+        "hold": holds_of(context),
+        "group": (LARGEST, *(group for group in context.config.groups[:-1] if group >= FEWEST)),
+    }
+    for key, each in options.items():
+        if len(each) > 1:
+            yield key, each
+
+
+def settled(space: Space, settings: Settings) -> Space:
+    """Return a space whose routers all have these settings."""
+    return replace(space, spec=lambda values: with_settings(space.spec(values), settings))
 
 
 # ------------------------------------------------------------------------------------------------ the search
@@ -127,8 +348,7 @@ def tune_world(
         if winner.matched is None and is_low and not knobs.class_floors:  # some servers hold too little
             raise FloorError(_too_low(kind, evaluator, figures.accuracy))
         searches = 0 if space is None else knobs.searches
-        found = (winner, figures, searches, final_scores, evaluator.spent, knobs.class_floors)
-        return Tuned(kind, knobs.floor, *found)
+        return Tuned(kind, knobs, winner, figures, searches, final_scores, evaluator.spent)
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
@@ -174,7 +394,7 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
         found = [settled_space.spec(each) for each in values]
         starts = [*zip(ORIGINS, found, strict=False), *_start(settled_space)]
         try:
-            finalists.append(_matched(f"{OF_SEARCH} {number + 1}", kind, evaluator, starts, history))
+            finalists.append(_matched(f"search {number + 1}", kind, evaluator, starts, history))
         except FloorError:
             if not finalists:
                 raise
@@ -212,7 +432,8 @@ def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple
         _first(space, evaluator),
         space.spread,
         stream(knobs.seed, f"tune:{space.stream}"),
-        SearchKnobs(population=knobs.population, elite=knobs.elite),
+        knobs.population,
+        knobs.elite,
     )
     price = FloorMultiplier((0.1, 0.05, 0.05), start=PRICE)
     history: list[tuple[int, float]] = []
@@ -220,9 +441,8 @@ def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple
     limit = evaluator.decisions + knobs.decisions
     while evaluator.decisions < limit and not search.settled:
         candidates = search.ask()
-        worth = price.value if knobs.pid else _STEEP
-        costs, lacking = _generation(space, evaluator, candidates, generation, worth, halves=True)
-        search.tell(candidates, costs, comparable=False)
+        costs, lacking = _generation(space, evaluator, candidates, generation, price.value, halves=True)
+        search.tell(candidates, costs)
         price.update(lacking)
         history.append((evaluator.decisions - before, search.best_cost))
         generation += 1
@@ -252,8 +472,7 @@ def _generation(
     specs = [space.spec(candidate) for candidate in candidates]
 
     def cost(scores: Sequence[RunScore]) -> float:
-        lack = lacking(scores, knobs)
-        return latency_cost(scores, knobs) + price * (lack if knobs.pid else max(0.0, lack))
+        return latency_cost(scores, knobs) + price * lacking(scores, knobs)
 
     def early(scores: Sequence[RunScore]) -> float:
         return latency_cost(scores, knobs) + EARLY * price * max(0.0, lacking(scores, knobs))
@@ -326,6 +545,26 @@ def _tuples(evaluator: Evaluator) -> list[Finalist]:
     return finalists
 
 
+# ------------------------------------------------------------------------------------------------ the final evaluation
+
+
+def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> tuple[Finalist, tuple[FinalScore, ...]]:
+    """Return the winner, and all: at the floor, or as near to it as the most accurate came, the cheapest one."""
+    evaluator.part = "final_evaluation"
+    runs = [evaluator.fresh(number) for number in range(evaluator.knobs.matching_runs)]
+    scores = [evaluator.measure([(finalist.spec, run) for run in runs]) for finalist in finalists]
+    final_scores = tuple(
+        FinalScore(finalist, figures_of(each), lacking(each, evaluator.knobs))
+        for finalist, each in zip(finalists, scores, strict=True)
+    )
+    bar = max(0.0, min(each.lacking for each in final_scores)) + CLOSE
+    costs = [
+        latency_cost(each, evaluator.knobs) if one.lacking <= bar else inf
+        for one, each in zip(final_scores, scores, strict=True)
+    ]
+    return finalists[int(np.argmin(costs))], final_scores
+
+
 # ------------------------------------------------------------------------------------------------------------ the floor
 
 
@@ -351,9 +590,5 @@ def natural_floor(world: World, knobs: TuningKnobs) -> float:
     with search_threads() as workers:
         evaluator = Evaluator(world, knobs, workers)
         scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(knobs.matching_runs)])
-    return floor_to(-shortfall(scores, 0.0) * POINT, 0.1 * POINT)
-
-
-def floor_to(value: float, step: float) -> float:
-    """Return the next lower multiple of a step."""
-    return round(int(value / step) * step, 6)
+    step = 0.1 * POINT
+    return round(int(-shortfall(scores, 0.0) * POINT / step) * step, 6)

@@ -1,26 +1,26 @@
-"""The file of a tuned router, which records how it was made."""
+"""The file of a tuned router, which records how it was made; and how much tuning takes, reported before it begins."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from kit.named_files import with_paths
 from policies.registry import CONTROLLED
-from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
-from policies.rules.lookahead import LookaheadRule
-from policies.rules.specs import POINT, LadderRule, RuleSpec
+from policies.rules.specs import POINT, FixedRule, RuleSpec
 from scenarios.files.router_names import write_rule
-from scenarios.files.spec import Scenario
-from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.tune import Tuned
+from scenarios.learn.evaluator import Decisions, Evaluator, OnMeasured, TuningKnobs, search_threads
+from scenarios.learn.tune import Tuned, able_tuples, options_of, require_possible, space_of
 from scenarios.metrics.served import LIMIT
+from scenarios.terminal.progress import Progress, Say
 from scenarios.world.routers import MADE_WITH, deciding_in
 from scenarios.world.world import World
 
-FOLLOWING: Final = ControlSpec()
+USUAL_TRIES: Final = 5  # of accuracy matching, each on all its runs
 LOW: Final = 0.001  # of accuracy: a larger shortfall from the floor on other runs is reported
 
 
@@ -28,7 +28,6 @@ def save_tuned(
     path: Path,
     tuned: Tuned,
     world: World,
-    knobs: TuningKnobs,
     scenario: str,
     *,
     wall_s: float | None = None,
@@ -43,8 +42,10 @@ def save_tuned(
         command: that makes the file again, if that is not one of `slimsched train`.
         is_of_a_run: it is in a run's folder under its kind's name: the file has all that it was made for.
     """
-    spec = with_control(tuned.spec) if knobs.control and tuned.kind in CONTROLLED else tuned.spec
-    making = {"command": command or train_command(scenario, tuned.kind, knobs), **_making(tuned, world, knobs)}
+    knobs, spec = tuned.knobs, tuned.spec
+    if knobs.control and tuned.kind in CONTROLLED:
+        spec = spec.model_copy(update={"control": ControlSpec()})  # goals to keep: those of the operator
+    making = {"command": command or train_command(scenario, tuned.kind, knobs), **_making(tuned, world)}
     making["wall_s"] = None if wall_s is None else round(wall_s, 1)
     if is_of_a_run:
         making[MADE_WITH] = dict(world.made_with)
@@ -63,27 +64,14 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
     return shlex.join(["slimsched", "train", scenario, "--router", kind, *changes])
 
 
-def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
-    """Return the same router with goals to keep: those of the operator, by default."""
-    assert isinstance(spec, CompassRule | LadderRule | LookaheadRule), "one of policies.registry.CONTROLLED"
-    return spec.model_copy(update={"control": control})
-
-
-def load_of(scenario: Scenario) -> dict[str, Any]:
-    """Return what a router had to serve when it was tuned; files by their names alone."""
-    named = with_paths(scenario, lambda path: Path(path).name)
-    return named.model_dump(mode="json", include={"workload", "faults", "duration_s"}, exclude_defaults=True)
-
-
-def world_of_now(world: World) -> dict[str, Any]:
-    """Return what a router's file records of the world that it was tuned in."""
-    devices, deciding = list(world.device_names), deciding_in(world.cluster)
-    return {"devices": devices, "deciding": deciding, "load": load_of(world.scenario)}
-
-
-def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
+def _making(tuned: Tuned, world: World) -> dict[str, Any]:
+    knobs = tuned.knobs
+    load = with_paths(world.scenario, lambda path: Path(path).name)  # files by their names alone
+    had_to_serve = {"workload", "faults", "duration_s"}
     return {
-        **world_of_now(world),
+        "devices": list(world.device_names),
+        "deciding": deciding_in(world.cluster),
+        "load": load.model_dump(mode="json", include=had_to_serve, exclude_defaults=True),
         "floor": knobs.floor,
         **({"class_floors": knobs.class_floors} if knobs.class_floors else {}),
         "decisions": tuned.spent.search,
@@ -105,22 +93,73 @@ def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
     }
 
 
-def tuned_text(tuned: Tuned, limit_s: float | None = None) -> str:
-    """Describe what was found, in a line or two; `limit_s`: of the p99, if energy was minimised."""
-    figures, beware = tuned.figures, ""
+def tuned_text(tuned: Tuned) -> str:
+    """Describe what was found, in a line or two."""
+    knobs, figures, beware = tuned.knobs, tuned.figures, ""
     final = next(each for each in tuned.final_scores if each.finalist is tuned.winner)
     others = final.figures.accuracy
-    if tuned.class_floors and final.lacking > LOW / POINT:
+    if knobs.class_floors and final.lacking > LOW / POINT:
         beware = f"\nbeware: on runs that tuning did not see a class is {final.lacking:.2f} points below its floor"
-    elif not tuned.class_floors and others < tuned.floor - LOW:
+    elif not knobs.class_floors and others < knobs.floor - LOW:
         beware = f"\nbeware: on runs that tuning did not see it has {100 * others:.2f} %, below the floor of "
-        beware += f"{100 * tuned.floor:g} %; set the floor on more runs (tuning.matching_runs)"
+        beware += f"{100 * knobs.floor:g} %; set the floor on more runs (tuning.matching_runs)"
     if figures.unserved > LIMIT:
         beware += f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
-    if limit_s is not None and figures.p99_s > limit_s:
+    limit_s = knobs.p99_limit_s
+    if knobs.objective == "energy" and limit_s is not None and figures.p99_s > limit_s:
         remedy = "allow more (slo.p99_limit_s), or lower the load"
         beware += f"\nbeware: its p99 is above the limit of {1000 * limit_s:g} ms; {remedy}"
     return (
         f"{tuned.kind}: {1000 * figures.mean_s:.2f} ms (p99 {1000 * figures.p99_s:.1f}), {figures.image_j:.3g} J an "
         f"image at {100 * figures.accuracy:.3f} % on runs of tuning, {tuned.spent.in_all:,} decisions{beware}"
     )
+
+
+# ------------------------------------------------------------------------------------------------- what it will take
+
+
+def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions:
+    """Return about what tuning will simulate, from a run of each slice with the router that the search begins with.
+
+    Others make larger or smaller blocks, searches settle early, and accuracy matching takes more tries or fewer.
+
+    Raises:
+        InputError: unknown kind; a floor that no width tuple reaches.
+    """
+    require_possible(world, kind, knobs)
+    space = space_of(world, kind, knobs)
+    with search_threads() as workers:
+        evaluator = Evaluator(world, knobs, workers)
+        tuples = able_tuples(evaluator, evaluator.knobs.floor)
+        spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
+        runs = [evaluator.trace_slice(f"expected:{part}", part) for part in range(knobs.episodes)]
+        evaluator.measure([(spec, run) for run in runs])
+    slices = evaluator.decisions
+    full = knobs.matching_runs * slices / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
+    halved = (1 + max(knobs.episodes - 1, 0) / 2) / knobs.episodes  # half of the options have the first run alone
+    options = round(halved * slices) * sum(len(each) for _, each in options_of(spec, evaluator))
+    if space is None:
+        return Decisions(settings=len(tuples) * options, final_evaluation=round(len(tuples) * full))
+    return Decisions(
+        search=knobs.searches * knobs.decisions,
+        settings=(knobs.searches + 1) * options,
+        matching=round(knobs.searches * USUAL_TRIES * full),
+        final_evaluation=round(knobs.searches * full),
+    )
+
+
+@contextmanager
+def announced(world: World, kind: str, knobs: TuningKnobs, *, say: Say, quiet: bool) -> Iterator[OnMeasured]:
+    """Print what is expected, and show a bar over all of it, which is updated with what was simulated so far."""
+    expected = expected_decisions(world, kind, knobs)
+    say(f"tune {kind}: about {expected.text}")
+    spent = Decisions()
+    with Progress(f"tune {kind}", expected.in_all, unit="decision", quiet=quiet) as bar:
+
+        def tell(now: Decisions) -> None:
+            nonlocal spent
+            spent = now
+            bar.set(now.in_all, now.at_least(expected).in_all)
+
+        yield tell
+        bar.set(spent.in_all, spent.in_all)

@@ -17,9 +17,7 @@ from kit.chance import derived_seed
 from kit.errors import WorkError
 from kit.jit import Ints, Reals, Singles, entry, kernel, reals, singles
 from policies.observation import Bools
-from policies.ppo.experience import Experience, empty
-from policies.ppo.kernels import act
-from policies.ppo.layout import Layout
+from policies.ppo.kernels import Experience, Layout, act, empty
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardTerms
 from sim.cluster import ClusterSpec, RunSpec
@@ -220,77 +218,21 @@ def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int)
     return count
 
 
-class Episodes:
-    """Many clusters of one kind, each in a separate episode.
+class Rollouts:
+    """Many clusters of one kind, each in a separate episode, which the paper's policy decides for.
 
     Args:
         cluster: the cluster to simulate.
         run_of: returns an episode's run by its seed; cut at its horizon.
-        seed: seed of the episodes, and of a policy's draws in them.
+        spec: the policy's shape.
+        hidden: the sizes of its shared layers.
+        seed: seed of the episodes, and of the policy's draws in them.
         clusters: number of clusters.
+        threads: number of threads.
         first_episode: the number of the first; a resumed training continues with the next.
 
     Raises:
         UnsupportedScenario: a feature that only the reference has.
-    """
-
-    def __init__(
-        self, cluster: ClusterSpec, run_of: Callable[[int], RunSpec], seed: int, clusters: int, first_episode: int
-    ) -> None:
-        self.decisions = 0
-        self._rounds, self._empty = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
-        self._first_episode, self._run_of, self._seed = first_episode, run_of, seed
-        self._program = program_of(cluster)
-        self._runs: list[RunRow] = []
-        self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
-        for index in range(clusters):
-            self._runs.append(self.new_run(index))
-            self._place(index)
-
-    @property
-    def episodes(self) -> int:
-        """An unused episode number. Each cluster has every C-th, so that none depends on another's speed."""
-        return self._first_episode + len(self._rounds) * int(self._rounds.max())
-
-    def new_run(self, index: int) -> RunRow:
-        """Begin a cluster's next episode."""
-        number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
-        self._rounds[index] += 1
-        run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
-        run.cluster.draws_salt = derived_seed(self._seed, f"ppo:draws:{number}")
-        if self._rounds[index] == 1:  # cut at another time in each cluster, so that later episodes are out of step
-            run.cluster.horizon_ns = run.cluster.horizon_ns * (index + 1) // len(self._rounds)
-        return run
-
-    def _place(self, index: int) -> None:
-        run = self._runs[index]
-        self._rows_at[index], self._parameters_at[index] = addressed(run.row), addressed(run.shape.parameters)
-
-    def _help(self, index: int, status: int) -> None:
-        """Begin the next episode, or enlarge pools: the work that compiled code can't do."""
-        run = self._runs[index]
-        if status == ENDED:
-            self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
-            if self._empty[index] > _MAX_EMPTY:
-                raise WorkError(
-                    f"{_MAX_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
-                )
-            self._runs[index] = self.new_run(index)
-        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, MESSAGES_FULL):
-            run.grow(status)
-        else:
-            raise WorkError(problem_of(status))
-        self._place(index)
-
-
-class Rollouts(Episodes):
-    """The rollouts of the paper's policy (a `policies.ppo.trainer.Rollouts`).
-
-    Args:
-        cluster, run_of, seed, clusters, first_episode: as in `Episodes`.
-        spec: the policy's shape.
-        hidden: the sizes of its shared layers.
-        threads: number of threads.
     """
 
     def __init__(
@@ -305,9 +247,17 @@ class Rollouts(Episodes):
         threads: int = 1,
         first_episode: int = 0,
     ) -> None:
-        super().__init__(cluster, run_of, seed, clusters, first_episode)
+        self.decisions = 0
+        self._rounds, self._empty = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        self._first_episode, self._run_of, self._seed = first_episode, run_of, seed
+        self._program = program_of(cluster)
+        self._runs: list[RunRow] = []
+        self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        for index in range(clusters):
+            self._runs.append(self._new_run(index))
+            self._place(index)
         self._forgotten, self._spec = np.zeros(clusters, np.int64), spec
-        self._layout = Layout.of(spec, hidden)
+        self._layout = Layout(spec, hidden)
         self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
         self._waits_ns = np.array(spec.waits.waits_ns, np.int64)
         self._terms = np.zeros((clusters, _TERMS))
@@ -315,6 +265,11 @@ class Rollouts(Episodes):
         self._columns: Experience | None = None
         self._threads = threads
         self._chunks = [slice(first, min(first + CHUNK, clusters)) for first in range(0, clusters, CHUNK)]
+
+    @property
+    def episodes(self) -> int:
+        """An unused episode number. Each cluster has every C-th, so that none depends on another's speed."""
+        return self._first_episode + len(self._rounds) * int(self._rounds.max())
 
     @property
     def forgotten(self) -> int:
@@ -373,11 +328,36 @@ class Rollouts(Episodes):
         rows = complete.reshape(clusters, most)
         return columns.rows(np.concatenate([rows[c, :n] for c, n in enumerate(completed.tolist())]))
 
+    def _new_run(self, index: int) -> RunRow:
+        """Begin a cluster's next episode."""
+        number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
+        self._rounds[index] += 1
+        run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
+        run.cluster.draws_salt = derived_seed(self._seed, f"ppo:draws:{number}")
+        if self._rounds[index] == 1:  # cut at another time in each cluster, so that later episodes are out of step
+            run.cluster.horizon_ns = run.cluster.horizon_ns * (index + 1) // len(self._rounds)
+        return run
+
+    def _place(self, index: int) -> None:
+        run = self._runs[index]
+        self._rows_at[index], self._parameters_at[index] = addressed(run.row), addressed(run.shape.parameters)
+
     def _help(self, index: int, status: int) -> None:
+        """Begin the next episode, or enlarge pools: the work that compiled code can't do."""
         run = self._runs[index]
         if status == ENDED:
             self._forgotten[index] += _count_waiting(run) + run.cluster.dropped
-        super()._help(index, status)
+            self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
+            if self._empty[index] > _MAX_EMPTY:
+                raise WorkError(
+                    f"{_MAX_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
+                )
+            self._runs[index] = self._new_run(index)
+        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, MESSAGES_FULL):
+            run.grow(status)
+        else:
+            raise WorkError(problem_of(status))
+        self._place(index)
 
     def _carry(self, stride: int) -> tuple[Experience, Numbers]:
         """Return new columns, with the pending decisions at the start of each cluster's part."""

@@ -589,7 +589,7 @@ def train(
 
 def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
     """Judge what was learned against the baselines, on later windows."""
-    from jobs.learning.judging import BASELINES, judge, table_of
+    from jobs.learning.training import BASELINES, judge, table_of
 
     waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
     document = {

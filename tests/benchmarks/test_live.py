@@ -31,7 +31,7 @@ from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault
-from scenarios.learn.settings import FEWEST
+from scenarios.learn.tune import FEWEST
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.metrics.prediction import Coverage, least_inside

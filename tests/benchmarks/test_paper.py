@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT
-from scenarios.learn.train import train_world
+from scenarios.learn.ppo import train_world
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from hw.networks.registry import save_model
-from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
+from scenarios.learn.ppo import PolicyNetwork
 from scenarios.world.materials import load_world
 from tests.hw.worlds import tiny_model
 from tests.jobs.cases import trace_of, write_case

@@ -13,8 +13,7 @@ import yaml
 
 from policies.rules.holding import HoldSpec
 from policies.rules.specs import FixedRule
-from scenarios.learn.evaluator import Evaluator
-from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.evaluator import Evaluator, TuningKnobs
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 

@@ -12,8 +12,7 @@ from kit.memo import Memo
 from policies.rules.compass import Numbers
 from scenarios.files.router_names import read_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault
-from scenarios.learn.clusters import drawn_world, read_clusters
-from scenarios.learn.over import Case, ClusterTraining, Generation, rule_of
+from scenarios.learn.clusters import Case, ClusterTraining, Generation, drawn_world, read_clusters, rule_of
 from scenarios.metrics.result import Simulator
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.scoring import SampledRun, Scorer

@@ -17,12 +17,12 @@ import pytest
 from kit.errors import InputError
 from kit.jit import Ints, entry
 from kit.jit_cache import IS_ON
-from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice
 from scenarios.files.reading import load_scenario
 from scenarios.gym import FIGURES, ID
+from scenarios.learn.ppo import PolicyNetwork
 from scenarios.terminal.compiling import compiling_text, telling
 from scenarios.world.materials import make_world
 from scenarios.world.workloads import TraceSlice

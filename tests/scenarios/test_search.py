@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kit.chance import stream
-from scenarios.learn.search import CrossEntropy, FloorMultiplier, SearchKnobs
+from scenarios.learn.tune import CrossEntropy, FloorMultiplier
 
 
 def searched(spread: np.ndarray, cost, generations: int = 60) -> CrossEntropy:  # type: ignore[no-untyped-def]
-    search = CrossEntropy(np.zeros(len(spread)), spread, stream(1, "search"), SearchKnobs(32, 8))
+    search = CrossEntropy(np.zeros(len(spread)), spread, stream(1, "search"), 32, 8)
     for _ in range(generations):
         candidates = search.ask()
         search.tell(candidates, np.array([cost(x) for x in candidates]))

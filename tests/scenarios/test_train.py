@@ -19,7 +19,8 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.job.context import Run
 from scenarios.job.router import make_routers
-from scenarios.learn.train import score_router, train_world
+from scenarios.learn.ppo import train_world
+from scenarios.learn.train import score_router
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from scenarios.world.world import World

@@ -17,8 +17,7 @@ from policies.compiled.rules import LARGEST, RANDOM_WIDTH
 from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
 from policies.plan_of import CompiledRouter
-from policies.ppo.experience import Experience
-from policies.ppo.layout import Layout
+from policies.ppo.kernels import Experience, Layout
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import NS_PER_S, Choice, Hold
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
@@ -218,7 +217,7 @@ def rollouts(
 ) -> tuple[Rollouts, np.ndarray]:
     limits_w = tuple(device.profile.power.cap_w for device in spec.devices)
     policy = PolicySpec.of(spec.router, limits_w, holds_s=holds_s)
-    layout = Layout.of(policy, HIDDEN)
+    layout = Layout(policy, HIDDEN)
     weights = np.random.default_rng(1).normal(0, 0.3, layout.parameters).astype(np.float32)
     return Rollouts(spec, run_of, policy, HIDDEN, 5, **changes), weights
 

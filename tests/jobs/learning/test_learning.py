@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.learning.judging import BASELINES, judge, mean_of, table_of
 from jobs.learning.learned import (
     SIZES,
     JobNet,
@@ -20,13 +19,17 @@ from jobs.learning.learned import (
     fresh_weights,
     read_learned,
 )
-from jobs.learning.learner import JobPPOKnobs
 from jobs.learning.training import (
+    BASELINES,
+    JobPPOKnobs,
     TrainingConfig,
     Windows,
     in_system_s,
+    judge,
+    mean_of,
     play,
     predicted_s,
+    table_of,
     train,
 )
 from jobs.policies.cluster import NodeGroup

@@ -9,11 +9,9 @@ import numpy.typing as npt
 import torch
 
 from policies.observation import Bools, Floats
-from policies.ppo.experience import Experience, empty
-from policies.ppo.kernels import act
-from policies.ppo.layout import Layout
-from policies.ppo.network import PolicyNetwork
+from policies.ppo.kernels import Experience, Layout, act, empty
 from policies.ppo.spec import PolicySpec
+from scenarios.learn.ppo import PolicyNetwork
 from tests.policies.cluster_views import WIDTHS
 
 GROUPS = (1, 2, 4, 8, 16, 32)
@@ -84,7 +82,7 @@ def act_on(
     network: PolicyNetwork, spec: PolicySpec, seen: Seen, eps: float, rows: npt.NDArray[np.int64] | None = None
 ) -> Experience:
     """What the compiled `act` says of these rows, or all; reward 0, one image each."""
-    layout, count = Layout.of(spec, hidden_of(network)), len(seen.codes)
+    layout, count = Layout(spec, hidden_of(network)), len(seen.codes)
     chosen = np.arange(count) if rows is None else rows
     drawn = empty(spec, count)
     act(

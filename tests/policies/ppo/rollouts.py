@@ -10,9 +10,7 @@ from kit.chance import derived_seed
 from kit.jit import Singles
 from policies.observation import Floats
 from policies.ppo import PolicySpec
-from policies.ppo.experience import Experience, empty, joined
-from policies.ppo.kernels import act
-from policies.ppo.layout import Layout
+from policies.ppo.kernels import Experience, Layout, act, empty, joined
 from policies.reward import RewardTerms
 from tests.policies.cluster_views import WIDTHS
 
@@ -33,16 +31,15 @@ class BanditRollouts:
         first_episode: the number of the first cluster's first episode.
         lag: sweeps until a reward comes.
         length: sweeps of an episode.
-        parts: whether there are terms.
     """
 
-    def __init__(self, first_episode: int, lag: int = 2, length: int = 50, parts: bool = True) -> None:
+    def __init__(self, first_episode: int, lag: int = 2, length: int = 50) -> None:
         self.decisions = self.forgotten = 0
         self.episodes = first_episode
         self.seeds: list[int] = []
         self.asked: list[tuple[float, int]] = []
-        self._layout, self._clusters = Layout.of(SPEC, (16, 16)), 40
-        self._lag, self._length, self._parts = lag, length, parts
+        self._layout, self._clusters = Layout(SPEC, (16, 16)), 40
+        self._lag, self._length = lag, length
         self._waiting: list[Experience] = []
         self._sweep = 0
         self._rewards: list[float] = []
@@ -51,9 +48,7 @@ class BanditRollouts:
     def waiting(self) -> int:
         return sum(map(len, self._waiting))
 
-    def take_terms(self) -> RewardTerms | None:
-        if not self._parts or not self._rewards:
-            return None
+    def take_terms(self) -> RewardTerms:
         mean, self._rewards = float(np.mean(self._rewards)), []
         return RewardTerms(mean, 0.0, 0.0, 0.0, 0.0)
 

@@ -1,22 +1,24 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from kit.errors import WorkError
-from policies.ppo import PPOKnobs
-from policies.ppo.experience import Experience
-from policies.ppo.layout import Layout
-from policies.ppo.learner import Learner, advantages, explained_variance
-from policies.ppo.network import PolicyNetwork
+from policies.ppo.kernels import Experience
+from scenarios.files.spec import TrainingSection
+from scenarios.learn.ppo import PolicyNetwork, Trainer, advantages, explained_variance, loss_of
 from tests.policies.ppo.problems import HOLDS_S, Doubles, experience_of, hidden_of, masked_softmax, spec_for
 
-KNOBS = PPOKnobs()
+KNOBS = TrainingSection()
 
 
-def learner_of(network: PolicyNetwork, experience: Experience, knobs: PPOKnobs = KNOBS) -> Learner:
-    return Learner(Layout.of(spec_for(experience), hidden_of(network)), knobs, network)
+def trainer_of(network: PolicyNetwork, experience: Experience, **knobs: Any) -> Trainer:
+    section = KNOBS.model_copy(update={"hidden": hidden_of(network), "learning_rate": 1e-3, **knobs})
+    trainer = Trainer(lambda _: None, spec_for(experience), section, 0)  # type: ignore[arg-type, return-value]
+    trainer.network.load_state_dict(network.state_dict())
+    return trainer
 
 
 def shares_of(network: PolicyNetwork, e: Experience) -> list[Doubles]:
@@ -45,7 +47,7 @@ def test_the_loss_is_the_papers(servers: int, holds_s: tuple[float, ...], eps: f
     entropies = [-(share * np.log(np.where(share > 0, share, 1))).sum(axis=1) for share in shares]
     each = [-gain, miss**2 / 2, ratio - 1 - np.log(ratio), np.abs(ratio - 1) > 0.2, *entropies]
     wanted = [float(np.average(figure, weights=e.images)) for figure in each]
-    loss, figures = learner_of(network, e).loss(e, advantage)
+    loss, figures = loss_of(network, e, advantage, KNOBS)
     assert figures.tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     assert loss.item() == pytest.approx(wanted[0] + 0.5 * wanted[1] - 0.01 * sum(wanted[4:]), rel=1e-4)
     assert 0.2 < wanted[3] < 0.5  # some are clipped, some not: both branches were there
@@ -58,7 +60,7 @@ def test_a_block_counts_as_often_as_it_has_images() -> None:
     gradients = []
     for e in (blocks, replace(apart, images=np.ones(len(apart), np.float32))):
         network.zero_grad()
-        loss, _ = learner_of(network, e).loss(e, advantages(e.reward, e.value, e.images))
+        loss, _ = loss_of(network, e, advantages(e.reward, e.value, e.images), KNOBS)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients.append(np.hstack([each.grad.ravel() for each in network.parameters() if each.grad is not None]))
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-3, abs=1e-6)
@@ -68,31 +70,30 @@ def test_a_block_counts_as_often_as_it_has_images() -> None:
 def test_an_update_makes_what_gained_likelier(holds_s: tuple[float, ...]) -> None:
     """Three epochs in minibatches that are nearly equal; the figures have their names."""
     network, e = experience_of(3, 1003, holds_s=holds_s)
-    learner = learner_of(network, e, PPOKnobs(batch=1000, minibatch=101, learning_rate=1e-3))
+    trainer = trainer_of(network, e, minibatch=101)
     advantage = advantages(e.reward, e.value, e.images)
-    before = learner.loss(e, advantage)[0].item()
-    stats = learner.update(e, np.random.default_rng(0))
-    assert learner.loss(e, advantage)[0].item() < before
-    assert ("entropy/hold" in stats.scalars) == bool(holds_s)
-    assert all(state["step"] == 30 for state in learner.optimizer.state.values())
+    before = loss_of(network, e, advantage, KNOBS)[0].item()
+    figures = trainer.update(e)
+    assert loss_of(trainer.network, e, advantage, KNOBS)[0].item() < before
+    assert ("entropy/hold" in figures) == bool(holds_s)
+    assert all(state["step"] == 30 for state in trainer.optimizer.state.values())
 
 
 def test_tiny_batches_are_learned_from() -> None:
     """Two decisions in minibatches of one."""
     network, experience = experience_of(3, 2)
-    stats = learner_of(network, experience, PPOKnobs(minibatch=1)).update(experience, np.random.default_rng(0))
-    assert all(np.isfinite(list(stats.scalars.values())))
+    figures = trainer_of(network, experience, minibatch=1).update(experience)
+    assert all(np.isfinite(list(figures.values())))
 
 
 def test_divergence_is_an_error_and_leaves_the_weights_alone() -> None:
     """A reward that is not a number stops training before it spoils the network."""
     network, experience = experience_of(3, 50)
-    learner = learner_of(network, experience)
-    before = learner.weights()
+    trainer = trainer_of(network, experience)
     broken = replace(experience, reward=np.full_like(experience.reward, np.nan))
     with pytest.raises(WorkError, match="diverged"):
-        learner.update(broken, np.random.default_rng(0))
-    assert np.array_equal(learner.weights(), before)
+        trainer.update(broken)
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in trainer.network.state_dict().items())
 
 
 def test_advantages_by_hand() -> None:

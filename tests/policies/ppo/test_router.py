@@ -22,7 +22,7 @@ from policies.compiled.layout import bits
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
-from policies.ppo.compiled import CompiledRouter
+from policies.ppo.kernels import CompiledRouter
 from policies.ppo.router import EndlessRouter, PPORouter
 from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView

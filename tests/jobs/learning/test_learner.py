@@ -18,14 +18,13 @@ from jobs.learning.learned import (
     read_learned,
     write_learned,
 )
-from jobs.learning.learner import (
+from jobs.learning.training import (
     Episode,
     JobLearner,
+    JobNetwork,
     JobPPOKnobs,
     _Choices,
     advantages,
-    network,
-    taken,
 )
 from kit.errors import InputError
 
@@ -38,11 +37,11 @@ def test_advantages_by_hand() -> None:
 
 
 def test_torch_and_numpy_give_the_same_scores() -> None:
-    net = network(SIZES, 3, "actor")
+    net = JobNetwork(SIZES, 3, "actor")
     rows = np.random.default_rng(0).random((50, 8), np.float32)
     with torch.no_grad():
-        assert JobNet(taken(net)).scores(rows) == pytest.approx(net(torch.from_numpy(rows))[:, 0].numpy(), abs=1e-6)
-    assert all((taken(net)[name] == value).all() for name, value in fresh_weights(SIZES, 3, "actor").items())
+        assert JobNet(net.weights()).scores(rows) == pytest.approx(net(torch.from_numpy(rows)).numpy(), abs=1e-6)
+    assert all((net.weights()[name] == value).all() for name, value in fresh_weights(SIZES, 3, "actor").items())
 
 
 def episode(rng: np.random.Generator, net: JobNet, most: int = 6) -> Episode:
@@ -92,7 +91,7 @@ def test_it_learns_which_arm_pays() -> None:
     )
     gains = []
     for _ in range(25):
-        episodes = [episode(rng, JobNet(taken(learner.actor))) for _ in range(8)]
+        episodes = [episode(rng, JobNet(learner.actor.weights())) for _ in range(8)]
         gains.append(np.mean([each.rewards.mean() for each in episodes]))
         stats = learner.update(episodes)
         assert stats.decisions == 512
@@ -103,7 +102,7 @@ def test_it_learns_which_arm_pays() -> None:
 def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
     rng = np.random.default_rng(0)
     learner = JobLearner(JobPPOKnobs(policy_rate=3e-2, steps=80), 1)
-    stats = learner.update([episode(rng, JobNet(taken(learner.actor)))])
+    stats = learner.update([episode(rng, JobNet(learner.actor.weights()))])
     assert 0 < stats.steps < 80
     assert stats.kl > 0.015
 
@@ -124,9 +123,9 @@ def test_windows_without_a_choice_teach_nothing() -> None:
     )
     both, alone, idle = (JobLearner(JobPPOKnobs(steps=3), 1) for _ in range(3))
     assert both.update([none, some, none]) == alone.update([some])
-    before = taken(idle.actor)
+    before = idle.actor.weights()
     assert idle.update([none, none]).decisions == 0
-    assert all((before[name] == after).all() for name, after in taken(idle.actor).items())
+    assert all((before[name] == after).all() for name, after in idle.actor.weights().items())
 
 
 # ----------------------------------------------------------------------------------------------------------- files
