@@ -57,7 +57,7 @@ def _tensor(described: dict[str, Any]) -> dict[str, Any]:
 def statistics(served: Served, totals: RequestTotals) -> dict[str, Any]:
     """Return Triton's statistics; `queue` is all of a request's time in the router, its passes included.
 
-    A request's segments are batched with others' on several devices, so there is no `compute_infer` of its own.
+    A request's segments are batched with others' on several devices, so `compute_infer` is not known for one request.
     """
     return {
         "model_stats": [
