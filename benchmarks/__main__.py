@@ -13,9 +13,9 @@ from cyclopts import App, CycloptsError, Parameter
 from benchmarks.grid import ROOT, kept_rows, make_rows
 from benchmarks.marked import fill
 from benchmarks.study import advised_slurm, live, pages, paper_seeds, paper_table, rltune, scale, suite
-from hw.host.limits import core_count
+from hw.host_resources import core_count
 from kit.errors import InputError
-from scenarios.terminal.exits import exit_code, terminated_as_interrupted
+from scenarios.terminal.screen import exit_code, terminated_as_interrupted
 
 SCENARIOS: Final = ROOT / "scenarios"
 DOCS: Final = ROOT / "docs"

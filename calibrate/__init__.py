@@ -1,10 +1,10 @@
 """Calibration: measure devices through `hw` and fit the simulator's own formulas to the measurements."""
 
-from calibrate.calibration import CalibrationRequest
-from calibrate.check import CheckedMetric
-from calibrate.costs import ModelCosts, costs_of
+from calibrate.calibration_log import CalibrationRequest
 from calibrate.datasheet import GPUS, DataSheet, find_gpu, synthesize
-from calibrate.measure import CalibrationProgress
+from calibrate.fresh_points import CheckedMetric
+from calibrate.measurement_plan import ModelCosts, costs_of
+from calibrate.plan_execution import CalibrationProgress
 from calibrate.session import CalibrationObserver, calibrate, check_profile, model_costs
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""Profiles from published specifications, labelled `datasheet`: for experiments, without promised accuracy.
+"""Profiles from published specifications, labelled `datasheet`, with the costs of one real host and GPUs' sensors.
+
+A datasheet has no data on the routing process. That process is the same for all GPUs, so its costs were measured once,
+and are in every profile that `profile synth` creates (docs/profiles.md).
 
 A roofline above a launch floor; `docs/profiles.md` derives it and names the source of every constant. One forward pass
 of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessors:
@@ -19,30 +22,74 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from calibrate.costs import ELEMENT_BYTES, Key, KeyCost, ModelCosts
-from calibrate.host import STAMP, MeasuredHost
-from calibrate.plan import full_grid
-from calibrate.sensors import gpu_sensor
-from hw.telemetry.nvml import timing_of
+from calibrate.measurement_plan import ELEMENT_BYTES, Key, KeyCost, ModelCosts, full_grid
+from hw.telemetry import Timing
+from hw.telemetry.nvml import UTILIZATION_WINDOW_S, timing_of
 from kit import strict
 from kit.errors import InputError, nearest
 from kit.strict import StrictModel
 from policies.vocabulary import Provenance
-from sim.profile import (
+from sim.device_profile import (
     SCHEMA,
     Concurrency,
     DeviceInfo,
     DeviceMemory,
+    HandoverTimes,
     InstanceCost,
     LatencyCurve,
     Power,
     Profile,
+    RouterHost,
     SensorModel,
 )
+
+STAMP: Final = "router_host_and_handover"  # a profile's stamp: where another host's costs were measured
+
+
+class MeasuredHost(StrictModel):
+    """What one host was measured to cost.
+
+    Attributes:
+        measured: on what, when, and by which command; profiles repeat it.
+        spread: how far single runs lay apart, in words.
+    """
+
+    schema_: Literal["slimsched.host/1"] = Field(alias="schema")
+    measured: str
+    spread: str
+    router_host: RouterHost
+    handover: HandoverTimes
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> MeasuredHost:
+        """Parse YAML; raises `InputError` naming `source` and the key if it is invalid."""
+        return strict.parse(cls, text, source)
+
+    def to_yaml(self) -> str:
+        """Return the text that `from_yaml` reads back."""
+        return strict.dump(strict.plain(self))
+
+
+def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> SensorModel:
+    """Return the model of a sensor that is read every `period_s`.
+
+    A GPU renews its reading at its own period, so it is half of that old on average, and half of its rise; it averages
+    over the architecture's window.
+
+    Args:
+        instant: whether the board's instant reading is used.
+    """
+    return SensorModel(
+        period_s=period_s,
+        lag_s=round((timing.period_s + timing.rise_s) / 2, 6),
+        power_window_s=max(period_s, timing.window_of(instant)),
+        utilization_window_s=max(period_s, UTILIZATION_WINDOW_S),
+    )
+
 
 COMPUTE_SHARE = 0.45  # of the FP32 peak, reached by convolutions of these sizes
 MEMORY_SHARE = 0.75  # of the peak bandwidth

@@ -6,37 +6,35 @@ import time  # noqa: TID251 - a budget is real time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from calibrate.bench import Bench, PathsResult
-from calibrate.calibration import CalibrationRequest
-from calibrate.check import CheckedMetric, captured_here, check, has_across
-from calibrate.costs import ModelCosts, costs_of
-from calibrate.fit import fit
-from calibrate.log import PADDED_SIZES, Log
-from calibrate.measure import CalibrationProgress, measure, once
-from calibrate.opening import Opened, bench_of, opened
-from calibrate.plan import (
+from calibrate.calibration_log import PADDED_SIZES, CalibrationRequest, Log
+from calibrate.device_identity import OF_A_GPU, Probe, require_captured, require_model
+from calibrate.device_opening import Opened, bench_of, opened, settled
+from calibrate.fresh_points import CheckedMetric, captured_here, check, has_across
+from calibrate.measurement_bench import Bench, PathsResult
+from calibrate.measurement_plan import (
     EFFORTS,
     GPU_PASS_S,
     CalibrationPlan,
     Extras,
     ForwardGuess,
+    ModelCosts,
     Paths,
     PlannedStep,
+    costs_of,
     full_grid,
     guess_from,
     make_plan,
     path_of,
 )
-from calibrate.probe import Probe
-from calibrate.stamps import OF_A_GPU, require_captured, require_model
-from calibrate.ways import settled
+from calibrate.plan_execution import CalibrationProgress, measure, once
+from calibrate.profile_fit import fit
 from hw.agent.torch_outfit import ARENA_BYTES
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
 from hw.transport.messages import Point
-from kit.chance import stream
+from kit.random_streams import stream
 from policies.vocabulary import NS_PER_S
-from sim.profile import Profile
+from sim.device_profile import Profile
 
 # The time before the first measurement is guessed, not measured, so that a resumed plan is the same plan: starting
 # processes with torch, contexts, bandwidth, detecting other programs.
@@ -130,7 +128,7 @@ def check_profile(
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[CheckedMetric, ...]:
-    """Check whether a profile still holds for a device here; see `calibrate.check`.
+    """Check whether a profile still holds for a device here; see `calibrate.fresh_points`.
 
     Raises:
         InputError: the profile is for another model, or other passes are captured here.

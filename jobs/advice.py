@@ -16,21 +16,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.case import JobsCase
-from jobs.comparing import DRAWS, band, log_error, run_policy
-from jobs.figures import NEAR, by_job
-from jobs.learning.learned import NamedPolicy
-from jobs.logs.slurm import count_of, types_of
-from jobs.policies.history import HISTORY, ORACLE
-from jobs.policies.orders import MULTIFACTOR, Features
-from jobs.policies.policy import ROUNDS, shown_name
-from jobs.policies.scheduler import JobScheduler
-from jobs.sim.jobs import NOT_YET, Snapshot
+from jobs.job_records import NEAR, NOT_YET, Snapshot, by_job
+from jobs.job_scenario import JobsCase
+from jobs.job_traces import JobTrace
+from jobs.learning.scoring_network import NamedPolicy
+from jobs.logs.sacct import count_of, types_of
+from jobs.policies.job_orders import MULTIFACTOR, Features
+from jobs.policies.job_scheduler import JobScheduler
+from jobs.policies.named_policies import ROUNDS, shown_name
+from jobs.policies.run_times import HISTORY, ORACLE
+from jobs.policy_comparison import DRAWS, band, log_error, run_policy
 from jobs.slurm_conf import span_s
-from jobs.trace import JobTrace
-from kit.chance import stream
 from kit.errors import InputError
 from kit.parallel import results
+from kit.random_streams import stream
 from kit.units import NS_PER_S
 
 SCHEMA: Final = "slimsched.jobsadvice/1"

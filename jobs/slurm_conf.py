@@ -13,10 +13,10 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.history import REQUESTED
-from jobs.policies.orders import MULTIFACTOR
-from jobs.policies.policy import NONE, JobPolicy, shown_name
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.job_orders import MULTIFACTOR
+from jobs.policies.named_policies import NONE, JobPolicy, shown_name
+from jobs.policies.run_times import REQUESTED
 from kit.documents import read_text
 from kit.errors import InputError
 

@@ -1,16 +1,21 @@
-"""Text and JSON on disk: atomic writes, read errors that name the file, and hashes of the inputs of a stage."""
+"""Text and JSON on disk, hashes of a stage's inputs, stored results of interrupted work, and results as documents."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kit.errors import InputError, nearest
 from kit.files import atomic_path, folder_hash, lies_there, read_bytes
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def write_text(path: Path, text: str) -> None:
@@ -104,3 +109,136 @@ def _neighbor(path: Path) -> str:
     others = sorted(other.name for other in folder.glob("*") if other.suffix == path.suffix)
     place = "that folder" if path.is_absolute() else str(folder)
     return f"; in {place}: {nearest(path.name, others[:20])}" if others else f"; looked in {folder}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The common base of all results.
+
+    Attributes:
+        document: the result as plain data, which `--json` writes on the command line (docs/metrics.md).
+        remarks: warnings and other remarks, which a command would write to standard error.
+    """
+
+    remarks: tuple[str, ...] = field(default=(), repr=False)
+
+    if TYPE_CHECKING:
+
+        @property
+        def document(self) -> Mapping[str, Any]:  # noqa: D102 - see above
+            ...
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the result's table as plain data: a dictionary for each row, all with the same keys."""
+        return [{name: value for name, value in self.document.items() if name != "schema" and is_plain(value)}]
+
+    def to_json(self) -> str:
+        """Return the document as JSON text."""
+
+        return json_text(dict(self.document))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the table of `rows` as a pandas data frame.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            remedy = "pip install 'slim-scheduler[frames]' (or pandas); .rows() gives the same without it"
+            raise InputError("to_frame", "", f"needs pandas, which is not installed: {remedy}") from None
+        return pandas.DataFrame(self.rows())
+
+    @property
+    def afterword(self) -> str:
+        """The text to print after the result; empty if there is none."""
+        return ""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return 0
+
+    def require_whole(self) -> None:
+        """Raise `WorkError` if the work produced nothing, though there is a result to inspect."""
+
+    def with_remarks(self, remarks: Sequence[str]) -> Self:
+        """Return the same result with these remarks."""
+        return replace(self, remarks=tuple(remarks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDocument(Document):
+    """A result whose fields are its document."""
+
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks",)
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The fields as plain data; paths as text."""
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name not in self._left_out}
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON's types: paths as text, and numpy's numbers as numbers."""
+    import msgspec
+
+    return msgspec.to_builtins(value, enc_hook=lambda each: each.item() if hasattr(each, "item") else str(each))
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value fits in a cell of a table."""
+    return value is None or isinstance(value, str | int | float)
+
+
+class Memo:
+    """A growing list of plain data with one fingerprint: a JSON line for each finished piece of work.
+
+    What an interruption has damaged, a torn line and all that follows it, is dropped. So is everything with another
+    fingerprint. The first row creates the file.
+
+    Args:
+        path: the file, which belongs to this work alone.
+        inputs: fingerprint of all that determines the rows (`kit.documents.inputs_hash`).
+
+    Attributes:
+        rows: the stored rows, in the order of addition.
+    """
+
+    def __init__(self, path: Path, inputs: str) -> None:
+        self.path, self._head = path, {"inputs": inputs}
+        whole, length = _read(path)
+        self._bytes = length if whole[:1] == [self._head] else 0
+        self.rows: list[Any] = whole[1:] if self._bytes else []
+
+    def add(self, row: Any) -> None:
+        """Append a row, on disk before this returns."""
+        lines = [row] if self._bytes else [self._head, row]
+        text = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            os.truncate(file.fileno(), self._bytes)
+            file.write(text)
+        self._bytes += len(text)
+        self.rows.append(row)
+
+
+def rows_in(path: Path) -> list[Any]:
+    """Return the rows of a memo's file, whatever its inputs were."""
+    return _read(path)[0][1:]
+
+
+def _read(path: Path) -> tuple[list[Any], int]:
+    """Return the complete lines up to the first incomplete one, and their size in bytes."""
+    whole, length = list[Any](), 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+        try:
+            whole.append(json.loads(line))
+        except ValueError:
+            break
+        if not line.endswith(b"\n"):
+            del whole[-1]
+            break
+        length += len(line)
+    return whole, length

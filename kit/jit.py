@@ -1,6 +1,6 @@
 """Compiled kernels: Numba's decorators with a cache keyed by all sources, and rows of raw memory.
 
-A kernel is written as plain Python over records (`policies.compiled.record`) and *rows*: `request.retries += 1`,
+A kernel is written as plain Python over records (`policies.compiled.plan_layout`) and *rows*: `request.retries += 1`,
 `ints(p)[at + n]`. Compiled, both are pointers without bounds. With `SLIMSCHED_JIT=0` in the environment nothing is
 compiled: they are views of the same memory, and the same source runs (slowly, with bounds) in the interpreter, to debug
 it and to break it on purpose.

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from kit.imports import OURS, with_imports
+from kit.plugins import OURS, with_imports
 
 _BESIDE: Final = Path(__file__).parents[1] / "__init__.py"  # as if this project's packages were in one package
 IS_ON: Final = os.environ.get("SLIMSCHED_JIT", "1") != "0"

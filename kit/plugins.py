@@ -1,5 +1,4 @@
-"""User classes, named `module:Class`: found without running them, reported, refused if requested, imported, and
-identified by their source and all that it imports.
+"""User classes, named `module:Class`: found without running them, imported, identified by their source and its imports.
 
 A scenario may name any code, and imported code runs with the user's rights. So all loading of user code passes through
 here: the command line has each class reported before any part of it is imported (`telling`), and `--no-own-code`
@@ -13,18 +12,70 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from kit.errors import InputError, in_a_line
-from kit.imports import OURS, with_imports
+
+OURS: Final = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs", "slimsched")
+
+_FORMS = r"""from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+([\w., \t]+)"""
+_AT_THE_TOP = re.compile(rf"^(?:{_FORMS})()", re.MULTILINE)
+_FOR_TYPES = re.compile(r"^if (?:typing\.)?TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)  # never imported
+_ANYWHERE = re.compile(rf"""^[ \t]*(?:{_FORMS})|(?:import_module|__import__)\([ \t]*["']([\w.]+)""", re.MULTILINE)
+
+
+def with_imports(
+    entries: Iterable[str], read: Callable[[str], tuple[str, str] | None], *, anywhere: bool = True
+) -> dict[str, str]:
+    """Return by name the sources of some modules and of all that they import.
+
+    Args:
+        read: returns a module's source, and the package that its relative imports start from; None for a name that
+            isn't a module, or is to be left out.
+        anywhere: include imports within functions, and `import_module` of a literal.
+    """
+    modules: dict[str, str] = {}
+    waiting, seen = list(entries), {""}
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and (source := read(name)) is not None:
+            modules[name] = source[0]
+            waiting += [name.rpartition(".")[0], *_imported(*source, anywhere)]
+        seen.add(name)
+    return modules
+
+
+@lru_cache
+def _imported(source: str, package: str, anywhere: bool) -> tuple[str, ...]:
+    """Return every name that a source imports, whether of a module or of something in one."""
+    imported: list[str] = []
+    for origin, names, modules, called in (_ANYWHERE if anywhere else _AT_THE_TOP).findall(_FOR_TYPES.sub("", source)):
+        if modules:
+            imported += [each.split()[0] for each in modules.split(",") if each.strip()]
+        else:
+            base = _absolute(origin or called, package)
+            imported += [base, *(f"{base}.{name}" for name in re.findall(r"\w+", names))]
+    return tuple(imported)
+
+
+def _absolute(module: str, package: str) -> str:
+    """Return a module's absolute name; each dot before it but the first is one package further up."""
+    name = module.lstrip(".")
+    level = len(module) - len(name)
+    above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+    return ".".join([*above, name] if name else above)
+
 
 OWN_CLASS = "module:Class"
 REFUSING: Final = "SLIMSCHED_NO_OWN_CODE"
@@ -223,3 +274,23 @@ def _is_installed(file: Path) -> bool:
     standard = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
     is_pythons = any(file.resolve().is_relative_to(folder) for folder in standard)
     return is_pythons or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def own_version() -> str:
+    """Return the installed version; `unknown` if the project runs from its folder without installation."""
+    try:
+        return version("slim-scheduler")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def code_here() -> str:
+    """Return 16 hex digits that identify this project's code: they distinguish two states of one version."""
+    digest = hashlib.sha256()
+    for path in sorted(path for package in OURS for path in (_ROOT / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(_ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

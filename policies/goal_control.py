@@ -13,7 +13,7 @@ the two: as accurate as the limit allows, but never below the floor.
 
 The dial's shift is a logarithm: of Compass' price, of all of a ladder's thresholds, of the lookahead's worth. The
 memory is bounded, and a controller pauses if the dial can't follow it, or follows the other one. Compiled:
-`policies.compiled.control`.
+`policies.compiled.adaptive_kernels`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class GoalControl:
         return weight_of(self, view)
 
 
-# These are plain functions, so that `policies.compiled.control` can compile them for a plan's record.
+# These are plain functions, so that `policies.compiled.adaptive_kernels` can compile them for a plan's record.
 
 
 def shift_of(control: GoalControl, view: ClusterView) -> float:

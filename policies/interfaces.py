@@ -1,18 +1,155 @@
-"""The interface of routers, and what they know besides the view: two protocols, and the settings of the router's
-core."""
+"""The interface of routers: two protocols, the settings of the router's core, the reward (Eq. 7), and nests of widths.
+
+An instance serves narrower widths of its nest, and a request stays in one. All widths of a slimmable network are one
+nest; each network of a family is a separate nest; each of several models has its nests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Final, Literal, Protocol
 
+import msgspec
 import numpy as np
 
-from policies.nests import tuples_within
-from policies.reward import AccuracyPrior
 from policies.vocabulary import FOLLOW_NS, IMAGE, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
+
+DIGITS: Final = 9  # of a distance between width tuples; further digits are rounding noise
+
+
+@dataclass(frozen=True, slots=True)
+class RewardWeights:
+    """alpha, beta, gamma, delta and the bonus of Eq. 7; `centre` subtracts the mean top-1 from the accuracy term."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 0.0
+    delta: float = 0.0
+    bonus: float = 0.0
+    centre: bool = False
+
+
+class RewardTerms(msgspec.Struct, frozen=True):
+    """The weighted terms of Eq. 7, as they are added: `total` is r."""
+
+    accuracy: float
+    latency: float
+    energy: float
+    imbalance: float
+    bonus: float
+
+    @property
+    def total(self) -> float:
+        """r = alpha p_acc - beta L - gamma E - delta Var(U / 100) + bonus."""
+        return self.accuracy + self.latency + self.energy + self.imbalance + self.bonus
+
+
+def reward_terms(
+    weights: RewardWeights, *, p_acc: float, mean_top1: float, latency_s: float, energy_j: float, gpu_var: float
+) -> RewardTerms:
+    """Return Eq. 7. `p_acc` in [0, 1]; `gpu_var` is the variance over servers of utilization as a share."""
+    centred = p_acc - mean_top1 if weights.centre else p_acc
+    return RewardTerms(
+        accuracy=weights.alpha * centred,
+        latency=-weights.beta * latency_s,
+        energy=-weights.gamma * energy_j,
+        imbalance=-weights.delta * gpu_var,
+        bonus=weights.bonus,
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the sum, added from left to right, over the number; `sum` compensates floats from Python 3.12 on."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def variance(shares: Sequence[float]) -> float:
+    """Return the population variance of the servers' utilization shares: Var(U / 100) of Eq. 7."""
+    middle = mean(shares)
+    return mean([(share - middle) * (share - middle) for share in shares])  # `** 2` is libm's pow, not always the same
+
+
+class AccuracyPrior:
+    """The prior p_acc of a width tuple, complete or partial (Eq. 7).
+
+    Args:
+        top1: accuracy in [0, 1] for complete width tuples; every tuple has the same length S.
+
+    A partial tuple has the mean of all complete tuples that begin with it. A missing tuple has the value of its nearest
+    neighbour (least sum of absolute width differences; ties go to the smallest tuple). A partial tuple that begins no
+    complete one has the nearest value among partial tuples of its length.
+
+    Raises:
+        ValueError: no tuples, or tuples of several lengths; on a call, a tuple that is empty or longer than S.
+    """
+
+    def __init__(self, top1: Mapping[tuple[float, ...], float]) -> None:
+        if not top1:
+            raise ValueError("an accuracy table needs at least one width tuple")
+        if len({len(widths) for widths in top1}) > 1:
+            raise ValueError("the width tuples of an accuracy table must have one length")
+        self.top1 = dict(sorted(top1.items()))
+        self.mean_top1 = mean(tuple(self.top1.values()))
+        groups: dict[tuple[float, ...], list[float]] = {}
+        for widths, value in self.top1.items():
+            for length in range(1, len(widths) + 1):
+                groups.setdefault(widths[:length], []).append(value)
+        self._prior = {prefix: mean(values) for prefix, values in groups.items()}
+        self._answers = dict(self._prior)  # separate: the answer for a missing tuple is never a neighbour
+
+    def __call__(self, widths: tuple[float, ...]) -> float:
+        """Return the prior for the widths so far (at least one)."""
+        prior = self._answers.get(widths)
+        if prior is None:
+            same_length = sorted(known for known in self._prior if len(known) == len(widths))
+            if not same_length:
+                raise ValueError(f"no width tuple of length {len(widths)} in the accuracy table")
+            nearest = min(same_length, key=lambda known: _distance(known, widths))
+            prior = self._answers[widths] = self._prior[nearest]
+        return prior
+
+
+def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Return the sum of absolute differences, rounded: 0.3 - 0.2 and 0.2 - 0.1 are a tie."""
+    return round(sum(abs(a - b) for a, b in zip(one, other, strict=True)), DIGITS)
+
+
+Widths = tuple[float, ...]
+
+
+@lru_cache(maxsize=64)
+def nests_of(widths: Widths, nests: tuple[int, ...]) -> tuple[Widths, ...]:
+    """Return the widths of each nest, ascending; `nests` has their number in each, and if it is empty there is one
+    nest.
+
+    Raises:
+        ValueError: the nests do not add up to the width set.
+    """
+    if sum(nests) != len(widths) and nests:
+        raise ValueError(f"nests of {list(nests)} widths do not make up {len(widths)}")
+    found, rest = list[Widths](), widths
+    for count in nests or (len(widths),):
+        found.append(rest[:count])
+        rest = rest[count:]
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def nest_by_width(widths: Widths, nests: tuple[int, ...]) -> Mapping[float, Widths]:
+    """Return, for each width, the widths of its nest."""
+    return {width: nest for nest in nests_of(widths, nests) for width in nest}
+
+
+def tuples_within(groups: Sequence[Widths], segments: int) -> list[Widths]:
+    """Return every complete width tuple within one of these groups of widths, ascending."""
+    return [widths for group in groups for widths in product(group, repeat=segments)]
+
 
 MAX_TUPLES: Final = 1 << 12  # of a table known to the router's core: every stored run contains it
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -138,9 +275,9 @@ class RouterConfig:
         models: the widths of each of several models; empty if there is one. A request's class decides its model.
         model_of: for each class its model's number; empty if there is one.
         model_shares: each model's share of the requests, as the operator specifies; empty if there is one.
-        samples: number of servers that a decision examines if there are more (`policies.sampling`); 0: all.
+        samples: number of servers that a decision examines if there are more (`policies.router_queue`); 0: all.
         carried_img_s: the servers' capacity in images a second at the accuracy promised: requests beyond what it allows
-            within the p99 latency promised are refused (`policies.admission`); 0 for no refusals.
+            within the p99 latency promised are refused (`policies.router_queue`); 0 for no refusals.
     """
 
     segments: int

@@ -1,9 +1,9 @@
 """The vocabulary of decisions: requests, blocks, batches, events and commands.
 
 Simulator and hardware share it: both turn what happens into *events*, pass them to a decision core
-(`policies.greedy.GreedyScheduler`, `policies.router.RouterCore`) together with the time, and execute the *commands*
-that it returns. Everything here is frozen and made of numbers, so that a log can be stored and replayed; and a msgspec
-struct, which takes a fifth of a frozen dataclass's time to create (a simulated decision creates dozens).
+(`policies.greedy_scheduler.GreedyScheduler`, `policies.router_core.RouterCore`) together with the time, and execute the
+*commands* that it returns. Everything here is frozen and made of numbers, so that a log can be stored and replayed; and
+a msgspec struct, which takes a fifth of a frozen dataclass's time to create (a simulated decision creates dozens).
 
 Conventions
     segment          1..S, as in the paper
@@ -169,7 +169,8 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
         goal_energy_weight: the price of a joule per image now, in points of accuracy (0.01); 0 for none.
         others_completed: the part of `completed` in other classes than the head's. Accuracy, goals and late images are
             those of the head's class alone.
-        looked_at: the servers that a router needs to examine (`policies.sampling`), that of the activations first; all
+        looked_at: the servers that a router needs to examine (`policies.router_queue`), that of the activations first;
+        all
             if it is empty.
     """
 

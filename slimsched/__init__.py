@@ -16,20 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import hw  # noqa: F401 - sets the environment before torch is opened
 
 if TYPE_CHECKING:
+    from kit.documents import Document
     from kit.errors import InputError, WorkError
-    from kit.results import Document
-    from scenarios.metrics.limits import Bound, Capacity
-    from scenarios.metrics.plan import Plan
-    from scenarios.metrics.suite import SuiteScore
+    from scenarios.metrics.result_documents import Bound, Capacity, Plan, SuiteScore
     from scenarios.terminal.progress import Step, observed_by
-    from slimsched.adding import add_models
     from slimsched.arguments import Scenario
-    from slimsched.calibrating import calibrate
-    from slimsched.clusters import check_cluster, steer
-    from slimsched.listing import names
-    from slimsched.networks import check_model, join_models, train_model
-    from slimsched.planning import plan
-    from slimsched.profiles import check_profile, show_profile, synthesize_profile
+    from slimsched.models import add_models, check_model, join_models, slim_model, train_model
+    from slimsched.profiles import calibrate, check_profile, show_profile, synthesize_profile
     from slimsched.results import (
         Calibration,
         CommandResult,
@@ -44,12 +37,10 @@ if TYPE_CHECKING:
         Training,
         Validation,
     )
-    from slimsched.running import replay, report, run, validate
-    from slimsched.serving import generate_load, serve
-    from slimsched.simulating import bound, capacity, compare, simulate, suite
-    from slimsched.slimming import slim_model
-    from slimsched.starting import init
-    from slimsched.training import save_router, train
+    from slimsched.running import replay, report, run, save_router, train, validate
+    from slimsched.serving import check_cluster, generate_load, serve, steer
+    from slimsched.simulating import bound, capacity, compare, plan, simulate, suite
+    from slimsched.starting import init, names
     from slimsched.working import load
 
 __all__ = [
@@ -107,17 +98,17 @@ __all__ = [
 
 
 _ROOMS: Final = (
-    "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
-    "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
-    "slimsched.networks", "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
-    "slimsched.adding",
+    "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.simulating",
+    "slimsched.running", "slimsched.running", "slimsched.serving", "slimsched.profiles", "slimsched.profiles",
+    "slimsched.models", "slimsched.models", "slimsched.serving", "slimsched.starting", "slimsched.starting",
+    "slimsched.models",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Open a public module on first access: the command line opens this package, too."""
     if name == "__version__":
-        from hw.version import own_version
+        from kit.plugins import own_version
 
         return own_version()
     if name in __all__:

@@ -18,8 +18,8 @@ from kit.errors import InputError
 if TYPE_CHECKING:
     from cyclopts import Token
 
-    from hw.networks.registry import Network
-    from scenarios.files.spec import Scenario as Keys
+    from hw.networks.network_files import Network
+    from scenarios.files.scenario_keys import Scenario as Keys
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _whole_numbers(_: Any, tokens: Sequence[Token]) -> list[int]:
 def duration_s(text: str) -> float:
     """Read `45s`, `5m`, `1h`, in seconds."""
     from kit.units import parse_duration
-    from scenarios.files.spec import LONGEST_S
+    from scenarios.files.scenario_keys import LONGEST_S
 
     value_s = parse_duration(text)
     if not 0 <= value_s <= LONGEST_S:
@@ -112,8 +112,8 @@ def network_of(text: str | None, source: str = "--network") -> Network | None:
     Raises:
         InputError: there is no such network, or the text behind the name is not a JSON object.
     """
-    from hw.networks.registry import Network
-    from hw.networks.settings import options_of
+    from hw.networks.accuracy_table import options_of
+    from hw.networks.network_files import Network
 
     if text is None:
         return None
@@ -211,7 +211,7 @@ def require_within(flag: str, value: float | None, least: float, most: float) ->
 
 def require_unique(flag: str, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the values; raises `InputError` if one is given twice."""
-    from scenarios.files.spec import unique
+    from scenarios.files.scenario_keys import unique
 
     try:
         return unique(tuple(values))

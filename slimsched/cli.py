@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import hw  # noqa: F401 - sets the environment before torch is opened
 from kit.errors import InputError, nearest
-from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
+from scenarios.terminal.screen import BEGINS_ANEW, RESUMES, exit_code
 from slimsched.commands import COMMANDS, JOBS, RESUMING
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         nonlocal command
         if words[:1] in (["--version"], ["-V"]):
-            from hw.version import own_version
+            from kit.plugins import own_version
 
             sys.stdout.write(f"slimsched {own_version()}\n")
             return 0

@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kit.documents import Document, OwnDocument, is_plain
 from kit.errors import WorkError
-from kit.results import Document, OwnDocument, is_plain
 
 if TYPE_CHECKING:
-    from scenarios.metrics.comparison import ComparisonDocument
     from scenarios.metrics.fidelity import ValidationDocument
-    from scenarios.metrics.result import ClustersScore, Result, Score
+    from scenarios.metrics.router_comparison import ComparisonDocument
+    from scenarios.metrics.run_result import ClustersScore, Result, Score
 
 LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
 """The identity of a run: what ran, where and on what."""
@@ -82,7 +82,7 @@ class RunResult(Document):
 
     def __getattr__(self, name: str) -> Any:
         """Return a number by its name."""
-        from scenarios.metrics.catalogue import MEASURES
+        from scenarios.metrics.metric_catalogue import MEASURES
 
         if name in LABELS:
             return self.document[name]  # type: ignore[literal-required]
@@ -106,13 +106,13 @@ class RunResult(Document):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row: what ran, and every number."""
-        from scenarios.metrics.catalogue import MEASURES
+        from scenarios.metrics.metric_catalogue import MEASURES
 
         return [{name: getattr(self, name) for name in (*LABELS, *MEASURES)}]
 
     def require_whole(self) -> None:
         """Raise `WorkError` if the run completed nothing."""
-        from scenarios.show.words import require_completed
+        from scenarios.show.result_words import require_completed
 
         require_completed([self.document])
 
@@ -178,13 +178,13 @@ class Comparison(Document):
 
     def require_whole(self) -> None:
         """Raise `WorkError` if a router completed nothing."""
-        from scenarios.show.words import require_completed
+        from scenarios.show.result_words import require_completed
 
         require_completed(self.results)
 
 
 def _summary(row: Mapping[str, Any]) -> RouterSummary:
-    from scenarios.metrics.catalogue import MEASURES
+    from scenarios.metrics.metric_catalogue import MEASURES
 
     values = {name: measure.of(row) for name, measure in MEASURES.items() if measure.is_averaged}
     return RouterSummary(
@@ -258,8 +258,8 @@ class Validation(Document):
     def require_whole(self) -> None:
         """Raise `WorkError` if a run completed nothing, or simulation and executors are too far apart to continue."""
         from scenarios.metrics.fidelity import results_in
-        from scenarios.show.validation import require_hopeful
-        from scenarios.show.words import require_completed
+        from scenarios.show.result_words import require_completed
+        from scenarios.show.validation_table import require_hopeful
 
         require_completed(results_in(self.document))
         require_hopeful(self.document)
@@ -389,7 +389,7 @@ class Calibration(OwnDocument):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a profile: its file, device, network, and the origin of its numbers."""
-        from scenarios.files.reading import read_profile
+        from scenarios.files.scenario_reading import read_profile
 
         profiles = [(path, read_profile(path)) for path in self.profiles]
         return [

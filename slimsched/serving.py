@@ -1,4 +1,4 @@
-"""Clients: served by a scenario's executors, or played by a load generator."""
+"""Clients: served by a scenario's executors, or played by a load generator; and the hosts of a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kit.errors import InputError, WorkError
-from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
+from slimsched.arguments import (
+    LONGEST,
+    Changes,
+    Duration,
+    File,
+    Names,
+    NewFolder,
+    Out,
+    Router,
+    ScenarioLike,
+    require_within,
+)
 from slimsched.results import CommandResult
 from slimsched.working import (
     Observer,
     announcing_compilation,
     begin,
+    load,
     observer,
     observing,
     verb,
@@ -23,11 +35,13 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
-    from hw.door.admission import Limits
-    from hw.door.ingress import WaitingRoom
-    from hw.door.journal import Journal
-    from hw.router.loop import RunProgress
-    from scenarios.job.context import Run
+    from hw.frontend.admission import Limits
+    from hw.frontend.connections import Journal
+    from hw.frontend.ingress import WaitingRoom
+    from hw.router.router_loop import RunProgress
+    from scenarios.executors.device_choice import Hosts
+    from scenarios.job.job_stages import Run
+
 
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
@@ -90,10 +104,9 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
-    from hw.door.journal import Journal
-    from hw.door.listening import listen, read_tokens, require_certificate
-    from scenarios.files.reading import require_router
-    from scenarios.files.router_names import check_router
+    from hw.frontend.connections import Journal, listen, read_tokens, require_certificate
+    from scenarios.files.router_files import check_router
+    from scenarios.files.scenario_reading import require_router
 
     require_within("--port", port, 0, _LARGEST_PORT)
     require_within("--grpc-port", grpc_port, 0, _LARGEST_PORT)
@@ -109,8 +122,8 @@ def serve(
     with observing(_Journalled(journal, observer())):
         run = begin(scenario, changes, out)
         require_router(named, run.scenario)
-        from hw.door.admission import Limits
-        from hw.door.ingress import WaitingRoom
+        from hw.frontend.admission import Limits
+        from hw.frontend.ingress import WaitingRoom
 
         with (
             listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
@@ -128,9 +141,9 @@ def _opened(
     certificate: Path | None,
     journal: Journal,
 ) -> RunProgress:
-    """Serve in the scenario's run folder; see `scenarios.job.serving.serve`."""
-    from scenarios.job import serving
-    from scenarios.job.validation import require_executors
+    """Serve in the scenario's run folder; see `scenarios.job.serve_stage.serve`."""
+    from scenarios.job import serve_stage
+    from scenarios.job.validation_stage import require_executors
 
     listening = room.listening
     require_executors(run, "serve")
@@ -141,12 +154,12 @@ def _opened(
         where = {"url": url, **({"grpc": listening.grpc} if listening.grpc else {})}
         journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", **where, router=router)
         warn_of_routers(world, (router,), run.folder.path)
-        return serving.serve(run, world, router, room, limits, tokens, certificate, journal)
+        return serve_stage.serve(run, world, router, room, limits, tokens, certificate, journal)
 
 
 def _require_extras(*, speaks_grpc: bool) -> None:
     """Raise `InputError` if a package is missing that is asked for, in the process or in its ingress."""
-    wanted = {"serve": ("hw.door.ingress",), "grpc": ("grpc", "google.protobuf") if speaks_grpc else ()}
+    wanted = {"serve": ("hw.frontend.ingress",), "grpc": ("grpc", "google.protobuf") if speaks_grpc else ()}
     for extra, packages in wanted.items():
         with _naming_the_extra(extra):
             for package in packages:
@@ -210,8 +223,8 @@ def generate_load(
         WorkError: no model answers there.
     """
     with _naming_the_extra("serve"):
-        from hw.door.load import Load, document, generate
-    from scenarios.show.load import format_load
+        from hw.frontend.load_generator import Load, document, generate
+    from scenarios.show.command_tables import format_load
 
     require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
     require_within("--images", images, 1, 1 << 16)
@@ -223,6 +236,116 @@ def generate_load(
 
 
 def _first_token(token_file: File | None) -> str:
-    from hw.door.listening import read_tokens
+    from hw.frontend.connections import read_tokens
 
     return "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+
+
+DOES_NOT_FIT = 2
+
+
+@verb
+def check_cluster(
+    scenario: ScenarioLike, /, *, logs: NewFolder | None = None, changes: Changes | None = None
+) -> CommandResult:
+    """Look at every host of a scenario before a run.
+
+    Told is what each has, and what does not fit.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        logs: instead gather there what agents have printed on every host.
+        changes: other values than the scenario's, by dotted keys.
+
+    Raises:
+        InputError: the scenario names no hosts, or their cluster is not there.
+    """
+    from hw.networks.network_files import ModelFile
+    from scenarios.executors import preflight
+    from scenarios.executors.device_choice import joined_hosts
+    from scenarios.show.command_tables import format_cluster
+
+    keys = load(scenario, changes).keys
+    if keys.cluster.backend == "local":
+        raise preflight.none_here(keys.cluster, keys.name)
+    with joined_hosts(keys.cluster, keys.name) as hosts:
+        if logs is not None:
+            paths = [path for host in hosts.names() for path in _gathered(hosts, host, Path(logs) / host)]
+            lines = "\n".join(f"log: {path}" for path in paths) or "no agent has printed anything"
+            return CommandResult({"logs": [str(path) for path in paths]}, lines)
+        given = keys.model.checkpoint
+        model = None if given is None else ModelFile(Path(given))
+        check = preflight.check_cluster(keys, model, hosts, observer().remark)
+    return CommandResult(check.document(), format_cluster(check), code=0 if check.fits else DOES_NOT_FIT)
+
+
+def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
+    """Return files here with what agents have printed on a host."""
+    from hw.router.ray_agents import kept_logs
+    from kit.files import atomic_path
+
+    paths = []
+    for name, content in hosts.ask(host, "", kept_logs).items():
+        paths.append(folder / name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(paths[-1]) as temporary:
+            temporary.write_bytes(content)
+    return paths
+
+
+@verb
+def steer(
+    run: File,
+    /,
+    *,
+    drain: Names = (),
+    floor: float | None = None,
+    p99_s: Duration | None = None,
+    energy_weight: float | None = None,
+    router: Router | None = None,
+    model: File | None = None,
+) -> CommandResult:
+    """Drain servers, or change goals, router or model, while a run goes on.
+
+    The run says when it follows, and when a server that is drained is empty. Goals, router and model are those of a
+    `serve`. Goals are followed by routers that control (docs/routers.md, keeping goals).
+
+    Args:
+        run: the folder of the `run`, `validate` or `serve` that serves now.
+        drain: servers, or hosts with all theirs, that get no new block from now on; the others do, and all where it is
+            `none`. May be given several times.
+        floor: the mean accuracy to keep from now on; 0 for none.
+        p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
+        energy_weight: points of accuracy that a joule an image is worth from now on.
+        router: who decides from now on: by name, a rule file, or a trained router's file.
+        model: other weights of the network that serves; their accuracy table (accuracy.json) lies beside.
+
+    Raises:
+        InputError: nothing is asked for, nothing of that kind serves in that folder, it has no such server or host, or
+            a value is not allowed.
+    """
+    from policies.goal_control import MAX_WEIGHT
+    from scenarios.files.router_files import check_router, with_file
+    from scenarios.runs import operator_control
+
+    require_within("--floor", floor, 0, 1)
+    require_within("--energy-weight", energy_weight, 0, MAX_WEIGHT)
+    named = None if router is None else str(router)
+    if named is not None:
+        check_router(named, "--router")
+        named = with_file(named, lambda path: str(path.resolve()))
+    weights = None if model is None else str(Path(model).resolve())
+    wish = operator_control.Steering(
+        floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named, model=weights
+    )
+    given = wish.model_dump(exclude_none=True)
+    if not (drain or given):
+        flags = "--drain, --floor, --p99, --energy-weight, --router or --model"
+        raise InputError(str(run), "", f"nothing is asked for: give {flags}")
+    if given:
+        operator_control.steer(Path(run), wish)
+    if drain:
+        given["drain"] = operator_control.drain(Path(run), drain)
+    words = {**given, "drain": ", ".join(given["drain"]) or operator_control.NOBODY} if drain else given
+    text = ", ".join(f"{name} {value}" for name, value in words.items())
+    return CommandResult(given, f"asked for {text}; the command that serves says when it follows")

@@ -1,17 +1,20 @@
-"""What needs the simulator alone: one run, a comparison, a capacity, a bound."""
+"""What needs the simulator alone: one run, a comparison, a capacity, a bound, and a plan of what to run where."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from kit.errors import InputError
-from scenarios.metrics.limits import Bound, Capacity
-from scenarios.metrics.suite import SuiteScore
+from scenarios.metrics.result_documents import Bound, Capacity, Plan, SuiteScore
 from slimsched.arguments import (
     LONGEST,
     Changes,
@@ -21,9 +24,11 @@ from slimsched.arguments import (
     Out,
     Router,
     Routers,
+    Scenario,
     ScenarioLike,
     Seed,
     Seeds,
+    changes_of,
     require_unique,
     require_within,
 )
@@ -42,11 +47,15 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
-    from scenarios.files.spec import CompareSection
-    from scenarios.metrics.comparison import Bounds
-    from scenarios.metrics.comparison import ComparisonDocument as Document
-    from scenarios.metrics.result import Simulator
-    from scenarios.world.world import World
+    from scenarios.files.scenario_keys import CompareSection
+    from scenarios.job.job_stages import Run
+    from scenarios.metrics.router_comparison import Bounds
+    from scenarios.metrics.router_comparison import ComparisonDocument as Document
+    from scenarios.metrics.run_result import Simulator
+    from scenarios.metrics.slo import Slo
+    from scenarios.runs.folder import RunFolder
+    from scenarios.world.resolved_scenario import World
+
 
 CAPACITY_RUNS = 8  # that a search takes, about
 
@@ -87,9 +96,9 @@ def simulate(
         print([(server.name, round(server.utilization, 2)) for server in result.servers])
         ```
     """
-    from scenarios.files.reading import require_router
-    from scenarios.files.router_names import check_router, display_name
-    from scenarios.runs.simulate import run_simulation, simulate_metrics
+    from scenarios.files.router_files import check_router, display_name
+    from scenarios.files.scenario_reading import require_router
+    from scenarios.runs.simulated_runs import run_simulation, simulate_metrics
 
     named = str(router)
     require_within("--seed", seed, 0, LONGEST)
@@ -106,7 +115,7 @@ def simulate(
         policy = world.router(named, run.folder.path)
         if out is None:
             return RunResult(simulate_metrics(world, policy, name, seed, engine=chosen))
-        from scenarios.runs.records import write_run
+        from scenarios.runs.run_store import write_run
 
         with run.opened():
             result, record = run_simulation(world, policy, name, seed, engine=chosen)
@@ -160,9 +169,9 @@ def compare(
     require_within("--jobs", jobs, 1, 1024)
     run = with_routers(begin(scenario, changes, out), "compare", routers, seeds)
     require_made(run, "compare")
-    from scenarios.job import comparison as stage
-    from scenarios.job.deciding import with_decision_times
-    from scenarios.runs.simulate import default_jobs
+    from scenarios.job import comparing_stage as stage
+    from scenarios.job.profile_stages import with_decision_times
+    from scenarios.runs.simulated_runs import default_jobs
 
     given, equal = run.scenario.compare, None
     world = run.world()
@@ -187,8 +196,8 @@ def compare(
 
 def _engine_for(world: World, given: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
     """Return what computes the comparison; raises `InputError` without memory or a solver for all of it."""
-    from scenarios.runs.bound import require_solvable
-    from scenarios.runs.engines import engine_of, require_memory
+    from scenarios.runs.fluid_bound import require_solvable
+    from scenarios.runs.simulated_runs import engine_of, require_memory
 
     chosen = engine_of(world, engine, given.runs)
     require_memory(world, chosen, processes=processes)
@@ -199,8 +208,8 @@ def _engine_for(world: World, given: CompareSection, engine: Engine, processes: 
 
 def _bounds(world: World, comparison: Document) -> Bounds:
     """Return the fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
-    from scenarios.metrics.comparison import bound_accuracies
-    from scenarios.runs.bound import OF_A_BOUND, FluidModel
+    from scenarios.metrics.router_comparison import bound_accuracies
+    from scenarios.runs.fluid_bound import OF_A_BOUND, FluidModel
 
     accuracies = bound_accuracies(comparison)
     curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
@@ -252,11 +261,11 @@ def capacity(
         print(f"{limit.stable_img_s:.0f} images/s are carried, {limit.unstable_img_s:.0f} are not")
         ```
     """
-    from scenarios.files.reading import require_router
-    from scenarios.files.router_names import check_router, display_name
-    from scenarios.metrics.prediction import NEW_RUNS
+    from scenarios.files.router_files import check_router, display_name
+    from scenarios.files.scenario_reading import require_router
     from scenarios.metrics.slo import Slo
-    from scenarios.runs import capacity as searching
+    from scenarios.metrics.statistics import NEW_RUNS
+    from scenarios.runs import capacity_search as searching
     from scenarios.show.wording import say
 
     require_within("--floor", floor, 0, 1)
@@ -311,8 +320,8 @@ def bound(
         print(f"at most {limit.capacity_img_s:.0f} images/s; at 300, {1000 * limit.latency_mean_s:.1f} ms or more")
         ```
     """
-    from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
-    from scenarios.runs.engines import require_memory
+    from scenarios.runs.fluid_bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
+    from scenarios.runs.simulated_runs import require_memory
 
     world = begin(scenario, changes, out).world()
     require_memory(world, "compiled")
@@ -349,8 +358,8 @@ def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteS
         ```
     """
     from kit.files import writable_folder
-    from scenarios.files.router_names import check_router
-    from scenarios.job.suite import race
+    from scenarios.files.router_files import check_router
+    from scenarios.job.comparing_stage import race
     from scenarios.runs.folder import RunFolder
 
     named = tuple(map(str, routers))
@@ -361,3 +370,144 @@ def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteS
     folder = RunFolder(writable_folder(Path(out or "runs/suite")), observer().remark)
     with folder.opened(), announcing_compilation(named, "compiled"):
         return race(named, folder, only, quiet=observer().quiet)
+
+
+CARRIED_S: Final = 20.0
+SEEDS: Final = 3  # of the comparison's
+
+
+@verb
+def plan(
+    scenario: ScenarioLike,
+    /,
+    routers: Routers = (),
+    *,
+    out: Out = None,
+    changes: Changes | None = None,
+) -> Plan:
+    """Tell what to run where, how much that carries, and what comes of more load or a loss.
+
+    Routers stand beside plain replication: every image at full width, or at the one width tuple that keeps the floor
+    and carries most. All of it is simulated: under the scenario's own load, and for what is carried under Poisson
+    arrivals, as `capacity` does, in runs of 20 s, or of the scenario's length where that is shorter. What is to be
+    kept is the scenario's `slo`; a floor that it does not name is the untuned ladder's accuracy.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        routers: by name or file, instead of the scenario's (`compare.routers`); may be given several times. The kinds
+            that keep goals are always tried, as they are before tuning.
+        out: the run folder whose network, profiles and routers are taken, and where the rule to run is written if it
+            has no file yet; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75. Of `compare.seeds` the first
+            three are taken.
+
+    Raises:
+        InputError: no such scenario or router, or something that it needs is missing.
+
+    Example:
+        ```python
+        what = slimsched.plan(short, ["jsq"])
+        print(what.choice, [(server.server, round(server.share, 2)) for server in what.servers])
+        ```
+    """
+    from scenarios.files.router_files import display_name, require_distinct_names
+    from scenarios.metrics.statistics import NEW_RUNS
+    from scenarios.runs import router_planning
+    from scenarios.terminal.progress import Progress
+
+    run = with_routers(begin(scenario, changes, out), "compare", routers)
+    given = run.scenario
+    if given.classes:
+        remedy = "`slimsched capacity` tells what each router carries, class by class"
+        raise InputError(given.name, "classes", f"a plan knows no classes of requests; {remedy}")
+    world = run.world()
+    named = tuple(map(str, given.compare.routers))
+    require_distinct_names(named)
+    chosen_seeds = given.compare.seeds[:SEEDS]
+    slo = _slo_of(world)
+    if doubt := router_planning.floor_doubt(world, slo):
+        observer().remark(f"warning: {doubt}")
+    candidates, unmade = router_planning.candidates(world, slo, named, run.folder.path)
+    runs = CAPACITY_RUNS * len(candidates) * len(chosen_seeds) + NEW_RUNS
+    engine = ready_engine(world, "auto", runs, chosen_seeds[0])
+    tell_overload(world)
+    steps = router_planning.steps_of(world, len(candidates), len(chosen_seeds))
+    with (
+        nullcontext() if run.folder.is_in_use else run.opened(),  # a `serve` may be in progress there
+        announcing_compilation(named, engine),
+        Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
+    ):
+        trial = router_planning.Trial(
+            world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update
+        )
+        found = replace(
+            router_planning.plan(trial, candidates, unmade), unreliable=_unreliable(world), trusted=_trusted(run.folder)
+        )
+        found = _with_rule(found, run)
+    router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
+    commands = () if found.choice is None else _commands(run, _words(scenario, changes, out), router)
+    return replace(found, commands=commands)
+
+
+def _slo_of(world: World) -> Slo:
+    """Return the scenario's SLO; with the untuned ladder's accuracy, if it names no floor."""
+    from scenarios.learn.tune import knobs_of
+    from scenarios.metrics.slo import Slo
+
+    slo = Slo.of(world.scenario)
+    if slo.floor is not None:
+        return slo
+    floor = knobs_of(world).floor
+    observer().remark(f"no floor is named (slo.floor): the untuned ladder's is taken, {100 * (floor or 0):.1f} %")
+    return replace(slo, floor=floor)
+
+
+def _unreliable(world: World) -> tuple[str, ...]:
+    """Return `Plan.unreliable`."""
+    from scenarios.show.command_tables import unreliable
+
+    owners = world.scenario.cluster.owners
+    return tuple(server.name for server in owners if unreliable(world.profile_of(server.name)))
+
+
+def _trusted(folder: RunFolder) -> tuple[str, ...]:
+    """Return `Plan.trusted`."""
+    from kit.documents import told_of
+    from scenarios.show.answers import TRUSTED, answers
+
+    files = ("comparison.json", "validation.json")
+    comparison, validation = (folder.read_json(name) if (folder / name).exists() else None for name in files)
+    with told_of(folder / "validation.json", folder.remedy("validation.json")):
+        told = answers(comparison, validation) if validation else []
+    return next((tuple(each.lines) for each in told if each.label == TRUSTED), ())
+
+
+def _with_rule(plan: Plan, run: Run) -> Plan:
+    """Write the rule of a choice that has no file yet."""
+    from policies.router_names import rule_from_dict
+    from scenarios.files.bundled_files import planned_file
+    from scenarios.files.router_files import write_rule
+
+    chosen = plan.of(plan.choice)
+    if chosen is None or chosen.rule is None:
+        return plan
+    file = run.folder / planned_file(chosen.router)
+    write_rule(file, rule_from_dict(chosen.rule, str(file)))
+    return replace(plan, file=file)
+
+
+def _commands(run: Run, words: Sequence[str], router: str) -> tuple[str, ...]:
+    """Return what to type to continue with a router; executors serve if each server has a device."""
+    verbs = ("simulate", "serve") if run.can_validate else ("simulate",)
+    scenario, *rest = words
+    return tuple(shlex.join(["slimsched", verb, scenario, "--router", router, *rest]) for verb in verbs)
+
+
+def _words(scenario: ScenarioLike, changes: Mapping[str, Any] | None, out: Out) -> list[str]:
+    """Return a scenario with its changes and its run folder, as commands take them."""
+    path, other = scenario, changes_of(changes)
+    if isinstance(scenario, Scenario):
+        path, other = scenario.path, json.loads(scenario.changed or "{}")
+    texts = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in other.items()}
+    sets = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
+    return [str(path), *sets, *([] if out is None else ["--out", str(out)])]

@@ -1,23 +1,31 @@
-"""A first custom scenario, from arguments, or from answers on a terminal."""
+"""What can be named, and a first custom scenario, from arguments or answers on a terminal.
+
+Files are recognised by their beginning, and are not checked: that is done when they are used.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from cyclopts import Parameter
 
 from kit.errors import InputError, nearest
-from scenarios.terminal.asking import ask, can_ask
+from scenarios.files.bundled_files import CALIBRATED, FOLDERS, SHIPPED_PROFILES, SHIPPED_SCENARIOS
+from scenarios.terminal.screen import ask, can_ask
 from slimsched.arguments import File, duration_s, require_unique, require_within
 from slimsched.results import CommandResult
 from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
-    from scenarios.files.starter import Starter
+    from hw.telemetry import DeviceDescription
+    from scenarios.files.bundled_files import Starter
+
 
 PAPERS_TABLE: Final = "slimresnet18-paper"
 PAPERS_GPUS: Final = "rtx-2080-ti, rtx-2080-ti, gtx-980-ti"
@@ -52,11 +60,11 @@ def init(
     """
     from kit.documents import write_text
     from kit.files import writable_file
-    from kit.named_files import as_name
-    from scenarios.files.reading import load_scenario
-    from scenarios.files.starter import starter_text
-    from scenarios.world.materials import default_folder, make_world
-    from sim.network import PRESETS
+    from kit.strict import as_name
+    from scenarios.files.bundled_files import starter_text
+    from scenarios.files.scenario_reading import load_scenario
+    from scenarios.world.scenario_building import default_folder, make_world
+    from sim.host_and_network import PRESETS
 
     path = writable_file(Path(file))
     if path.exists():
@@ -100,12 +108,11 @@ class _Choice(NamedTuple):
 
 def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, asks: bool) -> Starter:
     """Return the arguments' choices; others are asked, or have their defaults."""
-    from scenarios.files.reading import read_profile
-    from scenarios.files.router_names import with_file
-    from scenarios.files.shipped import SHIPPED_PROFILES
-    from scenarios.files.spec import GreedySection
-    from scenarios.files.starter import Starter
-    from sim.network import PRESETS
+    from scenarios.files.bundled_files import SHIPPED_PROFILES, Starter
+    from scenarios.files.router_files import with_file
+    from scenarios.files.scenario_keys import GreedySection
+    from scenarios.files.scenario_reading import read_profile
+    from sim.host_and_network import PRESETS
 
     shipped = ", ".join(sorted(file.stem for file in SHIPPED_PROFILES.glob("*.yaml")))
     choices = (
@@ -144,14 +151,14 @@ def _found(choice: _Choice, given: Any, *, asks: bool) -> Any:
 
 def _from(folder: Path, named: Path) -> str:
     """Return a file's name in a scenario of that folder; a bundled one has its own name."""
-    from scenarios.files.shipped import is_shipped_name
+    from scenarios.files.bundled_files import is_shipped_name
 
     return str(named) if is_shipped_name(str(named)) and not named.exists() else os.path.relpath(named, folder)
 
 
 def _profile(named: str) -> Path:
     """Read a profile's file name, which must be readable."""
-    from scenarios.files.reading import read_profile
+    from scenarios.files.scenario_reading import read_profile
 
     read_profile(Path(named), "--gpu")
     return Path(named) if Path(named).exists() else Path(named.lower())
@@ -167,7 +174,7 @@ def _rate(text: str) -> float:
 
 
 def _duration_s(text: str) -> float:
-    from scenarios.files.spec import LONGEST_S
+    from scenarios.files.scenario_keys import LONGEST_S
 
     length_s = duration_s(text)
     require_within("--duration", length_s, 1e-3, LONGEST_S)
@@ -175,7 +182,7 @@ def _duration_s(text: str) -> float:
 
 
 def _link(text: str) -> str:
-    from sim.network import PRESETS
+    from sim.host_and_network import PRESETS
 
     if text not in PRESETS:
         raise InputError("--link", "", f"unknown {text!r}; {nearest(text, PRESETS)}")
@@ -183,7 +190,168 @@ def _link(text: str) -> str:
 
 
 def _router(name: str) -> str:
-    from scenarios.files.router_names import check_router
+    from scenarios.files.router_files import check_router
 
     check_router(name, "--router")
     return name
+
+
+_BEGINNING: Final = 20_000  # bytes of a file that are looked at
+_PLACEMENTS: Final = {  # which server each takes, as in docs/routers.md; every segment at full width
+    "weighted-random": "at random, as likely as it is fast",
+    "round-robin": "after the last one",
+    "jsq": "with the fewest outstanding requests",
+    "jsq-speed": "with the fewest outstanding requests for its speed",
+    "power-of-two": "with the fewest outstanding requests, of two drawn at random",
+    "power-of-two-speed": "the same, for its speed",
+    "jiq": "that has nothing outstanding, or else any at random",
+    "least-work": "with the least expected work outstanding",
+    "least-work-coming": "the same with the work that will come back",
+    "shortest-delay": "where the block is expected to end first",
+    "sticky": "where the activations are; for new images `least-work`",
+    "packed": "where the activations are; for new images by energy an image",
+    "sticky-coming": "where the activations are; for new images `least-work-coming`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Something that can be named.
+
+    Attributes:
+        name: as a command takes it: a word, or a path from here.
+        about: what it is, in a few words.
+        ships: whether it is bundled with the project.
+    """
+
+    name: str
+    about: str
+    ships: bool = True
+
+
+@verb
+def names(kind: Literal["scenarios", "routers", "profiles", "devices", "runs"] | None = None, /) -> CommandResult:
+    """List what commands can name; the devices and runs here.
+
+    Of a device it tells which sensors work.
+
+    Args:
+        kind: one of them; all but devices by default.
+    """
+    kinds: Mapping[str, Callable[[], Iterator[Named]]] = {
+        "scenarios": _scenarios,
+        "routers": _routers,
+        "profiles": _profiles,
+        "runs": _runs,
+    }
+    groups: dict[str, list[dict[str, Any]]] = {
+        name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)
+    }
+    texts = [_table(name, entries) for name, entries in groups.items()]
+    if kind == "devices":
+        from hw.telemetry import available_devices
+
+        devices = available_devices()
+        groups["devices"] = [asdict(device) for device in devices]
+        texts.append("\n".join(line for device in devices for line in _device_lines(device)))
+    return CommandResult({"schema": "slimsched.list/1", **groups}, "\n\n".join(texts))
+
+
+def _device_lines(device: DeviceDescription) -> Iterator[str]:
+    yield f"{device.kind}:{device.index}  {device.state}"
+    for field, state in (*device.telemetry.items(), *device.facts.items()):
+        yield f"  {field:<17} {state}"
+
+
+def _table(kind: str, entries: list[dict[str, str]]) -> str:
+    from scenarios.show.tables import Column, Table, to_text
+
+    if not entries:
+        return f"no {kind.removesuffix('s')} lies in this folder, nor in ./{kind}"
+    rows = [[each["name"], each["about"] if each["ships"] else f"here: {each['about']}"] for each in entries]
+    return to_text([Table([Column(kind), Column("", is_text=True)], rows)])
+
+
+def _scenarios() -> Iterator[Named]:
+    for path in (path for folder in (".", *FOLDERS) for path in sorted((SHIPPED_SCENARIOS / folder).glob("*.yaml"))):
+        name = path.relative_to(SHIPPED_SCENARIOS).with_suffix("").as_posix().replace("/", "-")  # as its file names it
+        yield Named(name, _first_sentence(_beginning(path)))
+    yield from _of_schema(Path().glob("*.yaml"), "slimsched.scenario/", _first_sentence)
+
+
+def _routers() -> Iterator[Named]:
+    from policies.router_kinds import KINDS, TUNED
+    from policies.router_names import ROUTER_NAMES
+    from scenarios.files.bundled_files import MADE_KINDS, RULE_SUFFIX, TUNED_HERE, made_name
+
+    for name in ROUTER_NAMES:
+        yield Named(name, KINDS[name].help if name in KINDS else f"full width, the server {_PLACEMENTS[name]}")
+    yield from (Named(f"{kind.name}:...", kind.help) for kind in KINDS.values() if kind.needs_numbers)
+    for kind in MADE_KINDS:
+        if not made_name(kind).startswith(TUNED_HERE) and made_name(kind) not in ROUTER_NAMES:
+            yield Named(made_name(kind), "made by the scenario's own `slimsched train` or `run`")
+    yield Named(f"{TUNED_HERE}KIND", f"tuned by the same: {', '.join(TUNED)}")
+    yield from _of_schema(Path().glob(f"*{RULE_SUFFIX}"), "slimsched.rule/", _kind)
+
+
+def _profiles() -> Iterator[Named]:
+    yield from (Named(path.stem, _device(_beginning(path))) for path in sorted(SHIPPED_PROFILES.glob("*.yaml")))
+    yield from _of_schema(CALIBRATED.glob("*.yaml"), "slimsched.profile/", _device)
+
+
+def _runs() -> Iterator[Named]:
+    from scenarios.files.bundled_files import MADE_KINDS, made_file
+    from scenarios.runs.folder import RunFolder
+
+    files = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
+    for folder in (Path(), *_folders(Path()), *_folders(Path("runs"))):
+        known = RunFolder(folder)
+        if known.is_flagged:
+            scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
+            names = [name for name in files if (folder / name).exists()]
+            runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]
+            facts = [*([f"{len(runs)} runs kept"] if runs else []), *names]
+            yield Named(
+                str(folder), f"{scenario or 'no scenario'}: {', '.join(facts) or 'nothing finished'}", ships=False
+            )
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(folder, entry.name) for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:  # not there, or not ours
+        return []
+
+
+def _of_schema(paths: Iterable[Path], schema: str, about: Callable[[str], str]) -> Iterator[Named]:
+    for path in sorted(paths):
+        text = _beginning(path)
+        if _value(text, "schema").startswith(schema):
+            yield Named(str(path), about(text), ships=False)
+
+
+def _beginning(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_BEGINNING).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _value(text: str, key: str, indent: str = "") -> str:
+    match = re.search(rf"^{indent}{key}: *(.+?) *$", text, re.MULTILINE)
+    return match[1].strip("'\"") if match else ""
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of the comment at the top, without a part after a colon."""
+    lines = [line.lstrip("# ") for line in text.splitlines()[: text.count("\n")] if line.startswith("#")]
+    return re.split(r"(?<=[.:;]) ", f"{' '.join(lines)} ")[0].strip(" .:;")
+
+
+def _device(text: str) -> str:
+    return ", ".join(filter(None, (_value(text, "name", "  "), _value(text, "provenance"))))
+
+
+def _kind(text: str) -> str:
+    return _value(text, "kind")

@@ -19,12 +19,12 @@ from scenarios.terminal.progress import Step, current_observer, observed_by
 from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_unique, require_within
 
 if TYPE_CHECKING:
-    from kit.results import Document
-    from scenarios.job.context import Run
-    from scenarios.metrics.result import Simulator
-    from scenarios.runs.engines import EngineChoice
+    from kit.documents import Document
+    from scenarios.job.job_stages import Run
+    from scenarios.metrics.run_result import Simulator
+    from scenarios.runs.simulated_runs import EngineChoice
     from scenarios.terminal.progress import Progress
-    from scenarios.world.world import World
+    from scenarios.world.resolved_scenario import World
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Document")
@@ -133,9 +133,9 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         print(short.name, short.keys.duration_s, [server.name for server in short.keys.cluster.named_servers])
         ```
     """
-    from scenarios.files.reading import load_scenario
-    from scenarios.files.shipped import scenario_file
-    from scenarios.world.materials import SCENARIO_FILE
+    from scenarios.files.bundled_files import scenario_file
+    from scenarios.files.scenario_reading import load_scenario
+    from scenarios.world.scenario_building import SCENARIO_FILE
 
     other = changes_of(changes)
     if isinstance(scenario, Scenario):
@@ -159,10 +159,10 @@ def begin(
         InputError: something is wrong with the one or the other, or a result would replace a file that is read.
     """
     from kit.files import writable_folder
-    from kit.named_files import named_files
-    from scenarios.job.context import Run
+    from kit.strict import named_files
+    from scenarios.job.job_stages import Run
     from scenarios.runs.folder import RunFolder, require_apart
-    from scenarios.world.materials import SCENARIO_FILE, default_folder
+    from scenarios.world.scenario_building import SCENARIO_FILE, default_folder
 
     read = load(scenario, changes)
     is_kept = read.path.name == SCENARIO_FILE and RunFolder(read.path.parent).is_flagged
@@ -181,8 +181,8 @@ def with_routers(run: Run, section: str, routers: Sequence[str | Path], seeds: S
     Raises:
         InputError: one is not known, or named twice.
     """
-    from scenarios.files.reading import require_router
-    from scenarios.files.router_names import with_file
+    from scenarios.files.router_files import with_file
+    from scenarios.files.scenario_reading import require_router
 
     update: dict[str, Any] = {}
     names = list(map(str, routers))
@@ -209,7 +209,7 @@ def ready_engine(
     Raises:
         InputError: the runs take more memory than this machine has.
     """
-    from scenarios.runs.engines import able_to_run, engine_of, require_memory
+    from scenarios.runs.simulated_runs import able_to_run, engine_of, require_memory
 
     engine = engine_of(world, choice, runs, duration_s=duration_s)
     require_memory(world, engine, duration_s=duration_s)
@@ -220,7 +220,7 @@ def ready_engine(
 
 def warn_of_routers(world: World, routers: Sequence[str], made_in: Path) -> None:
     """Warn of routers that were tuned for another cluster, and of those that can't follow what `slo` asks for."""
-    from scenarios.world.routers import routers_ignoring_goals, routers_tuned_elsewhere
+    from scenarios.world.scenario_routers import routers_ignoring_goals, routers_tuned_elsewhere
 
     foreign = routers_tuned_elsewhere(routers, world.device_names, world.cluster)
     for warning in (*foreign, *routers_ignoring_goals(routers, world.scenario, made_in)):
@@ -229,7 +229,7 @@ def warn_of_routers(world: World, routers: Sequence[str], made_in: Path) -> None
 
 def tell_overload(world: World) -> None:
     """Warn of an odd trace, and of a rate beyond any router's capacity: the work continues, as it may be intended."""
-    from scenarios.runs.bound import busy_router_of, overload_of
+    from scenarios.runs.fluid_bound import busy_router_of, overload_of
 
     if observer().quiet:
         return
@@ -241,7 +241,7 @@ def announcing_compilation(
     routers: Sequence[str], engine: Simulator = "simpy"
 ) -> contextlib.AbstractContextManager[None]:
     """Report what must be compiled, within it; numba is opened only if the engine or a trained router needs it."""
-    from scenarios.files.router_names import is_compiled
+    from scenarios.files.router_files import is_compiled
 
     if engine == "simpy" and not any(map(is_compiled, routers)):
         return contextlib.nullcontext()
@@ -259,7 +259,7 @@ def solving(programmes: int) -> Progress:
 
 def require_made(run: Run, section: str) -> None:
     """Raise `InputError` if a section's routers include missing ones that the scenario's run makes."""
-    from scenarios.files.made_routers import made_kinds, made_name
+    from scenarios.files.bundled_files import made_kinds, made_name
 
     given = getattr(run.scenario, section)
     unmade = [kind for kind in made_kinds(given.routers) if not run.made(kind).is_file()]
@@ -272,8 +272,8 @@ def require_made(run: Run, section: str) -> None:
 
 def _making(run: Run, kinds: Sequence[str]) -> str:
     """Return the command that makes routers: before devices are calibrated and the network evaluated, the whole run."""
-    from scenarios.files.shipped import SHIPPED_SCENARIOS
-    from scenarios.world.materials import default_folder
+    from scenarios.files.bundled_files import SHIPPED_SCENARIOS
+    from scenarios.world.scenario_building import default_folder
 
     is_shipped = run.source is None or run.source.is_relative_to(SHIPPED_SCENARIOS)
     out = [] if run.folder.path == default_folder(run.scenario) else ["--out", str(run.folder.path)]

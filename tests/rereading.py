@@ -7,9 +7,9 @@ from typing import Any
 
 from kit import strict
 from kit.errors import InputError
-from policies.names import rule_from_dict
-from scenarios.files.spec import Scenario
-from sim.profile import Profile
+from policies.router_names import rule_from_dict
+from scenarios.files.scenario_keys import Scenario
+from sim.device_profile import Profile
 
 SOURCE = "any.yaml"
 READ: Mapping[str, Callable[[str], Any]] = {

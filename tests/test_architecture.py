@@ -24,9 +24,8 @@ TOUCH_FILES = {
     "kit/plugins.py",  # the source of a user's own router
     "kit/jit_cache.py",  # the store of compiled code
     "kit/checkpoint.py",  # weights
-    "kit/documents.py",  # text and JSON
-    "kit/memo.py",  # rows that were computed
-    "kit/named_files.py",  # paths
+    "kit/documents.py",  # text and JSON, rows that were computed
+    "kit/strict.py",  # paths
     "kit/parallel.py",  # processes
 }
 FILE_MODULES = {"os", "io", "shutil", "tempfile", "safetensors", "safetensors.numpy"}
@@ -110,7 +109,7 @@ MAX_PARAMETERS = 8
 KERNELS = (
     "sim/compiled/",
     "policies/compiled/",
-    "jobs/policies/room.py",
+    "jobs/policies/preemption.py",
     "policies/ppo/kernels.py",
 )
 

@@ -17,12 +17,12 @@ import torch
 import yaml
 
 import slimsched
-from hw.door.metrics import Metrics
-from hw.door.protocol import Served
-from hw.door.words import ServerState, Status
-from policies.ppo.router import PPORouter
-from scenarios.files.reading import load_scenario
-from scenarios.world.materials import load_world
+from hw.frontend.inference_protocol import Served
+from hw.frontend.router_link import ServerState, Status
+from hw.frontend.traffic_metrics import Metrics
+from policies.ppo.ppo_router import PPORouter
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.world.scenario_building import load_world
 from slimsched.launching import app_of
 from tests.test_docs import ROOT
 

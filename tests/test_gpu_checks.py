@@ -27,10 +27,10 @@ from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, stamps
 from benchmarks.gpu.running import in_a_process
 from benchmarks.gpu.stand import NETWORKS, Stand
-from hw.device import DeviceSpec
-from hw.devices.activations import Activations
-from scenarios.files.reading import load_scenario
-from scenarios.world.build import _outstanding_blocks
+from hw.agent.activations import Activations
+from hw.device_settings import DeviceSpec
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.world.scenario_building import _outstanding_blocks
 from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.names import make_router
+from policies.router_names import make_router
 from slimsched.commands import COMMANDS
 from tests.policies.cluster_views import choice_of, context, server, view
 from tests.test_architecture import ROOT, sources

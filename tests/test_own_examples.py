@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.networks.accuracy import load_accuracy
+from hw.networks.accuracy_table import load_accuracy
 from kit.documents import read_json
 from tests.test_docs import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from scenarios.runs.folder import FILES, FOLDERS
-from scenarios.runs.records import RECORD_FILES
+from scenarios.runs.run_store import RECORD_FILES
 from slimsched.cli import main
 from tests.jobs.cases import trace_of, write_case
 from tests.scenarios.files import write_scenario

@@ -11,7 +11,7 @@ from benchmarks.serving import soak
 from benchmarks.serving.rows import row
 from benchmarks.serving.soak import Ups
 from benchmarks.serving.stand import throughput_img_s
-from hw.door.load import Ended, Outcome
+from hw.frontend.load_generator import Ended, Outcome
 
 CAPACITY = {frozenset("ab"): 30.0, frozenset("a"): 10.0, frozenset("b"): 20.0, frozenset(""): 0.0}
 

@@ -19,7 +19,7 @@ from mkdocs.exceptions import PluginError
 
 from benchmarks.study.commands_page import commands_markdown
 from kit.errors import InputError
-from scenarios.files.spec import RewardSection
+from scenarios.files.scenario_keys import RewardSection
 from slimsched.cli import main
 from tests.test_docs import LINK, PAGES, ROOT
 from tests.tutorial_log import FILE, tutorial_log

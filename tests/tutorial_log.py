@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from jobs.comparing import run_policy
-from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
+from jobs.generated_traces import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
+from jobs.policy_comparison import run_policy
 from policies.vocabulary import NS_PER_S
 from tests.jobs.cases import case_of
 from tests.jobs.logs import Jobs, sacct

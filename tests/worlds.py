@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig, top1_of
-from policies.reward import AccuracyPrior, RewardWeights
+from policies.greedy_scheduler import GreedyKnobs
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, top1_of
 from policies.vocabulary import IMAGE, NS_PER_S, WorkKey
-from sim.accuracy import BernoulliCorrectness
-from sim.cluster import ClusterSpec, RunSpec, Simulation
-from sim.network import PRESETS, Attachment
-from sim.profile import Profile
-from sim.server import ServerSpec
-from sim.tables import DeviceTables, compile_tables
+from sim.device_profile import Profile
+from sim.device_tables import DeviceTables, compile_tables
+from sim.host_and_network import PRESETS, Attachment
+from sim.simulated_cluster import BernoulliCorrectness, ClusterSpec, RunSpec, Simulation
+from sim.simulated_server import ServerSpec
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 BATCHES = (1, 4, 16, 32)

@@ -25,7 +25,7 @@ from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import Finding, Verdict, stamps, write
 from benchmarks.gpu.running import in_a_process
 from benchmarks.gpu.visit import main as visit_main
-from scenarios.terminal.exits import terminated_as_interrupted
+from scenarios.terminal.screen import terminated_as_interrupted
 
 CPU_TIMES = 3.0  # a check may take on a CPU this many times as long as on a GPU
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from hw.networks.slimmable import Weights
-from hw.networks.slimresnet import PRESETS, SlimResNet
 
 BREAKS = 777.0
 
@@ -15,7 +15,7 @@ class AssertingNet(SlimResNet):
     """The built-in network of this name, with the fault."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(PRESETS[name])
+        super().__init__(SLIMRESNETS[name])
 
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
         """Run a segment as the built-in network does; an image of `BREAKS` accesses an element that does not exist."""

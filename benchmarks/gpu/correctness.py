@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stand import SEED, Stand
+from hw.agent.activations import Activations, KeptBlocks, tensor_in
+from hw.agent.instances import Instances, serve
 from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.agent.torch_outfit import ARENA_BYTES, torch_agents
-from hw.devices.activations import Activations, tensor_in
-from hw.devices.instances import Instances, serve
-from hw.devices.kept_blocks import KeptBlocks
-from hw.networks.rows import gather, rows_of
+from hw.networks.servable import gather, rows_of
 from hw.router.local_agents import AgentProcess, start_agents
-from hw.transport.arena import Arena
 from hw.transport.messages import Input, Keep, Move, Moved
-from kit.chance import stream
+from hw.transport.shared_memory import Arena
+from kit.random_streams import stream
 from policies.vocabulary import IMAGE, RunBatch
 
 BATCHES: Final = (1, 3, 32)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.marked import commit_here
 from kit.documents import write_json, write_text
 from kit.files import atomic_path
-from scenarios.show.table import Table, columns, to_markdown
+from scenarios.show.tables import Table, columns, to_markdown
 
 SCHEMA: Final = "slimsched.gpu/1"
 ROOT: Final = Path(__file__).parents[2]

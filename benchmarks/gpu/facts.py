@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.stand import Stand
+from hw.agent.cuda import unserved
 from hw.agent.torch_outfit import torch_agents
-from hw.devices.gpu import unserved
 from hw.router.local_agents import start_agents
 from hw.telemetry import GpuWatch, cpu_name, load_nvml, nvml_handle, usable_cores
 from hw.telemetry.nvml import NvmlSensor, board_facts

@@ -18,10 +18,9 @@ import yaml
 from benchmarks.gpu.evidence import ROOT
 from benchmarks.gpu.stand import NETWORKS, CantTellError, Stand
 from hw.networks.datasets import load_dataset
-from hw.networks.evaluation import evaluate
-from hw.networks.registry import Network
-from hw.networks.training import EpochReport, recipe, train
-from scenarios.files.reading import read_profile
+from hw.networks.network_files import Network
+from hw.networks.network_training import EpochReport, evaluate, recipe, train
+from scenarios.files.scenario_reading import read_profile
 from scenarios.metrics.fidelity import PROMISED_PCT, ValidationDocument
 
 SLIMSCHED: Final = (sys.executable, "-c", "import sys; from slimsched.cli import main; sys.exit(main(sys.argv[1:]))")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.gpu.stand import NETWORKS, SEED
-from hw.networks.slimresnet import PRESETS, SlimResNet
-from kit.chance import stream
+from hw.networks.architectures import SLIMRESNETS, SlimResNet
+from kit.random_streams import stream
 
 IMAGES = 256
 
@@ -17,7 +17,7 @@ class Noise:
     kind = "cpu"
 
     def __init__(self) -> None:
-        spec, chance = SlimResNet(PRESETS[NETWORKS[self.kind]]).spec, stream(SEED, "gpu checks, images")
+        spec, chance = SlimResNet(SLIMRESNETS[NETWORKS[self.kind]]).spec, stream(SEED, "gpu checks, images")
         shape, labels = (IMAGES, *spec.input_shape), np.arange(IMAGES) % spec.classes
         self.train = chance.standard_normal(shape, np.float32), labels
         self.test = chance.standard_normal(shape, np.float32), labels

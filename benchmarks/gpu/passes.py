@@ -14,16 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.evidence import ROOT
 from benchmarks.gpu.stand import CantTellError, Stand
+from hw.agent.cuda import GraphedInstance, own_stream, reserved_bytes
+from hw.agent.instances import Instances, labels_of, serve
 from hw.agent.torch_outfit import torch_agents
-from hw.devices.gpu import own_stream, reserved_bytes
-from hw.devices.graphs import GraphedInstance
-from hw.devices.instances import Instances, labels_of, serve
-from hw.devices.mps import start_daemon
-from hw.networks.registry import ModelFile, Network
+from hw.device_settings import start_daemon
+from hw.networks.network_files import ModelFile, Network
 from hw.router.local_agents import start_agents
 from hw.transport.messages import BenchmarkPaths, BenchmarkTogether, Point, Timed, TogetherResult
 from policies.vocabulary import IMAGE
-from scenarios.files.reading import load_scenario
+from scenarios.files.scenario_reading import load_scenario
 
 PASSES: Final = 20
 BATCH: Final = 32

@@ -14,10 +14,9 @@ import torch
 
 from benchmarks.gpu.serving import points
 from benchmarks.gpu.stand import Stand
-from calibrate.meter import Watched, fall_s, is_flat, sampled, wait_until_flat
-from hw.agent.benchmarks import alone
-from hw.agent.torch_outfit import torch_agents
-from hw.device import local_devices
+from calibrate.power_meter import Watched, fall_s, is_flat, sampled, wait_until_flat
+from hw.agent.torch_outfit import alone, torch_agents
+from hw.device_settings import local_devices
 from hw.router.local_agents import start_agents
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.nvml import NvmlSensor

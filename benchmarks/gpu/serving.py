@@ -16,29 +16,28 @@ from numpy.typing import NDArray
 from benchmarks.gpu.asserting import BREAKS, AssertingNet
 from benchmarks.gpu.stand import NETWORKS, SEED, Stand
 from benchmarks.speed.hollow import routing
-from calibrate.plan import powers_of_two
-from hw.devices.gpu import own_stream
-from hw.devices.graphs import GraphedInstance
-from hw.devices.instances import serve
-from hw.networks.registry import ModelFile, Network, save_model
-from hw.networks.rows import rows_of
-from hw.router.cluster import HardwareCluster
-from hw.router.run_spec import HardwareRun
-from hw.router.server import HardwareServer
+from calibrate.measurement_plan import powers_of_two
+from hw.agent.cuda import GraphedInstance, own_stream
+from hw.agent.instances import serve
+from hw.networks.network_files import ModelFile, Network, save_model
+from hw.networks.servable import rows_of
+from hw.router.local_cluster import HardwareCluster
+from hw.router.run_requests import HardwareRun
+from hw.router.server_port import HardwareServer
 from hw.telemetry import usable_cores
 from hw.transport.messages import Point
 from policies.faults import Crash, Fault, Hang, Supervision
-from policies.greedy import GreedyKnobs
-from policies.records import STAGES, RunRecord
+from policies.greedy_scheduler import GreedyKnobs
+from policies.run_records import STAGES, RunRecord
 from policies.vocabulary import IMAGE, NS_PER_S
-from scenarios.executors.run import on_own_cores
+from scenarios.executors.executor_runs import on_own_cores
 
 SIZES: Final = powers_of_two(32)
 IMAGES: Final = 256
 LOOP_S: Final = 2.0
 LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, as does recording them
 BREAK_IMG_S: Final = 100.0
-GPU_BLOCKS: Final = 4  # outstanding ones, the default of a scenario (`scenarios.world.build`)
+GPU_BLOCKS: Final = 4  # outstanding ones, the default of a scenario (`scenarios.world.scenario_building`)
 ACTIVE_STAGES: Final = ("decision", "transfer", "handover", "dispatch", "run")
 GOAL_US_HOP: Final = 250.0  # per hop beyond the pass, with captured passes
 STUCK_S: Final = 20  # the preload of two servers is one queue, and each load in it counts from its command

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stand import Stand
-from hw.agent.benchmarks import alone, together
-from hw.devices.activations import Activations, tensor_in
-from hw.devices.formats import raced
-from hw.devices.gpu import STREAMS, finish, pin
-from hw.devices.instances import Instances, Lane, serve
-from hw.networks.rows import gather_into
-from hw.transport.arena import Arena
+from hw.agent.activations import Activations, tensor_in
+from hw.agent.cuda import STREAMS, finish, pin
+from hw.agent.instances import Instances, Lane, raced, serve
+from hw.agent.torch_outfit import alone, together
+from hw.networks.servable import gather_into
 from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
+from hw.transport.shared_memory import Arena
 
 FIRST: Final = 3.0  # host caches cost up to 1.9 times; a newly selected kernel costs tens
 TOLERANCE: Final = 0.05

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import MARK
-from hw.device import DeviceSpec
-from hw.devices.instances import Instances, open_device
-from hw.networks.registry import ModelFile, save_model
+from hw.agent.instances import Instances, open_device
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SLIMRESNETS, SlimResNet
+from hw.networks.network_files import ModelFile, save_model
 from hw.networks.slimmable import SlimmableModel
-from hw.networks.slimresnet import PRESETS, SlimResNet
 from hw.telemetry import usable_cores
 
 NETWORKS: Final = {"cuda": "slimresnet18", "cpu": "digit-pairs"}  # a CPU would take minutes for the large one
@@ -70,7 +70,7 @@ class Stand:
     def model(self) -> SlimmableModel:
         """The model with random weights in every tensor, so that no mistake is masked by zeros."""
         torch.manual_seed(SEED)
-        model = SlimResNet(PRESETS[NETWORKS[self.kind]])
+        model = SlimResNet(SLIMRESNETS[NETWORKS[self.kind]])
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:

@@ -26,15 +26,15 @@ from typing import Any, Final
 from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
 from benchmarks.gpu.running import in_a_process
 from benchmarks.marked import fill
-from calibrate.errors import PATH_ERROR, REPEATABILITY
+from calibrate.profile_fit import PATH_ERROR, REPEATABILITY
 from kit.documents import write_json
 from policies.vocabulary import Provenance
-from scenarios.files.reading import read_profile
+from scenarios.files.scenario_reading import read_profile
 from scenarios.metrics.fidelity import PREDICTED, ValidationDocument, other_loads, validate_results
 from scenarios.metrics.statistics import change_pct, estimate
 from scenarios.runs.folder import STAGES
-from scenarios.show.table import Table, columns, to_markdown
-from scenarios.terminal.exits import terminated_as_interrupted
+from scenarios.show.tables import Table, columns, to_markdown
+from scenarios.terminal.screen import terminated_as_interrupted
 
 SCHEMA: Final = "slimsched.gpu-visit/1"
 SECONDS: Final = {1: 540.0, 2: 300.0}

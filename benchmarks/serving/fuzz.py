@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.serving.rows import Row, row
 from benchmarks.serving.stand import Server, Stand, serve
-from kit.chance import stream
+from kit.random_streams import stream
 
 REQUESTS: Final = 10_000
 FIRST: Final = 2_000  # requests, after which memory is compared with the end's

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.serving.rows import Row, row
 from benchmarks.serving.stand import FULL, Server, Stand, load, percentile, saturated_img_s, serve
-from hw.door.load import Load, generate, spread
-from scenarios.executors.run import RealRun, real_cluster, run_on_hardware, without_faults
-from scenarios.files.spec import PoissonWorkload
-from scenarios.job.network import load_measured
+from hw.frontend.load_generator import Load, generate, spread
+from scenarios.executors.executor_runs import RealRun, real_cluster, run_on_hardware, without_faults
+from scenarios.files.scenario_keys import PoissonWorkload
+from scenarios.job.network_stages import load_measured
 
 EMULATED: Final = "paper-live-x1"
 NARROWEST: Final = "fixed:0.25,0.25,0.25,0.25"

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hw.device import DeviceSpec
-from hw.devices.instances import Instances, open_device
-from hw.networks.registry import ModelFile
+from hw.agent.instances import Instances, open_device
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
 from policies.vocabulary import IMAGE
 
 

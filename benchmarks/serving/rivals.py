@@ -6,8 +6,9 @@ They are installed in a separate environment with access to this one's torch:
     python -c 'import torch; print(torch.__path__[0][:-5])' > RIVALS/lib/python3.11/site-packages/shared.pth
     RIVALS/bin/pip install litserve 'ray[serve]'
 
-Every worker, theirs and ours, is an executor on a separate core (`hw.device.DeviceSpec`). Ours run at full width, like
-theirs, for equal work; then as shipped. A rival is ended before ours are measured: LitServe uses CPU while idle.
+Every worker, theirs and ours, is an executor on a separate core (`hw.device_settings.DeviceSpec`). Ours run at full
+width, like theirs, for equal work; then as shipped. A rival is ended before ours are measured: LitServe uses CPU while
+idle.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ import numpy as np
 
 from benchmarks.serving.rows import Row, row
 from benchmarks.serving.stand import FULL, Server, Stand, percentile, serve, started, throughput_img_s
-from hw.door.listening import listen
-from hw.door.load import Load, Outcome, generate, play
+from hw.frontend.connections import listen
+from hw.frontend.load_generator import Load, Outcome, generate, play
 from hw.telemetry import usable_cores
-from kit.chance import stream
 from kit.errors import InputError, WorkError
+from kit.random_streams import stream
 
 NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve"}
 CONNECTIONS: Final = 256  # single images at a time, the limit of our ingress

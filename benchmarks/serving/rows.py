@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.documents import write_text
-from scenarios.show.numbers import number
-from scenarios.show.table import Column, Table, to_text
+from scenarios.show.tables import Column, Table, number, to_text
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy as np
 import slimsched
 from benchmarks.serving.rows import Row, row
 from benchmarks.serving.stand import Server, Stand, serve
-from hw.door.load import Load, Outcome, generate
-from kit.chance import stream
-from scenarios.files.spec import Scenario
-from scenarios.runs.bound import FluidModel
-from scenarios.world.materials import make_world
+from hw.frontend.load_generator import Load, Outcome, generate
+from kit.random_streams import stream
+from scenarios.files.scenario_keys import Scenario
+from scenarios.runs.fluid_bound import FluidModel
+from scenarios.world.scenario_building import make_world
 
 EMULATED: Final = "paper-live"
 FLOOR: Final = 0.75

@@ -23,11 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import slimsched
 from benchmarks.grid import ROOT
-from hw.door.load import Load, Outcome, generate
+from hw.frontend.load_generator import Load, Outcome, generate
 from kit.errors import InputError, WorkError
-from scenarios.job.context import Run
-from scenarios.job.serving import SLOTS
-from scenarios.world.build import estimated_capacity_img_s
+from scenarios.job.job_stages import Run
+from scenarios.job.serve_stage import SLOTS
+from scenarios.world.scenario_building import estimated_capacity_img_s
 
 AT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/v2/models/[\w-]+")
 FULL: Final = "sticky"  # every segment at full width

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from kit.jit import singles
 from policies.vocabulary import Choice, ClusterView
-from sim.cluster import ClusterSpec, RunSpec, Simulation
-from sim.compiled.agenda import advance, decide
-from sim.compiled.codes import ASKED, ENDED
-from sim.compiled.layout import Cluster, Parameters
-from sim.compiled.observation import code_of, write_observation
-from sim.compiled.program import program_of
-from sim.compiled.rows import request_at
-from sim.compiled.run import RunRow
+from sim.compiled.cluster_rows import program_of
+from sim.compiled.compiled_run import RunRow
+from sim.compiled.event_loop import advance, decide
+from sim.compiled.row_access import code_of, request_at, write_observation
+from sim.compiled.row_layout import ASKED, ENDED, Cluster, Parameters
+from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
 from tests import worlds
 
 DRAWS = 1 << 14

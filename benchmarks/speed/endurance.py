@@ -28,18 +28,18 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.speed.hollow import routing
-from hw.device import local_devices
-from hw.networks.registry import ModelFile
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing, RunProgress
-from hw.router.run_spec import HardwareRun
-from hw.router.server import HardwareServer
-from kit.chance import stream
+from hw.device_settings import local_devices
+from hw.networks.network_files import ModelFile
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing, RunProgress
+from hw.router.run_requests import HardwareRun
+from hw.router.server_port import HardwareServer
+from kit.random_streams import stream
 from policies.faults import Crash, Fault, Hang
-from policies.greedy import GreedyKnobs
+from policies.greedy_scheduler import GreedyKnobs
 from policies.interfaces import RouterConfig
-from policies.records import RunRecord
 from policies.replay import replay_run
+from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S, RequestArrived
 
 MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")

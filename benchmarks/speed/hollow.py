@@ -11,23 +11,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.agent.emulated import EmulatedDevice
-from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded, Tell, UnloadEnded
-from hw.agent.outfit import Fitting, Outfit
-from hw.networks.registry import ModelFile
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing
-from hw.router.run_spec import HardwareRun, ServedNetwork
-from hw.router.server import HardwareServer
+from hw.agent.emulated_lanes import EmulatedDevice
+from hw.agent.lanes import BatchEnded, Fitting, LaneEvent, LoadEnded, Outfit, Tell, UnloadEnded
+from hw.networks.network_files import ModelFile
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing
+from hw.router.run_requests import HardwareRun, ServedNetwork
+from hw.router.server_port import HardwareServer
 from hw.telemetry import Sensor, usable_cores
 from hw.transport.messages import Input, Measurement, Move, Moved, Refused
-from kit.chance import stream
+from kit.random_streams import stream
 from policies.faults import Impairment
-from policies.greedy import GreedyKnobs, Spec
-from policies.interfaces import GROUPS, RouterConfig
-from policies.names import make_router
-from policies.reward import AccuracyPrior, RewardWeights
-from policies.rules.context import RouterContext
+from policies.greedy_scheduler import GreedyKnobs, Spec
+from policies.interfaces import GROUPS, AccuracyPrior, RewardWeights, RouterConfig
+from policies.router_names import make_router
+from policies.rules.rule_context import RouterContext
 from policies.vocabulary import NS_PER_S, RunBatch, WorkKey
 
 SEGMENTS: Final = 4

@@ -23,12 +23,12 @@ from benchmarks.speed import hollow
 from benchmarks.speed.driving import reference, scenario
 from benchmarks.speed.harness import show, write
 from benchmarks.speed.hollow import BATCH_LIMIT, SEGMENTS, SHAPES, BlockLoad
-from hw.agent.emulated import EmulatedDevice
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import RunProgress
+from hw.agent.emulated_lanes import EmulatedDevice
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import RunProgress
 from policies.vocabulary import NS_PER_S
-from sim.emulation import FACTORY, Emulation, emulated, to_bytes
-from sim.profile import Profile
+from sim.device_profile import Profile
+from sim.emulated_device import FACTORY, Emulation, emulated, to_bytes
 
 SERVERS: Final = 3
 GOAL_US, GOAL_DECISIONS_S = 100.0, 10_000.0

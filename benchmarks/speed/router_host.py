@@ -19,18 +19,18 @@ from pathlib import Path
 from statistics import median_low
 
 from benchmarks.speed.harness import machine
-from calibrate.host import MeasuredHost
-from hw.router.cluster import HardwareCluster
+from calibrate.datasheet import MeasuredHost
+from hw.router.local_cluster import HardwareCluster
 from kit.documents import write_text
-from policies.records import RunRecord
-from scenarios.executors.run import RealRun, real_cluster, run_on_hardware
-from scenarios.executors.serving import ROUTER
+from policies.run_records import RunRecord
+from scenarios.executors.executor_runs import RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import costs_of
-from scenarios.files.reading import load_scenario
-from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
-from scenarios.world.materials import default_folder, make_world
-from scenarios.world.world import World
-from sim.profile import HandoverTimes, RouterHost
+from scenarios.executors.serving_measurement import ROUTER
+from scenarios.files.scenario_keys import GammaWorkload, PoissonWorkload, Scenario
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import default_folder, make_world
+from sim.device_profile import HandoverTimes, RouterHost
 
 SCENARIO = Path("scenarios/paper-live.yaml")
 SLOWDOWN = 5.0

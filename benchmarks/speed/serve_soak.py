@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 import psutil
 
-from hw.door.load import Load, generate
+from hw.frontend.load_generator import Load, generate
 
 SCENARIO, ROUTER = "paper-live-x1", "fixed:0.25,0.25,0.25,0.25@sticky"
 PORT = 8977

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from benchmarks.speed.conftest import Figures
 from benchmarks.speed.driving import Drawn, scenario
 from policies.interfaces import RoutingPolicy
-from policies.names import make_router
-from policies.planned_router import by_plan
 from policies.ppo import kernels
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
+from policies.router_names import make_router
+from policies.router_plans import by_plan
 from policies.vocabulary import ClusterView
 from scenarios.learn.ppo import PolicyNetwork
-from sim.cluster import Simulation
+from sim.simulated_cluster import Simulation
 from tests.parity.scenarios import Scenario
 
 TITLE = "one decision, microseconds"

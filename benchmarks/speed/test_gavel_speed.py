@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.speed.conftest import Figures
-from jobs.policies.orders import Demands, fifo, finish_time, least_jct, max_min
+from jobs.policies.job_orders import Demands, fifo, finish_time, least_jct, max_min
 
 TITLE = "Gavel's shares: milliseconds a programme (best of three)"
 HEAD = ("objective", "jobs", "ms", "CPU ms")

@@ -10,11 +10,10 @@ import pyarrow
 import pytest
 
 from benchmarks.speed.conftest import Figures
-from jobs.logs.formats import FORMATS
-from jobs.logs.importing import import_log
-from jobs.logs.rows import Options
-from jobs.summary import predictions
-from jobs.trace import read_trace
+from jobs.job_traces import predictions, read_trace
+from jobs.logs.log_formats import FORMATS
+from jobs.logs.log_import import import_log
+from jobs.logs.log_rows import Options
 from tests.jobs.logs import drawn, write_log
 
 TITLE = "a log of training jobs as a trace: rows a second (best of three)"

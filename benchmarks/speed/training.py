@@ -9,10 +9,10 @@ import argparse
 import time  # noqa: TID251 - it measures
 
 from policies.ppo.spec import PolicySpec
-from scenarios.files.spec import TrainingSection
+from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import Trainer
-from sim.cluster import RunSpec
 from sim.compiled.rollout import Rollouts
+from sim.simulated_cluster import RunSpec
 from tests import worlds
 
 

@@ -25,11 +25,11 @@ import yaml
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from jobs.case import read_case, read_scenario
-from jobs.comparing import band, jittered_waits_s, run_policy
-from jobs.figures import by_job
-from jobs.logs.importing import import_log
-from jobs.trace import read_trace
+from jobs.job_records import by_job
+from jobs.job_scenario import read_case, read_scenario
+from jobs.job_traces import read_trace
+from jobs.logs.log_import import import_log
+from jobs.policy_comparison import band, jittered_waits_s, run_policy
 from kit.errors import InputError
 from scenarios.show.charts import COLORS, canvas
 from tests.jobs.real_slurm import RealSlurm, real_slurm, why_not

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import slimsched
-from hw.networks.family import Family, Member, ranked
-from hw.networks.registry import save_model
+from hw.networks.model_families import Family, Member, ranked
+from hw.networks.network_files import save_model
 
 TOP1: Final = {"mobilenet_v3_small": 0.67668, "resnet18": 0.69758, "resnet34": 0.73314, "resnet50": 0.7613}
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)

@@ -14,20 +14,20 @@ from pydantic import BaseModel, Discriminator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jobs.spec import JobsScenario, PolicyFile
-from scenarios.files.spec import Scenario
-from scenarios.learn.clusters import Clusters
+from jobs.job_scenario_keys import JobsScenario, PolicyFile
+from scenarios.files.scenario_keys import Scenario
+from scenarios.learn.drawn_clusters import Clusters
 
 _HEAD = """# The keys of a scenario file
 
-Made from `scenarios/files/spec.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
+Made from `scenarios/files/scenario_keys.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
 
 A scenario is a YAML file. Unknown keys are refused. Paths are relative to the file's own folder. Durations are
 seconds, as a number or as `45s`, `5m`, `1h`, `2d`, `200ms`. `null` stands for what the description says.
 """
 _JOBS_HEAD = """# The keys of a scenario of training jobs
 
-Made from `jobs/spec.py` by `python -m benchmarks.study.keys_page`: edit descriptions there.
+Made from `jobs/job_scenario_keys.py` by `python -m benchmarks.study.keys_page`: edit descriptions there.
 
 `slimsched jobs init TRACE --nodes 64x8` writes a first one. Unknown keys are refused. Paths are relative to the file's
 own folder. Times are seconds, as a number or as `45s`, `5m`, `1h`, `2d`. `null` stands for what the description says.
@@ -38,7 +38,7 @@ _POLICY_HEAD = """# The keys of a policy's file
 """
 _CLUSTERS_HEAD = """# The keys of a file of what clusters are drawn from
 
-Made from `scenarios/learn/clusters.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
+Made from `scenarios/learn/drawn_clusters.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
 
 `slimsched train --over FILE` trains Compass over such clusters ([Compass](routers.md#compass)). The file that ships is
 `scenarios/data/clusters.yaml`. Of a list each item is as likely; an item that is named twice is twice as likely. A pair

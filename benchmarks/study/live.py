@@ -19,23 +19,21 @@ from benchmarks.grid import ROOT, Row
 from benchmarks.study.pages import columns, render, rows_of, write_frames
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
-from policies.registry import COMPASS
-from policies.rules.specs import POINT
-from scenarios.files.made_routers import PPO, RULE_SUFFIX, made_name
-from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import made_by
-from scenarios.metrics.catalogue import MEASURES, measures
-from scenarios.metrics.comparison import ComparisonDocument
+from policies.router_kinds import COMPASS
+from policies.rules.rule_params import POINT
+from scenarios.files.bundled_files import PPO, RULE_SUFFIX, made_name
+from scenarios.files.router_files import made_by
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.metrics.failure_signs import leaves_many
 from scenarios.metrics.fidelity import PREDICTED, PairDocument, ValidationDocument, farthest_stage, was_stopped
-from scenarios.metrics.prediction import least_inside
-from scenarios.metrics.ranking import P99, InWorld, Promise, Ranking, by_run, validated
-from scenarios.metrics.result import cpu_share
-from scenarios.metrics.served import leaves_many
+from scenarios.metrics.metric_catalogue import MEASURES, measures
+from scenarios.metrics.router_comparison import P99, ComparisonDocument, InWorld, Promise, Ranking, by_run, validated
+from scenarios.metrics.run_result import cpu_share
 from scenarios.metrics.slo import ABOUT, ROUNDING
-from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference, paired_ratio
+from scenarios.metrics.statistics import MeanInterval, estimate, least_inside, paired_difference, paired_ratio
 from scenarios.runs.folder import RunFolder
-from scenarios.show.validation import disturbance_warnings, emulated_devices
-from scenarios.world.materials import default_folder
+from scenarios.show.validation_table import disturbance_warnings, emulated_devices
+from scenarios.world.scenario_building import default_folder
 
 SCHEMA: Final = "slimsched.live/1"
 FOCAL: Final = made_name(COMPASS)
@@ -172,7 +170,8 @@ def _less_of(pair: PairDocument) -> dict[str, Any]:
 
 
 def outcome(measured: Measured, world: InWorld) -> Ranking:
-    """Rank routers in one world (`scenarios.metrics.ranking`); the comparison decides which keep the floor."""
+    """Rank routers in one world (`scenarios.metrics.router_comparison`); the comparison decides which keep the
+    floor."""
     long_run = {router: interval["mean"] for router, interval in measured["accuracy"].items()}
     promise = Promise(P99, measured["floor"])
     return validated(cast(ValidationDocument, measured), world, promise=promise, long_run=long_run)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable
 
 from benchmarks.study.pages import render
-from scenarios.metrics.catalogue import COSTS, MEASURES, OF_CLASSES, OF_SERVERS, PAIRED, VALIDATED, Measure
-from scenarios.show.table import Table, columns, to_markdown
+from scenarios.metrics.metric_catalogue import COSTS, MEASURES, OF_CLASSES, OF_SERVERS, PAIRED, VALIDATED, Measure
+from scenarios.show.tables import Table, columns, to_markdown
 
 
 def metrics_page() -> str:

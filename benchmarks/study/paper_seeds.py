@@ -20,10 +20,10 @@ import slimsched
 from benchmarks.marked import commit_here
 from benchmarks.study.pages import number, rows_of, table_head, table_row, yes
 from benchmarks.study.paper import HEAVY, RELAXED, PaperRow
-from scenarios.files.made_routers import PPO
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.files.bundled_files import PPO
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 
 RUNS: Final = (300, 301)  # seeds that neither training nor tuning uses
 RANDOM, NARROWEST, WIDEST = "random", "`sticky` at 0.25", "`sticky`, full width"

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from hw.networks.accuracy import PaperTable, Widths, accuracy_text
-from scenarios.files.shipped import SHIPPED
+from hw.networks.accuracy_table import PaperTable, Widths, accuracy_text
+from scenarios.files.bundled_files import SHIPPED
 
 WIDTHS: Final = (0.25, 0.50, 0.75, 1.00)
 SEGMENTS: Final = 4

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 import slimsched.jobs
 from benchmarks.marked import commit_here
 from benchmarks.study.pages import change, number, rows_of, table_head, table_row
-from jobs.case import read_case, read_scenario
-from jobs.learning.learned import NamedPolicy, read_learned
+from jobs.job_scenario import read_case, read_scenario
+from jobs.learning.scoring_network import NamedPolicy, read_learned
 from jobs.learning.training import BASELINES, DRAWS, LENGTH, BootstrapMean, Windows, judge, mean_of
-from kit.chance import stream
+from kit.random_streams import stream
 
 GIVEN: Final = "qssf"  # the order that it is given, with its predictions: first-fit in this order
 ALL: Final = "all"  # seeds

@@ -22,29 +22,26 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.grid import GridRow, Row, code_state
-from kit.chance import stream
 from kit.documents import inputs_hash
-from policies.compiled.draws import Draws
-from policies.compiled.layout import Plan, Sheet, blank_sheet
-from policies.compiled.rules import choose
+from kit.random_streams import stream
+from policies.compiled.plan_layout import Draws, Plan, Sheet, blank_sheet
+from policies.compiled.rule_kernels import choose
 from policies.interfaces import RoutingPolicy, hold_rule_of
-from policies.plan_of import plan_of
-from policies.registry import COMPASS
-from policies.rules.specs import RuleSpec
-from scenarios.files.made_routers import made_kind
-from scenarios.files.reading import load_scenario
+from policies.router_kinds import COMPASS
+from policies.router_plans import plan_of
+from policies.rules.rule_params import RuleSpec
+from scenarios.files.bundled_files import made_kind
+from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn.tune import knobs_of, tune_world
 from scenarios.metrics.statistics import estimate
-from scenarios.runs.bound import FluidModel
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.materials import make_world
-from scenarios.world.world import World
-from sim.compiled.codes import ASKED, ENDED
-from sim.compiled.decide import write_sheet
-from sim.compiled.layout import Cluster, Parameters
-from sim.compiled.program import program_of
-from sim.compiled.run import RunRow
-from sim.compiled.run_plan import NO_ANSWER, RouterAnswer, go_on
+from scenarios.runs.fluid_bound import FluidModel
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import make_world
+from sim.compiled.cluster_rows import program_of
+from sim.compiled.compiled_run import NO_ANSWER, RouterAnswer, RunRow, go_on
+from sim.compiled.event_loop import write_sheet
+from sim.compiled.row_layout import ASKED, ENDED, Cluster, Parameters
 
 SIZES: Final = (10, 30, 100, 300, 1000)
 LOADS: Final = ("crowd", "night")

@@ -24,21 +24,20 @@ from benchmarks.study.pages import render, write_frames
 from hw.telemetry import cpu_name
 from kit.documents import write_text
 from kit.errors import InputError, nearest
-from policies.registry import BASELINES, COMPASS
+from policies.router_kinds import BASELINES, COMPASS
 from policies.rules.compass import CompassRule, Numbers
-from scenarios.files.made_routers import RULE_SUFFIX
-from scenarios.files.router_names import write_rule
-from scenarios.files.shipped import SHIPPED
-from scenarios.job import suite
-from scenarios.job.suite import PUBLISHED, SuiteCase, SuiteFile
+from scenarios.files.bundled_files import RULE_SUFFIX, SHIPPED
+from scenarios.files.router_files import write_rule
+from scenarios.job import comparing_stage
+from scenarios.job.comparing_stage import PUBLISHED, SuiteCase, SuiteFile
 from scenarios.learn.evaluator import TuningKnobs
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
-from scenarios.metrics.suite import Case, Figure, SuiteScore, rows_of
-from scenarios.runs.equal import EqualRuns
+from scenarios.metrics.result_documents import Case, Figure, SuiteScore, rows_of
 from scenarios.runs.folder import RunFolder
-from scenarios.show.suite import counts_text, ratios, suite_table
-from scenarios.show.table import to_markdown
+from scenarios.runs.router_planning import EqualRuns
+from scenarios.show.comparison_table import counts_text, ratios, suite_table
+from scenarios.show.tables import to_markdown
 
 ROUTERS: Final = SHIPPED / "routers"
 FAILED: Final = ".failed.txt"
@@ -60,14 +59,14 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
     Raises:
         InputError: a case is unknown.
     """
-    given = suite.read_suite()
-    names = suite.case_names(given)
+    given = comparing_stage.read_suite()
+    names = comparing_stage.case_names(given)
     for name in only:
         if name not in names:
             raise InputError("suite", "", f"{name!r} is not a case; {nearest(name, names)}")
-    known = {case.name: case for case in suite.published()} if PUBLISHED.is_file() else {}
+    known = {case.name: case for case in comparing_stage.published()} if PUBLISHED.is_file() else {}
     for name in [name for name in names if not only or name in only]:
-        case = suite.load_case(given, name)
+        case = comparing_stage.load_case(given, name)
         for kind in kinds_of(name) if tunes else ():
             _tune(case, kind, force=force)
         known[name] = _run(case)
@@ -77,8 +76,8 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
 
 def make_page(given: SuiteFile | None = None) -> str:
     """Write docs/results.md from the published rows; returns its beginning."""
-    given = given or suite.read_suite()
-    cases = suite.published()
+    given = given or comparing_stage.read_suite()
+    cases = comparing_stage.published()
     names = list(dict.fromkeys(name for case in cases for name in case.routers))
     score = SuiteScore(published=tuple(names), entrants=(COMPASS,), cases=cases)
     rules = [name for name in names if name != COMPASS]
@@ -118,7 +117,7 @@ def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") 
             rule = CompassRule(numbers=Numbers.model_validate(defaults | {name.removeprefix("no-"): 0.0}))
             write_rule(run / f"{name}{RULE_SUFFIX}", rule)
             files.append(f"{name}={run / name}{RULE_SUFFIX}")
-        score = suite.race([COMPASS, *files], run, only)
+        score = comparing_stage.race([COMPASS, *files], run, only)
     rows = []
     for name in names:
         row = {"number": name.removeprefix("no-")}
@@ -173,7 +172,7 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
 
 
 def _run(case: SuiteCase) -> Case:
-    runs, found = EqualRuns(case.world, case.seeds), Case(case.name, case.floor, suite.bound_s(case), {})
+    runs, found = EqualRuns(case.world, case.seeds), Case(case.name, case.floor, comparing_stage.bound_s(case), {})
     files = {kind: file_of(case.name, kind) for kind in BASELINES}
     routers = {COMPASS: COMPASS, **{kind: f"{kind}={path}" for kind, path in files.items() if path.is_file()}}
     for label, router in routers.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kit.files import atomic_path
-from scenarios.show.table import LABEL
+from scenarios.show.tables import LABEL
 
 PAGE: Final = Path("docs/quickstart.md")
 PICTURE: Final = Path("docs/images/quickstart.svg")

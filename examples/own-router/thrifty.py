@@ -1,13 +1,14 @@
 """A router of one's own: joules first, as long as nobody waits for it.
 
-What a router may see is `policies.vocabulary.ClusterView`, what it is made of `policies.rules.context.RouterContext`.
+What a router may see is `policies.vocabulary.ClusterView`, what it is made of
+`policies.rules.rule_context.RouterContext`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from policies.rules.context import RouterContext
+from policies.rules.rule_context import RouterContext
 from policies.vocabulary import Choice, ClusterView, WorkKey
 
 STEP = 16  # requests at a server; with each so many more, images there run one width narrower

@@ -15,10 +15,10 @@ from sb3_contrib import MaskablePPO
 
 import slimsched
 from policies.observation import masks
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.vocabulary import Choice, ClusterView
-from scenarios.world.materials import make_world
-from sim.cluster import Simulation
+from scenarios.world.scenario_building import make_world
+from sim.simulated_cluster import Simulation
 
 HERE = Path(__file__).parent
 RNG = np.random.default_rng(0)  # nothing is drawn

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.chance import stream
+from kit.random_streams import stream
 
 rng = stream(0, "requests of an example")
 times_s = np.sort(np.concatenate([rng.uniform(0.0, 16.0, 16 * 20), rng.uniform(9.0, 13.0, 4 * 100)]))

@@ -1,1 +1,1 @@
-"""A server's agent: the process that runs its scheduler, its lanes and its sensor."""
+"""A server's agent: the process that runs its scheduler, its lanes and its sensor, and its device's instances."""

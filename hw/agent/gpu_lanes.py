@@ -18,16 +18,15 @@ from typing import Final, Protocol
 
 import torch
 
+from hw.agent.activations import Activations
+from hw.agent.cuda import is_broken, reserved_bytes
+from hw.agent.instances import Instances, Lane, give_back, launch, on_host
 from hw.agent.lanes import LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
 from hw.agent.torch_lanes import Outcome, StoreLanes, captures_of, explain
-from hw.devices.activations import Activations
-from hw.devices.gpu import is_broken, reserved_bytes
-from hw.devices.instances import Instances, Lane, give_back, launch, on_host
-from hw.host.waiting import Sleep, Waker
-from hw.networks.rows import Row, rows_of
-from hw.networks.servable import Instance
+from hw.clock import Sleep, Waker
+from hw.networks.servable import Instance, Row, rows_of
 from hw.transport.messages import Captures, Move, Moved
-from policies.greedy import Spec
+from policies.greedy_scheduler import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
 
 _LOAD_LOOK_NS: Final = 1_000_000  # the period of polls for the end of a load: loads take a hundred times as long
@@ -36,7 +35,7 @@ _REST_S: Final = 5e-5
 
 
 class Queue(Protocol):
-    """See `hw.devices.gpu.StreamQueue`."""
+    """See `hw.agent.cuda.StreamQueue`."""
 
     def use(self) -> None: ...  # noqa: D102
 

@@ -1,21 +1,25 @@
-"""Executes a scheduler's commands in an agent: loads, unloads and batches, and reports the end of each.
+"""The parts of an agent (lanes, sensor, measurements, settings), and how lanes execute a scheduler's commands.
 
 A scheduler's instance is a *lane*. Real ones are threads (`hw.agent.torch_lanes`); emulated ones are entries of a
-device's model (`hw.agent.emulated`). They decide nothing: the scheduler decides on batches, instances and times. Every
-failure becomes a message; none ends the process.
+device's model (`hw.agent.emulated_lanes`). They decide nothing: the scheduler decides on batches, instances and times.
+Every failure becomes a message; none ends the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from hw.transport.arena import LinkLostError
-from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
-from policies.faults import Impairment
-from policies.greedy import Spec
+from hw.clock import Waker
+from hw.telemetry.sensors import Sensor
+from hw.transport.messages import Captures, FromAgent, Input, Measurement, Move, MoveBroken, Moved, Reason
+from hw.transport.shared_memory import Arena, LinkLostError
+from policies.faults import Impairment, Supervision
+from policies.greedy_scheduler import GreedyKnobs, Spec
 from policies.vocabulary import RunBatch
 
 
@@ -149,3 +153,78 @@ class Lanes(Protocol):
     def ring(self, now_ns: int) -> None:
         """Report everything that has ended by now."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """The parts of an agent.
+
+    Attributes:
+        sensor: of the device, for these processes.
+        measure: runs a measurement while nothing else is in progress; raises its error.
+        explain: returns a failure in the protocol's terms.
+        computes_here: whether lanes take the cores that the agent runs on.
+        activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
+        has_own_memory: whether instances are in separate device memory, so that a load takes just its `vram_bytes`: the
+            scheduler books them, and its cap applies to them.
+        reads_apart: whether the sensor takes so long that blocks must not wait for it.
+        waker: waits until the lanes' next end if they need it to the microsecond; None if any time will do.
+    """
+
+    lanes: Lanes
+    sensor: Callable[[Sequence[int]], Sensor]
+    measure: Callable[[Measurement], FromAgent]
+    explain: Callable[[Exception], tuple[Reason, str]]
+    context_bytes: int
+    execution: Mapping[str, str]
+    computes_here: bool = True
+    activation_bytes: Callable[[], int] = lambda: 0
+    has_own_memory: bool = False
+    reads_apart: bool = False
+    waker: Waker | None = None
+
+
+class Outfit(Protocol):
+    """The argument with which an agent's process starts; it opens the device there."""
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        """Return lanes that report every end to `tell`, in times of this clock; raises its error."""
+        ...
+
+
+@runtime_checkable
+class FarOutfit(Outfit, Protocol):
+    """An outfit that can be moved to another host."""
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> FarOutfit:
+        """Return the same for another host: with its arenas of all agents, and its path of the model's file (None: as
+        before)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSpec:
+    """The settings of an agent's scheduler; none, if the agent is only measured.
+
+    `has_core`: whether the agent has a core to itself, so that it may poll for messages for a while before it sleeps.
+    """
+
+    knobs: GreedyKnobs
+    segments: int
+    supervision: Supervision
+    has_core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """The description of an agent: its name, outfit and scheduler's settings (none if it is only measured).
+
+    `worker`: agents of one host that name the same one, and start together, share a process and its thread; there are
+    `worker_agents` of that name.
+    """
+
+    name: str
+    outfit: Outfit
+    service: SchedulerSpec | None = None
+    worker: str = ""
+    worker_agents: int = 1

@@ -10,18 +10,16 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hw.agent import lanes
+from hw.agent.activations import Activations
+from hw.agent.cuda import BROKEN_EXIT, GraphedInstance, empty_cache, is_broken, lacks_memory
+from hw.agent.instances import NO_LABEL, Instances, Lane, give_back, labels_of, serve
 from hw.agent.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
-from hw.device import DeviceSpec
-from hw.devices.activations import Activations
-from hw.devices.gpu import BROKEN_EXIT, empty_cache, is_broken, lacks_memory
-from hw.devices.graphs import GraphedInstance
-from hw.devices.instances import NO_LABEL, Instances, Lane, give_back, labels_of, serve
-from hw.host.core_speed import SpeedMeter
-from hw.networks.rows import Row, gather, rows_of
-from hw.networks.servable import Instance
+from hw.device_settings import DeviceSpec
+from hw.host_resources import SpeedMeter
+from hw.networks.servable import Instance, Row, gather, rows_of
 from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
-from policies.greedy import Spec
+from policies.greedy_scheduler import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
 
 

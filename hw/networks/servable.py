@@ -1,24 +1,33 @@
-"""The interface of networks that can be served: cut into segments, each of which runs at one of several widths.
+"""The interface of networks that can be served: segments of several widths, their batches, their operations and bytes.
 
 A *slimmable network* (`hw.networks.slimmable`) nests its widths in one set of weights. A *family*
-(`hw.networks.family`) is of ordinary networks for the same task, of which each is a width; there is one segment then,
-and a width is a rank. *Joined models* (`hw.networks.joined`) are several of these in one file. All code that evaluates,
-calibrates and serves uses only this interface.
+(`hw.networks.model_families`) is of ordinary networks for the same task, of which each is a width; there is one segment
+then, and a width is a rank. *Joined models* (`hw.networks.model_families`) are several of these in one file. All code
+that evaluates, calibrates and serves uses only this interface.
 
 Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
+
+A batch whose rows follow one another in one block is a view of it, without a copy. Any other is gathered, in the order
+of memory that its blocks have: feature maps with their channels last stay so. A captured pass has a fixed input buffer,
+into which a batch is gathered from any place: the device, or pinned memory of the host.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from threading import RLock
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from policies.nests import nest_by_width, nests_of, tuples_within
+from policies.interfaces import nest_by_width, nests_of, tuples_within
 from policies.vocabulary import IMAGE
 
 Shape = tuple[int, ...]
@@ -35,7 +44,7 @@ class ModelSpec:
         input_shape: (C, H, W) of one image.
         classes: logits of one image after the last segment.
         labels: people's names of the widths: of a family, its networks. Empty if a width's name is its number.
-        nests: how many widths each nest has (`policies.nests`); empty if all are one.
+        nests: how many widths each nest has (`policies.interfaces`); empty if all are one.
         models: of several models each one's name, and how many of the widths are its; empty if there is one.
     """
 
@@ -200,3 +209,145 @@ class Servable(nn.Module, ABC):
             x = self.forward_segment(x, segment, width, previous)
             previous = width
         return x
+
+
+Row = tuple[Tensor, int]  # a block (n, ...) and the index of one activation in it
+
+
+def rows_of(block: Tensor) -> list[Row]:
+    """Return every activation of a block."""
+    return [(block, index) for index in range(len(block))]
+
+
+def gather(rows: Sequence[Row]) -> Tensor:
+    """Return (n, ...) of rows of one shape; a view if they follow one another in one block."""
+    parts = _parts_of(rows)
+    return parts[0] if len(parts) == 1 else _join(rows, parts)
+
+
+def gather_into(rows: Sequence[Row], room: Tensor) -> None:
+    """Write n rows of one shape to the first places of `room` (m, ...), and zeros to the others.
+
+    It does not wait for a GPU: rows in pinned memory are copied on the current stream, and must stay there until that
+    has happened.
+
+    Raises:
+        ValueError: they are of another shape than the room's.
+    """
+    target, parts = room[: len(rows)], _parts_of(rows)
+    if any(part.shape[1:] != room.shape[1:] for part in parts):
+        raise ValueError(f"activations of {[tuple(part.shape[1:]) for part in parts]}, not of {tuple(room.shape[1:])}")
+    if len(parts) > 1 and all(_lies_alike(part, room) and part.device == room.device for part in parts):
+        _join(rows, parts, target)
+    else:
+        for part, place in zip(parts, torch.split(target, [len(part) for part in parts]), strict=True):
+            alike = part if _lies_alike(part, room) else part.to(room.device, non_blocking=room.is_cuda)
+            place.copy_(alike, non_blocking=True)
+    if len(rows) < len(room):
+        room[len(rows) :].zero_()
+
+
+def _parts_of(rows: Sequence[Row]) -> list[Tensor]:
+    """Return views of consecutive rows of one block, each as long as possible, in order."""
+    parts: list[Tensor] = []
+    block, first = rows[0]
+    count = 0
+    for other, index in rows:
+        if other is not block or index != first + count:
+            parts.append(block[first : first + count])
+            block, first = other, index
+            count = 0
+        count += 1
+    parts.append(block if count == len(block) else block[first : first + count])
+    return parts
+
+
+def _join(rows: Sequence[Row], parts: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """Join parts of several places, one after another, in the order of memory that they have."""
+    is_last = all(has_channels_last(part) for part in parts)  # otherwise torch copies again, ten times as slowly
+
+    def turned(x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1) if is_last else x
+
+    block, target = rows[0][0], None if out is None else turned(out)
+    if any(other is not block for other, _ in rows):
+        joined = torch.cat([turned(part) for part in parts], out=target)
+    else:  # from pinned memory: a pageable copy would wait for all work on the stream
+        indexes = torch.tensor([index for _, index in rows], pin_memory=block.is_cuda)
+        joined = torch.index_select(turned(block), 0, indexes.to(block.device, non_blocking=True), out=target)
+    return joined.permute(0, 3, 1, 2) if is_last else joined
+
+
+def _lies_alike(x: Tensor, room: Tensor) -> bool:
+    return x.dtype == room.dtype and has_channels_last(x) == has_channels_last(room)
+
+
+def has_channels_last(block: Tensor) -> bool:
+    """Return whether these are feature maps (n, C, H, W) with channels last in memory, and not in order as well."""
+    return block.dim() == 4 and not block.is_contiguous() and block.is_contiguous(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The operations of a computation.
+
+    Attributes:
+        macs: multiply-accumulates of matrix products and convolutions: half of torch's counted operations.
+        moved_bytes: tensors read and written by its operations, weights not among them.
+        kernels: operations that computed something (views do not).
+    """
+
+    macs: int
+    moved_bytes: int
+    kernels: int
+
+
+def counted(computation: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> tuple[Counts, Tensor]:
+    """Run a computation and count it; `weights` are the tensors whose bytes are not feature maps.
+
+    An agent's lanes may ask at once: each waits for its turn.
+    """
+    flops, traffic = FlopCounterMode(display=False, custom_mapping=_ATTENTION), _Traffic(weights)
+    with _TURN, flops, traffic:
+        result = computation()
+    return Counts(flops.get_total_flops() // 2, traffic.moved_bytes, traffic.kernels), result
+
+
+def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+_ATTENTION: Final = {  # torch counts that of GPUs alone
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops
+}
+
+
+# torch makes an operator's Python object when a mode first sees it, and keeps a bare pointer to it (torch/_ops.py).
+# Of two threads' objects one is freed, which may be the one pointed to.
+_TURN: Final = RLock()
+
+
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what each operation reads and writes."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {id(tensor): tensor for tensor in weights}  # kept, so that no other tensor gets such an id
+        self.moved_bytes = 0
+        self.kernels = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if func.is_view:
+            if any(id(tensor) in self._weights for tensor in read):
+                self._weights.update((id(tensor), tensor) for tensor in written)  # a weight seen another way
+        else:
+            self.kernels += 1
+            moved = [tensor for tensor in (*read, *written) if id(tensor) not in self._weights]
+            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in moved)
+        return result

@@ -24,13 +24,12 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from hw.agent.outfit import AgentSpec
-from hw.agent.process import Agent, work
-from hw.router.agents import AgentHandle
-from hw.transport.arena import Arena
+from hw.agent.agent_process import Agent, work
+from hw.agent.lanes import AgentSpec
+from hw.router.agent_handles import AgentHandle
+from hw.transport.agent_port import AgentEnd, PortBrokenError, PortClosedError, RouterEnd, socket_pair
 from hw.transport.messages import FromAgent, Refused, ToAgent
-from hw.transport.port import AgentEnd, PortBrokenError, PortClosedError, RouterEnd, socket_pair
-from hw.transport.step_log import EpochLog, StepLog
+from hw.transport.shared_memory import Arena, EpochLog, StepLog
 
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hw.networks.datasets import Images as DataImages
 from hw.networks.datasets import Pixels
-from hw.transport.arena import Slab
 from hw.transport.messages import Input, Keep, Move, Moved, Release
+from hw.transport.shared_memory import Slab
 from policies.vocabulary import (
     ROUTER,
     Block,
@@ -32,7 +32,7 @@ from policies.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from hw.router.server import RemoteServer
+    from hw.router.server_port import RemoteServer
 
 ELEMENT_BYTES = 4  # of float32, the largest that activations have
 NO_ROOM = "no_room"
@@ -41,8 +41,8 @@ NO_ROOM = "no_room"
 class LinkModel(Protocol):
     """An emulated network in one run: the times at which transfers would end on links that are not here.
 
-    The simulator's own model computes them (`sim.network.Interconnect`), so that simulations and executors have the
-    same links. It stores when each medium is free again, and has no clock.
+    The simulator's own model computes them (`sim.host_and_network.Interconnect`), so that simulations and executors
+    have the same links. It stores when each medium is free again, and has no clock.
     """
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class LinkModel(Protocol):
         ...
 
 
-class Images(Protocol):
+class RequestImages(Protocol):
     """The images of the requests that are in flight; `shape` is one's, channels first."""
 
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Cargo:
         shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
     """
 
-    images: Images
+    images: RequestImages
     shape_after: Callable[[int, float], tuple[int, ...]]
 
 

@@ -1,4 +1,7 @@
-"""NVIDIA GPUs through NVML, NVIDIA's management library: a sensor, and a board's description of itself.
+"""NVIDIA GPUs through NVML, which may lack anything: sensors, utilization, and a board's description.
+
+Every query goes through `Board.ask`, which turns the ways in which NVML refuses into one exception with the reason and
+the remedy.
 
 Differences between architectures (arXiv 2312.02741): how often a power reading is renewed, what it averages over, how
 slowly it rises, whether there is an energy counter. It changes no clock, no limit and no mode.
@@ -6,19 +9,159 @@ slowly it rises, whether there is an energy counter. It changes no clock, no lim
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time  # noqa: TID251 - a sensor reads real clocks
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from hw.telemetry.gpm import METRICS, Gpm
-from hw.telemetry.library import Board, RefusedError, refusal
-from hw.telemetry.port import Details, Reading, Sensor, Support
+from hw.telemetry.sensors import Details, Reading, Sensor, Support
 from kit.errors import InputError
 from policies.vocabulary import Provenance
+
+_NO_PERMISSION, _FUNCTION_NOT_FOUND = 4, 13  # NVML_ERROR_..., as in nvml.h
+_LOST = frozenset({15, 16, 28})  # GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
+_REMEDIES = {
+    _NO_PERMISSION: "only administrators may read this here: run as one, or ask for access to the device",
+    _FUNCTION_NOT_FOUND: "the driver is too old for it: a newer driver may have it",
+}
+
+
+class RefusedError(Exception):
+    """A query that NVML does not answer: the reason, with the remedy.
+
+    Attributes:
+        lost: because the device is gone.
+    """
+
+    def __init__(self, reason: str, lost: bool = False) -> None:
+        super().__init__(reason)
+        self.lost = lost
+
+
+@dataclass(frozen=True)
+class Board:
+    """One device behind the library.
+
+    Attributes:
+        nvml: the library, as `pynvml` shows it.
+        handle: of the device.
+    """
+
+    nvml: Any
+    handle: Any
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Call an NVML function of the device (its first argument); raises `RefusedError` if that fails."""
+        return self.call(function, self.handle, *arguments)
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call an NVML function; raises `RefusedError` if that fails."""
+        question = self.constant(function)
+        try:
+            return question(*arguments)
+        except self.nvml.NVMLError as error:
+            raise refusal(error.value, str(error)) from None
+        except UnicodeDecodeError:
+            raise RefusedError(f"{function} answers with odd bytes") from None
+        except Exception as error:  # pynvml's NVMLLibraryMismatchError is not an NVMLError
+            if type(error).__name__ != "NVMLLibraryMismatchError":
+                raise
+            raise refusal(_FUNCTION_NOT_FOUND, "Function Not Found") from None
+
+    def constant(self, name: str) -> Any:
+        """Return the library's constant of a name; an old library may lack it."""
+        try:
+            return getattr(self.nvml, name)
+        except AttributeError:
+            raise RefusedError(
+                f"the installed nvidia-ml-py lacks {name}; remedy: pip install -U nvidia-ml-py"
+            ) from None
+
+    def field(self, name: str) -> int:
+        """Return a field by its name, as an unsigned number."""
+        value = self.ask("nvmlDeviceGetFieldValues", [self.constant(name)])[0]
+        if value.nvmlReturn != 0:
+            raise refusal(value.nvmlReturn, str(self.nvml.NVMLError(value.nvmlReturn)))
+        return int(value.value.uiVal)
+
+
+def refusal(code: int, text: str) -> RefusedError:
+    """Return NVML's error, with the remedy if there is one."""
+    remedy = _REMEDIES.get(code)
+    return RefusedError(f"{text}; {remedy}" if remedy else text, lost=code in _LOST)
+
+
+METRICS = {
+    "sm_utilization": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "dram_bandwidth": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}
+_APART_NS = 100_000_000  # the least time between two samples, by NVML's reference
+
+
+class Gpm:
+    """Shares between the two latest samples that are far enough apart (Hopper and later).
+
+    Raises:
+        RefusedError: the device, the driver or the library has no GPM.
+    """
+
+    def __init__(self, board: Board, parent: Board, instance: int | None, monotonic_ns: Callable[[], int]) -> None:
+        """Take the whole GPU as `parent`; `instance` is the MIG instance of it that is meant."""
+        self._board = parent
+        self._instance = instance
+        self._monotonic_ns = monotonic_ns
+        self._metrics = {name: board.constant(constant) for name, constant in METRICS.items()}
+        if not parent.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
+            raise RefusedError("GPM needs a Hopper GPU or a later one")
+        self._older, self._newer = self._buffer(), self._buffer()
+        self._look(self._newer)
+        self._at_ns = monotonic_ns()
+        self._shares: dict[str, float] = {}
+
+    def shares(self) -> Mapping[str, float]:
+        """Return shares in [0, 1] by name; the previous ones right after a sample; empty before two samples."""
+        now_ns = self._monotonic_ns()
+        if now_ns - self._at_ns > _APART_NS:
+            self._older, self._newer = self._newer, self._older
+            self._at_ns = now_ns
+            self._look(self._newer)
+            self._shares = self._between()
+        return self._shares
+
+    def _buffer(self) -> Any:
+        """Allocate a sample, which is freed with this object."""
+        buffer = self._board.call("nvmlGpmSampleAlloc")
+        weakref.finalize(self, _free, self._board, buffer)
+        return buffer
+
+    def _look(self, buffer: Any) -> None:
+        if self._instance is None:
+            self._board.ask("nvmlGpmSampleGet", buffer)
+        else:
+            self._board.ask("nvmlGpmMigSampleGet", self._instance, buffer)
+
+    def _between(self) -> dict[str, float]:
+        request = self._board.constant("c_nvmlGpmMetricsGet_t")()
+        request.version = self._board.constant("NVML_GPM_METRICS_GET_VERSION")
+        request.numMetrics = len(self._metrics)
+        request.sample1, request.sample2 = self._older, self._newer
+        for position, metric in enumerate(self._metrics.values()):
+            request.metrics[position].metricId = metric
+        self._board.call("nvmlGpmMetricsGet", request)
+        answers = zip(self._metrics, request.metrics, strict=False)
+        return {name: answer.value / 100 for name, answer in answers if answer.nvmlReturn == 0}
+
+
+def _free(board: Board, buffer: Any) -> None:
+    with contextlib.suppress(RefusedError):  # the device, or the library, may be gone
+        board.call("nvmlGpmSampleFree", buffer)
+
 
 _ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Rubin")
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}

@@ -1,9 +1,10 @@
 """The messages between the router's process and a server's agent: types only; nothing runs, measures or decides.
 
 Blocks travel, not batches: an agent's scheduler batches, loads and unloads on its own. Tensors never travel in a
-message: they are in arenas, and the router decides which process may write where (`hw.transport.arena`). Times are
-nanoseconds of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message is
-an array with its name first, so that it can be decoded without an expected type, and nothing in it can execute code.
+message: they are in arenas, and the router decides which process may write where (`hw.transport.shared_memory`). Times
+are nanoseconds of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A
+message is an array with its name first, so that it can be decoded without an expected type, and nothing in it can
+execute code.
 
 Messages of one direction arrive in order. A message that is answered has a `number`, which the answer repeats.
 """
@@ -15,8 +16,7 @@ from typing import Literal
 import msgspec
 
 from policies.faults import Impairment
-from policies.records import ChoreCost
-from policies.server_book import BatchTold, ServerCounts
+from policies.run_records import BatchTold, ChoreCost, ServerCounts
 from policies.vocabulary import NOTHING_RESIDENT, Block, Residency
 
 Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_lost", "internal_error"]
@@ -330,7 +330,7 @@ class Returned(Message, frozen=True):
         steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
-            and its duration (`hw.host.core_speed`); 0 otherwise.
+            and its duration (`hw.host_resources`); 0 otherwise.
         scores: with the labels, the logits of each request: float32, (requests, classes).
     """
 

@@ -20,7 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from jobs.learning.learned import (
+from jobs.job_records import JobsRecord
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.learning.scoring_network import (
     HIDDEN,
     POOLED,
     SIZES,
@@ -35,16 +38,13 @@ from jobs.learning.learned import (
     read_learned,
     write_learned,
 )
-from jobs.policies.choices import Choosing, Seen
-from jobs.policies.history import HISTORY, REQUESTED, DurationHistory
-from jobs.policies.policy import CHOICE, JobPolicy, policy_of
-from jobs.sim.jobs import JobsRecord
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
-from kit.chance import derived_seed, stream
+from jobs.policies.chosen_queueing import Choosing, Seen
+from jobs.policies.named_policies import CHOICE, JobPolicy, policy_of
+from jobs.policies.run_times import HISTORY, REQUESTED, DurationHistory
 from kit.documents import inputs_hash
 from kit.errors import InputError, WorkError
 from kit.parallel import results
+from kit.random_streams import derived_seed, stream
 from kit.units import NS_PER_S
 
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.cluster import Allocation, Pool, Search
-from jobs.policies.ledger import JobLedger
-from jobs.policies.orders import Demands, Features, Objective
-from jobs.policies.waiting import CompetingClasses, WaitingClass
+from jobs.policies.job_cluster import Allocation, Pool, Search
+from jobs.policies.job_ledger import JobLedger
+from jobs.policies.job_orders import Demands, Features, Objective
+from jobs.policies.preemption import CompetingClasses, WaitingClass
 
 Ends = Sequence[tuple[int, Allocation]]  # (time, GPUs then freed), ascending by time
 
@@ -108,7 +108,7 @@ class FreeGpuProfile:
 #     easy          any job that fits and does not delay the first that does not (Lifka, JSSPP'95): it has a
 #                   reservation, at the earliest time at which it fits if running jobs end as estimated
 #     conservative  any job that fits and delays none before it: all have reservations (Mu'alem and Feitelson 2001)
-#     choice        the chosen job (`jobs.policies.choices`)
+#     choice        the chosen job (`jobs.policies.chosen_queueing`)
 #
 # A reservation is of nodes. Each decision recomputes reservations, from the jobs in their present order. Under `easy` a
 # pool has one: jobs that share no pool do not wait for each other. A job beyond its estimate is assumed to end in a

@@ -3,11 +3,9 @@
 `policies.rules` has the rules in readable form, this package in compilable form, so that a whole simulated run needs no
 Python. Tests check that each decides the same, bit for bit.
 
-    record            the definition of a record, which declares the order of its fields
-    layout, rows      a sheet is a router's view, a plan its rule and memory; the offsets of their records
-    rules             kernels that decide about a sheet, with their private records and codes
-    plan, milp        write a plan, and (milp) renew it in Python
-    sheet, decide     one decision at a time, outside of the compiled engine
+    plan_layout       a sheet is a router's view, a plan its rule and memory; their records, and the writer of plans
+    rule_kernels      kernels that decide about a sheet, with their private records and codes
+    adaptive_kernels  Compass, goal control and the lookahead; Proteus' plan, which is renewed in Python
 
-From a router to its plan: `policies.plan_of`.
+From a router to its plan: `policies.router_plans`.
 """

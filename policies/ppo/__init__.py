@@ -3,7 +3,7 @@
 `scenarios.learn.ppo` trains it. Tests compare the kernels with torch.
 """
 
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 
 __all__ = ["PPORouter", "PolicySpec"]

@@ -1,8 +1,8 @@
 """The policy in compiled code: the network, sampling from it, and the router that decides with it.
 
 The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and group;
-if the policy may hold there is a fourth, over 1 + H outcomes (`policies.waits`). It is one more factor, independent of
-the others: server, width and group are drawn and scored in a decision to hold, too.
+if the policy may hold there is a fourth, over 1 + H outcomes (`policies.observation`). It is one more factor,
+independent of the others: server, width and group are drawn and scored in a decision to hold, too.
 
 The network processes a tile of decisions at a time, weights are one row of float32 (`Layout`), and nothing is
 allocated: a caller passes `Layout.scratch` float32 numbers, separate ones for each thread. Every sum has one order and
@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 
 from kit.jit import Ints, Reals, Singles, entry, ints, kernel, reals, singles
 from kit.jit_cache import IS_ON
-from policies.compiled.layout import bits
+from policies.compiled.plan_layout import bits
 from policies.observation import Bools, Floats
 from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, Hold, ServerView

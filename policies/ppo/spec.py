@@ -12,8 +12,7 @@ import msgspec
 
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
-from policies.observation import ObservationSpec
-from policies.waits import Waits, problem_with
+from policies.observation import ObservationSpec, Waits, problem_with
 
 TANH: Final = "tanh"  # after each layer but the last, as in our networks
 RELU: Final = "relu"

@@ -6,11 +6,10 @@ the lowest server index.
 
 So that other code can reproduce a decision to the last bit: random numbers are drawn one `rng.random()` at a time, in
 the order server, width, group; expected times are rounded to whole nanoseconds before they are added or compared
-(`costs`); other sums are plain, from left to right.
+(`rule_context`); other sums are plain, from left to right.
 
-    context       the data from which a router is built, and its parts
-    costs         expected times, speeds, the efficient width tuples
-    placements, widths, groups
-    slackfit, infaas, milp (and planning, which it solves): each with its parameters
-    specs         parameters of a rule, as in a rule file: those of all rules, and the plain rules
+    rule_context  the data from which a rule is built: expected times, speeds, efficient width tuples, working sets
+    rule_parts    placements, widths, groups
+    published_rules, proteus, lookahead, compass: each with its parameters
+    rule_params   parameters of a rule, as in a rule file: those of all rules, and the plain rules
 """

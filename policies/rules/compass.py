@@ -9,7 +9,7 @@ logarithm is `level`, and rises with the load. The block runs at that tuple's wi
 *Which server?* That with the least expected time until the block ends: outstanding work, coming work, transfer and the
 block's batch, less a bonus for staying.
 
-New images wait automatically at the first segment for larger batches (`policies.holds`).
+New images wait automatically at the first segment for larger batches (`policies.router_queue`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from kit.errors import InputError
 from kit.strict import StrictModel
 from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel, RoutingPolicy
-from policies.rules.context import RouterContext, is_up, looked_at
-from policies.rules.controlled import ControlSpec
-from policies.rules.costs import (
+from policies.rules.rule_context import (
+    RouterContext,
     batch_ns,
     corner_tuples,
     full_widths,
+    is_up,
+    looked_at,
     middle_way_ns,
     outstanding_ns,
     path,
@@ -39,9 +40,8 @@ from policies.rules.costs import (
     transfer_ns,
     tuple_costs_s,
 )
-from policies.rules.holding import holding
-from policies.rules.specs import POINT, From0, Reals, RuleSpec, Space
-from policies.rules.widths import held_width
+from policies.rules.rule_params import POINT, From0, Reals, RuleSpec, Space, holding
+from policies.rules.rule_parts import ControlSpec, held_width
 from policies.vocabulary import Choice, ClusterView, HoldRule, WorkKey
 
 UNIT_BATCH: Final = 8

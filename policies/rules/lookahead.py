@@ -17,18 +17,18 @@ from pydantic import Field
 
 from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel
-from policies.rules.context import RouterContext, is_up
-from policies.rules.controlled import ControlSpec
-from policies.rules.costs import (
+from policies.rules.rule_context import (
+    RouterContext,
     batch_ns,
     default_target_s,
+    is_up,
     outstanding_ns,
     path_ns,
     transfer_ns,
     worth_of_steps,
 )
-from policies.rules.placements import valid_servers
-from policies.rules.specs import POINT, Above0, From0, Reals, RuleSpec, Space
+from policies.rules.rule_params import POINT, Above0, From0, Reals, RuleSpec, Space
+from policies.rules.rule_parts import ControlSpec, valid_servers
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
 

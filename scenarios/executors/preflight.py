@@ -1,34 +1,63 @@
-"""What must fit before real executors start: devices, memory, network, profiles, routers. One `InputError` each."""
+"""What must fit before real executors start: devices, memory, networks, profiles, hosts and their links.
+
+It is measured as runs use it: an agent on each host, which computes nothing, writes to the others' arenas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 import torch
 
-from calibrate.opening import interference
-from calibrate.probe import open_sensor
-from calibrate.stamps import differences, stamps_here, stamps_of
-from hw.device import DeviceSpec, gpu_bytes
-from hw.devices.instances import context_bytes
-from hw.host.limits import machine_bytes, usable_cores
-from hw.networks.registry import ModelFile
+from calibrate.device_identity import differences, open_sensor, stamps_here, stamps_of
+from calibrate.device_opening import interference
+from calibrate.profile_fit import link_of
+from hw.agent.emulated_lanes import EmulatedOutfit
+from hw.agent.instances import context_bytes
+from hw.agent.lanes import AgentSpec
+from hw.device_settings import DeviceSpec, gpu_bytes
+from hw.host_resources import machine_bytes, usable_cores
+from hw.networks.network_files import ModelFile
 from hw.networks.servable import Servable
-from kit.errors import InputError
+from hw.router.agent_handles import AgentHandle, transfer_round
+from hw.router.ray_agents import RayHosts
+from hw.router.ray_cluster import HostFacts
+from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
-from scenarios.executors.campaign import require_plan
-from scenarios.executors.devices import device_of, require_free, require_served, why_unseen
-from scenarios.executors.hosts import host_names, joined_hosts
-from scenarios.files.made_routers import made_kind
-from scenarios.files.reading import naming_servers, read_profile
-from scenarios.files.router_names import require_distinct_names
-from scenarios.files.shipped import profile_file
-from scenarios.files.spec import GB, DeviceSection, GreedySection, Scenario, ServerSection
-from scenarios.world.world import World
-from sim.profile import Profile
+from scenarios.executors.device_choice import (
+    Hosts,
+    device_of,
+    host_key,
+    host_names,
+    joined_hosts,
+    playing,
+    require_free,
+    require_served,
+    why_unseen,
+)
+from scenarios.executors.validation_plan import require_plan
+from scenarios.files.bundled_files import made_kind, profile_file
+from scenarios.files.router_files import require_distinct_names
+from scenarios.files.scenario_keys import GB, ClusterSection, DeviceSection, GreedySection, Scenario, ServerSection
+from scenarios.files.scenario_reading import naming_servers, read_profile
+from scenarios.metrics.result_documents import (
+    SIZES,
+    CheckedCluster,
+    CheckedHost,
+    ClusterMeasurements,
+    HostClock,
+    HostLink,
+)
+from scenarios.terminal.progress import Say
+from scenarios.world.resolved_scenario import World
+from sim.device_profile import Profile
+from sim.emulated_device import Emulation
 
 MACHINE = "this machine"
 PROCESS_BYTES = 400_000_000  # an agent's own: Python, torch and its libraries (420 MB of private pages were measured)
@@ -270,3 +299,102 @@ def memory_bytes(device: DeviceSpec) -> int:
         total = gpu_bytes(device.index)
         return device.vram_bytes if total is None else total
     return machine_bytes()
+
+
+MOVES: Final = 20
+_PLAYED: Final = "t4"  # any shipped profile would do: nothing of it is used
+
+
+def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None) -> ClusterMeasurements:
+    """Measure links between these hosts and the router's, each pair both ways, and each host with itself.
+
+    Raises:
+        WorkError: an agent could not be started, or a link fails.
+    """
+    every = list(dict.fromkeys([hosts.here, *names]))
+    device = playing(
+        Emulation(read_profile(profile_file(_PLAYED)).to_yaml(), 1), "none", DeviceSection(emulated=_PLAYED)
+    )
+    with closing(RayHosts(hosts.cluster, every)) as carrier, ExitStack() as stack:
+        carrier.arenas(len(every), 2 * SIZES[-1])
+        agents = [
+            carrier.start(index, AgentSpec(f"link-{host}", EmulatedOutfit(device, (), index)))
+            for index, host in enumerate(every)
+        ]
+        for agent in agents:
+            stack.callback(agent.close)
+        for agent in agents:
+            agent.wait_until_ready()
+            agent.find_offset()
+        links = []
+        for source, agent in zip(every, agents, strict=True):
+            for index, destination in enumerate(every):
+                if source == destination and len(every) > 1:
+                    continue
+                say(f"links: {source} to {destination}")
+                links.append(_link(source, agent, index, destination, agents[index].address))
+        clocks = tuple(
+            HostClock(host, agent.offset.offset_ns / 1e9, agent.offset.error_ns / 1e9)
+            for host, agent in zip(every, agents, strict=True)
+        )
+    return ClusterMeasurements(clocks, tuple(links))
+
+
+def _link(source: str, agent: AgentHandle, index: int, destination: str, address: str) -> HostLink:
+    transfer_round(agent, index, SIZES[0], 1, address=address)  # the connection is made
+    link = link_of({size: median(transfer_round(agent, index, size, MOVES, address=address)) for size in SIZES})
+    return HostLink(source, destination, link.latency_s, link.bandwidth_bytes_s)
+
+
+def check_cluster(scenario: Scenario, model: ModelFile | None, hosts: Hosts, say: Say) -> CheckedCluster:
+    """Ask every host; one that can't answer does not keep the others from being asked."""
+    section = scenario.cluster
+    names = host_names(section, hosts)
+    model_bytes = 0 if model is None or not model.path.is_file() else model.path.stat().st_size
+    named = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(len(named)) as beside:
+        checked = list(beside.map(lambda host: _checked(scenario, hosts, host, model_bytes), named))
+    answering = [each.host for each in checked if each.facts is not None]
+    measured = measure_links(hosts, answering, say) if len(answering) == len(checked) else None
+    return CheckedCluster(tuple(checked), tuple(sorted(set(hosts.names()) - set(names))), measured)
+
+
+def _checked(scenario: Scenario, hosts: Hosts, host: str, model_bytes: int) -> CheckedHost:
+    section = scenario.cluster
+    there = [server for server in section.named_servers if (section.host_of(server) or hosts.here) == host]
+    key, problems = host_key(section, there[0]), list[str]()
+
+    def found(ask: Callable[[], HostFacts | None]) -> HostFacts | None:
+        try:
+            return ask()
+        except (InputError, WorkError) as error:
+            problems.append(error.problem if isinstance(error, InputError) else str(error))
+            return None
+
+    facts = found(lambda: hosts.facts_of(host, key))
+    if facts is not None:
+        problems += _too_little(facts, sum(server.emulated is None for server in there), model_bytes)
+        found(lambda: hosts.ask(host, key, require_there, scenario, host, hosts.here, require_devices_here))
+    return CheckedHost(host, tuple(server.name for server in there), facts, tuple(problems))
+
+
+def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]:
+    needed_bytes = processes * PROCESS_BYTES
+    problems = []
+    if facts.free_bytes < needed_bytes:
+        free = f"{facts.free_bytes / GB:.2f} GB of memory are free, its {processes} agents need {needed_bytes / GB:.2f}"
+        problems.append(f"{free}; end something there, or take servers away")
+    if facts.disk_free_bytes < 2 * model_bytes:
+        free = f"{facts.disk_free_bytes / GB:.2f} GB of disk are free, the model has {model_bytes / GB:.2f}"
+        problems.append(f"{free}; make room there, or set XDG_CACHE_HOME")
+    if facts.niceness > 0:
+        nice = f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
+        problems.append(f"{nice}; start its node with RAY_worker_niceness=0")
+    return problems
+
+
+def none_here(section: ClusterSection, source: str) -> InputError:
+    """Return the error that the scenario has no hosts to check."""
+    assert section.backend == "local", "it has some"
+    remedy = "say `backend: ray` and give each server its `host` (docs/cluster.md)"
+    return InputError(source, "cluster.backend", f"'local': all servers are on this machine; {remedy}")

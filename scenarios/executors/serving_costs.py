@@ -5,7 +5,8 @@ waiting; ways and dispatches are distinguished by whether some pass ran on the d
 measured by passes that had their device to themselves.
 
 A calibrated pass is one at the device's full speed, so all is scaled to full speed: by the slowdown that the agents
-read in the run (`scenarios.executors.slowdown`), or by the average one (`Profile.slowdown`) if they read nothing.
+read in the run (`scenarios.executors.validation_plan`), or by the average one (`Profile.slowdown`) if they read
+nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import lsq_linear, nnls
 
-from policies.records import BatchRecord, BlockRecord, ChoreCost, RouterCost, RunRecord
-from policies.records import Handover as Way
+from policies.run_records import BatchRecord, BlockRecord, ChoreCost, RouterCost, RunRecord
+from policies.run_records import Handover as Way
 from policies.vocabulary import NS_PER_S
-from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
-from sim.costs import input_bytes
-from sim.profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost, WorkCost, pause_number
-from sim.tables import DeviceTables
+from scenarios.executors.validation_plan import mean_slowdown, observed_slowdowns
+from sim.device_profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost, WorkCost, pause_number
+from sim.device_tables import DeviceTables, input_bytes
 
 WARMUP_S = 1.0
 PARTS = 32  # equal parts of a distribution
@@ -44,7 +44,7 @@ Wait = tuple[float, float]  # how long something waited, and how long the concur
 
 @dataclass(frozen=True, slots=True)
 class PassExtra:
-    """What a served pass takes beyond the calibrated one: see `sim.profile.Profile`."""
+    """What a served pass takes beyond the calibrated one: see `sim.device_profile.Profile`."""
 
     always_s: float
     share: float
@@ -54,7 +54,7 @@ class PassExtra:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """The costs of the servers of one device; None for what no sample shows. See `sim.profile.Profile`.
+    """The costs of the servers of one device; None for what no sample shows. See `sim.device_profile.Profile`.
 
     Attributes:
         dispatch_s: quantiles in equal parts, if no pass ran on the device.
@@ -142,7 +142,7 @@ class _DeviceRun:
         return int(begun - np.searchsorted(self._ends_ns, at_ns, "right"))
 
     def pause(self, at_ns: int) -> int:
-        """Return the number of the pause since a pass has run (`sim.profile.pause_number`)."""
+        """Return the number of the pause since a pass has run (`sim.device_profile.pause_number`)."""
         if self.running(at_ns):
             return 0
         ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))

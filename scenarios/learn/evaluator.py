@@ -12,15 +12,15 @@ from typing import Final, Literal
 
 import numpy as np
 
-from hw.host.limits import core_count
-from kit.chance import derived_seed
-from kit.memo import Memo
-from policies.rules.specs import POINT, RouterSpec
-from scenarios.metrics.served import LIMIT
-from scenarios.world.scoring import SampledRun, Scorer, mean_accuracy, unserved
+from hw.host_resources import core_count
+from kit.documents import Memo
+from kit.random_streams import derived_seed
+from policies.rules.rule_params import POINT, RouterSpec
+from scenarios.metrics.failure_signs import LIMIT
+from scenarios.world.resolved_scenario import World
+from scenarios.world.router_scores import SampledRun, Scorer, mean_accuracy, unserved
 from scenarios.world.workloads import TraceSlice
-from scenarios.world.world import World
-from sim.compiled.scoring import RunScore
+from sim.compiled.run_figures import RunScore
 
 Objective = Literal["latency", "energy"]
 TAIL: Final = 0.2  # weight of log p99 relative to the log mean: the tail constraint

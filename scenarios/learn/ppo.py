@@ -26,17 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from hw.host.limits import core_count
+from hw.host_resources import core_count
 from kit import checkpoint
-from kit.chance import derived_seed, stream
 from kit.errors import WorkError
+from kit.random_streams import derived_seed, stream
 from policies.observation import Floats
 from policies.ppo.kernels import Experience, Layout, joined
-from policies.ppo.router import CHECKPOINT, PPORouter, header, policy_weights
+from policies.ppo.ppo_router import CHECKPOINT, PPORouter, header, policy_weights
 from policies.ppo.spec import PolicySpec
-from scenarios.files.spec import TrainingSection
-from scenarios.learn.train import episode, spec_of
-from scenarios.world.world import World
+from scenarios.files.scenario_keys import TrainingSection
+from scenarios.learn.ppo_training import episode, spec_of
+from scenarios.world.resolved_scenario import World
 from sim.compiled.rollout import Rollouts
 
 OnProgress = Callable[[int, Mapping[str, float]], None]

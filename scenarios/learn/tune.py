@@ -18,16 +18,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from kit.chance import stream
+from kit.documents import Memo
 from kit.errors import InputError, WorkError, nearest
-from kit.memo import Memo
-from policies.registry import COMPASS, CONTROLLED, KINDS, TUNED
-from policies.rules.context import RouterContext
-from policies.rules.controlled import ControlSpec
-from policies.rules.costs import efficient_tuples
-from policies.rules.holding import HoldSpec
-from policies.rules.placements import PLACEMENT_NAMES
-from policies.rules.specs import LARGEST, POINT, FixedRule, LadderRule, PlacedRule, Reals, RuleSpec, Space
+from kit.random_streams import stream
+from policies.router_kinds import COMPASS, CONTROLLED, KINDS, TUNED
+from policies.rules.rule_context import RouterContext, efficient_tuples
+from policies.rules.rule_params import (
+    LARGEST,
+    POINT,
+    FixedRule,
+    HoldSpec,
+    LadderRule,
+    PlacedRule,
+    Reals,
+    RuleSpec,
+    Space,
+)
+from policies.rules.rule_parts import PLACEMENT_NAMES, ControlSpec
 from policies.vocabulary import NS_PER_S
 from scenarios.learn.evaluator import (
     Decisions,
@@ -39,11 +46,10 @@ from scenarios.learn.evaluator import (
     search_threads,
     shortfall,
 )
-from scenarios.metrics.served import LIMIT
-from scenarios.world.dials import CLOSE, Dial, find_dial, judged
-from scenarios.world.scoring import SampledRun, mean_accuracy, unserved
-from scenarios.world.world import World
-from sim.compiled.scoring import RunScore
+from scenarios.metrics.failure_signs import LIMIT
+from scenarios.world.resolved_scenario import World
+from scenarios.world.router_scores import CLOSE, Dial, SampledRun, find_dial, judged, mean_accuracy, unserved
+from sim.compiled.run_figures import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
 FLOORS: Final = ControlSpec(p99_limit_s=0.0)  # the operator's, and no limit
@@ -137,7 +143,7 @@ class Tuned:
     """What tuning found.
 
     Attributes:
-        kind: one of `policies.registry.TUNED`.
+        kind: one of `policies.router_kinds.TUNED`.
         knobs: how it was tuned.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation if there was nothing to

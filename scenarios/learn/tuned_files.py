@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from kit.named_files import with_paths
-from policies.registry import CONTROLLED
-from policies.rules.controlled import ControlSpec
-from policies.rules.specs import POINT, FixedRule, RuleSpec
-from scenarios.files.router_names import write_rule
+from kit.strict import with_paths
+from policies.router_kinds import CONTROLLED
+from policies.rules.rule_params import POINT, FixedRule, RuleSpec
+from policies.rules.rule_parts import ControlSpec
+from scenarios.files.router_files import write_rule
 from scenarios.learn.evaluator import Decisions, Evaluator, OnMeasured, TuningKnobs, search_threads
 from scenarios.learn.tune import Tuned, able_tuples, options_of, require_possible, space_of
-from scenarios.metrics.served import LIMIT
+from scenarios.metrics.failure_signs import LIMIT
 from scenarios.terminal.progress import Progress, Say
-from scenarios.world.routers import MADE_WITH, deciding_in
-from scenarios.world.world import World
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_routers import MADE_WITH, deciding_in
 
 USUAL_TRIES: Final = 5  # of accuracy matching, each on all its runs
 LOW: Final = 0.001  # of accuracy: a larger shortfall from the floor on other runs is reported

@@ -1,6 +1,6 @@
 """How far simulation is off: predicted ranges and measured values, and the results of simulation and executors.
 
-It computes from finished results alone; how they came about is `scenarios.executors.campaign`'s business.
+It computes from finished results alone; how they came about is `scenarios.executors.validation_plan`'s business.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from typing import Final, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
-from hw.telemetry.background import STRONG
+from hw.telemetry.background_load import STRONG
 from policies.vocabulary import Provenance
-from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
-from scenarios.metrics.prediction import (
+from scenarios.metrics.failure_signs import Served, leaves_many, served
+from scenarios.metrics.metric_catalogue import MEASURES, VALIDATED, Measure
+from scenarios.metrics.run_result import Cpu, Lateness, Result, cpu_share, lateness_share
+from scenarios.metrics.statistics import (
+    UNMETERED,
     WIDE_PCT,
     Case,
     Coverage,
+    MeanInterval,
     Range,
     Ranges,
+    change_pct,
     coverage,
+    estimate,
     half_width_pct,
     holds,
     mean_range,
 )
-from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_share
-from scenarios.metrics.served import Served, leaves_many, served
-from scenarios.metrics.statistics import UNMETERED, MeanInterval, change_pct, estimate
 
 Kind = Literal["pair", "saturated"]
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from typing import Final, Literal, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.admission import REFUSED
-from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns
-from policies.reward import AccuracyPrior
+from policies.interfaces import AccuracyPrior
+from policies.router_queue import REFUSED
+from policies.run_records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns
 from policies.vocabulary import NS_PER_S, nanoseconds
-from scenarios.files.spec import Goals, Scenario
+from scenarios.files.scenario_keys import Goals, Scenario
 
 WINDOW_S: Final = 10.0
 MIN_WINDOWS: Final = 3

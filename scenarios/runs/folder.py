@@ -1,7 +1,7 @@
 """The run folder: everything of a run; which process writes into it, and which of its stages are done.
 
-It knows which files there are, but neither their forms (`scenarios.runs.records`) nor the meaning of a metric
-(`scenarios.metrics.result`). Files are written whole or not at all (`kit.files`), so a run that was killed at any
+It knows which files there are, but neither their forms (`scenarios.runs.run_store`) nor the meaning of a metric
+(`scenarios.metrics.run_result`). Files are written whole or not at all (`kit.files`), so a run that was killed at any
 moment can resume.
 """
 
@@ -21,17 +21,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from hw.host.limits import core_count
-from hw.version import code_here
-from kit.documents import read_json, with_remedy, write_json
+from hw.host_resources import core_count
+from kit.documents import Memo, read_json, rows_in, with_remedy, write_json
 from kit.errors import InputError
 from kit.files import TEMPORARY, file_hash
-from kit.memo import Memo, rows_in
-from policies.registry import CONTROLLED
-from scenarios.files.made_routers import KEEPING, MADE_KINDS, made_file, planned_file, score_file, training_file
+from kit.plugins import code_here
+from policies.router_kinds import CONTROLLED
+from scenarios.files.bundled_files import KEEPING, MADE_KINDS, made_file, planned_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its scenario, and the process at work in it
-CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.control`
+CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.operator_control`
 STAGES: Final = ".stages"
 SERVED: Final = "served"  # the log of what `slimsched serve` did
 SCHEMA: Final = "slimsched.run-folder/2"

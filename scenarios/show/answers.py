@@ -1,9 +1,9 @@
 """A reader's first questions, and their answers: which router won, can the simulation be trusted, what next.
 
 Facts of a run's comparison and validation, and the case that each answer is; the sentences are `templates/answers.j2`.
-`scenarios.metrics.ranking` alone decides which router wins. The simulation is trusted if what executors showed is
-inside the ranges that it predicted, or near them. Its error is that of the worst router and load: a mean over routers
-would hide it.
+`scenarios.metrics.router_comparison` alone decides which router wins. The simulation is trusted if what executors
+showed is inside the ranges that it predicted, or near them. Its error is that of the worst router and load: a mean over
+routers would hide it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Any, Final, Literal, NamedTuple
 
-from scenarios.metrics.catalogue import MEASURES, Measure
-from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.failure_signs import is_saturated
 from scenarios.metrics.fidelity import (
     PREDICTED,
     PROMISED_PCT,
@@ -24,15 +23,22 @@ from scenarios.metrics.fidelity import (
     farthest_stage,
     is_flagged,
 )
-from scenarios.metrics.prediction import Coverage, half_width_pct, holds
-from scenarios.metrics.ranking import MIN_RUNS, InWorld, RankedRouter, Ranking, compared, long_run_accuracies, validated
-from scenarios.metrics.served import is_saturated
-from scenarios.metrics.statistics import estimate
-from scenarios.show.numbers import plural
-from scenarios.show.table import Answer
-from scenarios.show.validation import emulated_devices, is_host_busy, rows_at_middle
+from scenarios.metrics.metric_catalogue import MEASURES, Measure
+from scenarios.metrics.router_comparison import (
+    MIN_RUNS,
+    ComparisonDocument,
+    InWorld,
+    RankedRouter,
+    Ranking,
+    compared,
+    long_run_accuracies,
+    validated,
+)
+from scenarios.metrics.statistics import Coverage, estimate, half_width_pct, holds
+from scenarios.show.result_words import origin_text, provenance, slo_measures
+from scenarios.show.tables import Answer, plural
+from scenarios.show.validation_table import emulated_devices, is_host_busy, rows_at_middle
 from scenarios.show.wording import lines_of
-from scenarios.show.words import origin_text, provenance, slo_measures
 
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]

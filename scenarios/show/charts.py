@@ -1,4 +1,4 @@
-"""The charts of routers and runs: data in, a chart out. It reads no file and decides nothing but how things look.
+"""Charts of results and of learning, drawn by matplotlib.
 
 Every axis carries its unit. A router has the same color in every chart; hardware is dashed, simulation solid. Names are
 drawn as they are: none is a formula, and none is left out of a legend for its first characters.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
@@ -31,13 +32,21 @@ from numpy.typing import NDArray
 
 from kit.errors import InputError
 from kit.files import atomic_path
-from scenarios.metrics import pareto
-from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
-from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.files.bundled_files import MADE_KINDS, made_name, training_file
+from scenarios.metrics import router_comparison
 from scenarios.metrics.fidelity import ValidationDocument, middle_load
-from scenarios.metrics.prediction import Range
-from scenarios.metrics.ranking import P99, RankedRouter, compared, long_run_accuracies, validated
-from scenarios.show.words import flagged
+from scenarios.metrics.metric_catalogue import COSTS, MEASURES, Measure
+from scenarios.metrics.router_comparison import (
+    P99,
+    ComparisonDocument,
+    RankedRouter,
+    compared,
+    long_run_accuracies,
+    validated,
+)
+from scenarios.metrics.statistics import Range
+from scenarios.runs.folder import RunFolder
+from scenarios.show.result_words import flagged
 from scenarios.terminal.screen import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#C86DA2", "#B07A00", "#2E94CF", "#6A3D9A", "#7A4A1E", "#444444", "#B22222")
@@ -337,7 +346,9 @@ def _draw_points(axes: Axes, points: Sequence[Point], colors: Mapping[str, str])
         style: Any = {"fmt": "none", "ecolor": colors[point.router], "alpha": 0.5, "elinewidth": 1.4, "zorder": 1.5}
         axes.errorbar(point.cost, point.accuracy, **errors, **style)
     judged = [each for each in points if each.world == points[-1].world and not each.is_flagged]
-    front = pareto.pareto_front([pareto.ParetoPoint(each.router, each.accuracy, each.cost) for each in judged])
+    front = router_comparison.pareto_front(
+        [router_comparison.ParetoPoint(each.router, each.accuracy, each.cost) for each in judged]
+    )
     axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
     return drawn
 
@@ -464,3 +475,71 @@ def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
     axis.set_major_locator(decades if high > 10 * low else MaxNLocator(most - 1))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
+
+
+Steps = Sequence[Mapping[str, float]]  # what a learner reported, update by update, or generation by generation
+Trained = tuple[Mapping[str, Any], Mapping[str, Steps]]  # a run folder's scenario, and its trainings by kind
+PANELS = 4  # the number of scalars that fit on a page
+FIRST = ("reward", "accuracy", "inside")  # what is learned, before how
+LABELS = {"objective": "cost", "inside": "images inside"}
+_UNLEARNED = {"seed", "name", "compare", "validate"}  # of a scenario: what trainings may differ by
+
+
+def trainings_in(folder: RunFolder) -> dict[str, Steps]:
+    """Return what a run folder keeps of its trainings, by the kind of router."""
+    files = {kind: training_file(kind) for kind in MADE_KINDS if (folder / training_file(kind)).exists()}
+    return {kind: steps for kind, name in files.items() if (steps := folder.read_json(name))}
+
+
+def curves_of(runs: Sequence[Steps]) -> dict[str, list[Line]]:
+    """Return a line a training, by the scalar: the first with each beginning (`reward/mean`, `loss/value` ...)."""
+    first: dict[str, str] = {}
+    for name in runs[0][0]:
+        first.setdefault(name.partition("/")[0], name)
+    names = sorted(
+        (name for name in first.values() if name != "decisions"), key=lambda name: not name.startswith(FIRST)
+    )
+    return {
+        LABELS.get(name, name): [
+            ([step["decisions"] for step in of], [step.get(name, nan) for step in of]) for of in runs
+        ]
+        for name in names[:PANELS]
+    }
+
+
+def save_curves(trained: Mapping[Path, Trained], picture: Path, say: Callable[[str], None]) -> None:
+    """Draw the curves of all trainings in these run folders, kind by kind (PNG or SVG, by the file's ending).
+
+    Raises:
+        InputError: nothing was trained in one of them.
+    """
+    for folder, (_, trainings) in trained.items():
+        if not trainings:
+            problem = "no router was trained here, so there is no learning curve"
+            problem += "; `slimsched train SCENARIO --out DIR` keeps one"
+            raise InputError(str(folder), "", problem)
+    columns = {}
+    for kind in MADE_KINDS:
+        of = {folder: trainings[kind] for folder, (_, trainings) in trained.items() if kind in trainings}
+        if of:
+            columns[made_name(kind)] = curves_of(list(of.values()))
+            for doubt in _doubts({folder: trained[folder][0] for folder in of}):
+                say(f"warning: {doubt}")
+    save(training_curves(columns), picture)
+
+
+def _doubts(scenarios: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why a mean over these trainings may mean little: in all but the seed they should be the same."""
+    first, one = next(iter(scenarios.items()))
+    seeds: dict[Any, Path] = {}
+    for folder, other in scenarios.items():
+        unlike = sorted(key for key in {*one, *other} - _UNLEARNED if _said(one, key) != _said(other, key))
+        if unlike:
+            yield f"{folder}: other {', '.join(unlike)} than in {first}, so the mean is of unlike trainings"
+        elif other and (same := seeds.setdefault(other.get("seed"), folder)) != folder:
+            yield f"{folder}: the seed of {same}, and so the same curve; train it with --set seed=N"
+
+
+def _said(scenario: Mapping[str, Any], key: str) -> str:
+    """Return a key's text; a file that both name has another relative path from another folder."""
+    return str(scenario.get(key)).replace("../", "")

@@ -1,8 +1,11 @@
-"""The charts of a profile: its latency curves, and the paper's Figures 1 to 3. It decides nothing but how they look."""
+"""The charts of a profile and what they are drawn from: its curves, and the paper's Figures 1 to 3.
+
+It draws nothing and reads no file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,61 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from calibrate.profile_fit import SOLO_ERROR
 from scenarios.show.charts import GREY, WIDTH, canvas, joint_legend, label_of, plain_log_ticks, save
-from scenarios.show.profile_curves import band_of_repeats_s, stated_solo_error, under_load, uniform_curves
-from sim.profile import LatencyCurve, Profile
-from sim.steady import SteadyPoint, knee
-from sim.tables import BatchKey
+from sim.device_profile import AT_ONCE as MEASURED_AT_ONCE
+from sim.device_profile import JITTER_QUANTILES, LatencyCurve, Profile
+from sim.device_tables import BatchKey, compile_tables
+from sim.simulated_device import AT_ONCE, LOADS, SteadyPoint, knee, shared_device, steady_points
+
+LOADED_BATCH = 16  # of the stream of batches that loads the device, or the profile's limit if that is lower
+SPREAD = (0.05, 0.95)
+SLICE_CENTRES = (np.arange(JITTER_QUANTILES) + 0.5) / JITTER_QUANTILES  # a row of jitter: the means of equal slices
+
+
+def uniform_curves(profile: Profile) -> Iterator[LatencyCurve]:
+    """Yield the curves that are shown: segment 1, and those whose previous width is their own."""
+    return (c for c in profile.latency if c.segment == 1 or c.width == c.previous_width)
+
+
+def loaded_batch(profile: Profile) -> int:
+    """Return how large the batches are that load the device in Figures 2 and 3."""
+    return min(LOADED_BATCH, profile.batch_limit)
+
+
+def loaded_at_once(profile: Profile) -> int:
+    """Return how many of them run together at most: no more than calibration ever ran at once."""
+    measured = [stated.high for stated in profile.ranges if stated.quantity == MEASURED_AT_ONCE]
+    return int(min([AT_ONCE, *measured]))
+
+
+def under_load(
+    profile: Profile, loads: Sequence[float] = LOADS, at_once: int | None = None
+) -> Mapping[BatchKey, Sequence[SteadyPoint]]:
+    """Return the device's steady state along the load, for every curve that is shown; batches are of one process."""
+    tables = compile_tables(profile, profile.batch_limit, jitter=False)
+    keys = [(curve.segment, curve.width, curve.previous_width) for curve in uniform_curves(profile)]
+    batch = loaded_batch(profile)
+    limit = loaded_at_once(profile) if at_once is None else at_once
+    return {key: steady_points(shared_device(tables, key, batch, limit), loads) for key in keys}
+
+
+def band_of_repeats_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the 5th and 95th percentile of repeats along the batches, from the jitter; the median without repeats."""
+    if not curve.jitter:
+        return curve.p50_s, curve.p95_s or curve.p50_s
+    low, high = np.asarray([np.interp(SPREAD, SLICE_CENTRES, row) for row in curve.jitter]).T
+    return (low * curve.p50_s).tolist(), (high * curve.p50_s).tolist()
+
+
+def stated_solo_error(profile: Profile) -> float | None:
+    """Return the stated mean error of solo latency, as a share: the held-out one, or the cross-validated one."""
+    for kind in ("held out", "cross-validated"):
+        errors_pct = [e.mean_abs_pct for e in profile.errors if e.metric == SOLO_ERROR and e.kind == kind]
+        if errors_pct:
+            return max(errors_pct) / 100
+    return None
+
 
 NESTED_BY = 1.4  # points, for each line on top
 SHADE = 0.3  # how opaque what is shaded is

@@ -1,4 +1,6 @@
-"""Pages of HTML: a run folder's report, and one profile's curves.
+"""Pages of HTML: a run folder's report, one profile's curves, and the parts that they are made of.
+
+Looks: `templates/page.html.j2`.
 
 A report reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and
 the page states it.
@@ -8,43 +10,45 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
-from hw.networks.accuracy import MEASURED
+from hw.networks.accuracy_table import MEASURED
 from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.made_routers import PPO, made_name
-from scenarios.files.reading import read_profile
-from scenarios.metrics.catalogue import MEASURES
-from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
+from scenarios.files.bundled_files import PPO, made_name
+from scenarios.files.scenario_reading import read_profile
 from scenarios.metrics.fidelity import ValidationDocument, middle_load
-from scenarios.metrics.ranking import Promise
-from scenarios.metrics.result import Result
+from scenarios.metrics.metric_catalogue import MEASURES
+from scenarios.metrics.router_comparison import ComparisonDocument, Promise, accuracy_measure
+from scenarios.metrics.run_result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.records import StoredRun, load_point, read_runs
+from scenarios.runs.run_store import StoredRun, load_point, read_runs
 from scenarios.show import charts, profile_charts
 from scenarios.show.answers import answers
-from scenarios.show.comparison import comparison_table
-from scenarios.show.learning import Steps, curves_of, save_curves, trainings_in
-from scenarios.show.numbers import NONE
-from scenarios.show.page import Chart, Section, page
-from scenarios.show.plan import short_plan
-from scenarios.show.profile import PROMISES_NOTHING, tables_of
-from scenarios.show.profile_curves import loaded_at_once, loaded_batch, stated_solo_error
-from scenarios.show.summary import compared_classes, places, summary_table, validated_classes
-from scenarios.show.table import Answer, Column, Table
-from scenarios.show.validation import (
+from scenarios.show.charts import Steps, curves_of, save_curves, trainings_in
+from scenarios.show.command_tables import PROMISES_NOTHING, tables_of
+from scenarios.show.comparison_table import comparison_table
+from scenarios.show.plan_table import short_plan
+from scenarios.show.profile_charts import loaded_at_once, loaded_batch, stated_solo_error
+from scenarios.show.result_words import downtime_table
+from scenarios.show.summary_table import compared_classes, places, summary_table, validated_classes
+from scenarios.show.tables import NONE, PLUS_MINUS, Answer, Column, Table
+from scenarios.show.validation_table import (
     disturbance_warnings,
     errors_tables,
     far_apart_warnings,
@@ -53,10 +57,88 @@ from scenarios.show.validation import (
     stages_table,
     validation_notes,
 )
-from scenarios.show.wording import say
-from scenarios.show.words import downtime_table
-from scenarios.world.materials import SCENARIO_FILE
-from sim.profile import Profile
+from scenarios.show.wording import environment, say
+from scenarios.terminal.screen import visible_text
+from scenarios.world.scenario_building import SCENARIO_FILE
+from sim.device_profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart, and what to see in it."""
+
+    figure: Figure | Markup
+    caption: str
+
+    @property
+    def svg(self) -> Markup:
+        """The chart as an element; it may be drawn already."""
+        return charts.to_svg(self.figure) if isinstance(self.figure, Figure) else self.figure
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled part of a page.
+
+    Attributes:
+        notes: sentences below its blocks; `warnings`: those above them.
+        badge: a word behind the title, and how it is colored.
+        is_folded: whether it is opened by a click.
+    """
+
+    title: str
+    blocks: Sequence[Table | Chart | Section] = ()
+    notes: Sequence[str | Markup] = ()
+    warnings: Sequence[str] = ()
+    badge: tuple[str, str] = ("", "")
+    is_folded: bool = False
+
+
+def page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    badges: Sequence[tuple[str, str]] = (),
+    answers: Sequence[Answer] = (),
+    top: Sequence[Table | Chart] = (),
+) -> str:
+    """Render a page: what HTML does not allow in a name is written out; the only program is allowed by its hash.
+
+    Args:
+        sections: those with nothing in them are left out.
+        badges: below the title: how each is colored, and its words.
+        top: what is below the answers.
+    """
+    script = files("scenarios.show").joinpath("templates/page.js").read_text(encoding="utf-8")
+    templates = environment()
+    templates.filters |= {
+        "interval_small": _interval,
+        "prose": _prose,
+        "anchor": lambda title: title.lower().replace(" ", "-"),
+        "sha256": lambda text: b64encode(sha256(text.encode()).digest()).decode(),
+    }
+    text = templates.get_template("page.html.j2").render(
+        title=title,
+        sections=[each for each in sections if each.blocks or each.notes],
+        badges=badges,
+        answers=answers,
+        top=top,
+        script=Markup(script),  # noqa: S704 - our own
+    )
+    return visible_text(text)
+
+
+def _prose(text: str | Markup) -> Markup:
+    """Return a sentence of the terminal's as HTML: its keys and commands as code."""
+    escaped = str(escape(text)).replace(PLUS_MINUS, " \u00b1")
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))  # noqa: S704 - escaped
+
+
+def _interval(cell: str) -> Markup:
+    """Return a cell's text, with the half-width of its interval in small letters."""
+    mean, sign, half = cell.partition(PLUS_MINUS)
+    return Markup("{} <small>±{}</small>").format(mean, half) if sign else Markup("{}").format(mean)
+
 
 MAX_TRACES = 600_000  # bytes of packed timelines in a page, which can still be mailed
 WORLD_WORDS: Final = dict(zip(("simulation", "hardware"), charts.WORLDS, strict=True))

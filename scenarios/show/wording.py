@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from scenarios.show import numbers
+from scenarios.show import tables
 
 
 @cache
@@ -26,12 +26,12 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     templates.filters |= {
-        "number": numbers.number,
-        "interval": numbers.interval,
-        "share": numbers.share,
-        "duration": numbers.duration,
+        "number": tables.number,
+        "interval": tables.interval,
+        "share": tables.share,
+        "duration": tables.duration,
         "milliseconds": lambda value_s: f"{value_s * 1000:.2f} ms",
-        "plural": numbers.plural,
+        "plural": tables.plural,
         "objective": lambda slo: say("results", "objective", slo),
         "quoted": repr,
     }

@@ -21,7 +21,7 @@ from scenarios.terminal.progress import Say
 _PARTS = {
     "sim.compiled.rollout": "the engine's rollouts: 10 to 20 s",
     "sim.compiled": "the engine: 10 to 20 s",
-    "jobs.sim": "the bound: some seconds",
+    "jobs.wait_bound": "the bound: some seconds",
     "policies.ppo": "the router: some seconds",
 }
 

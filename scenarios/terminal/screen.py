@@ -1,14 +1,23 @@
-"""What a screen shows: how wide it is, and names and messages as they are seen.
+r"""A terminal: its width, names and messages, questions, and how a command ends, by an exit code and one message.
 
-What a screen would obey, and no page may hold, is written out (`\\x1b`).
+What a screen would obey, and no page may hold, is written out (`\x1b`).
+
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
+import signal
 import sys
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from kit.errors import InputError, WorkError
 
 LEAST: Final = 40  # characters: no table can be read in less
 PIPED: Final = 100  # if standard output is not a terminal: longer lines are hard to read
@@ -46,3 +55,82 @@ def one_line(text: str) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+RESUMES: Final = "interrupted; the same command goes on from what is finished"
+BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"
+
+
+def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str] = lambda: RESUMES) -> int:
+    """Return the exit code of some work.
+
+    Args:
+        name: of the command, before a message.
+        interrupted: the message for an interrupted one.
+    """
+    try:
+        return work()
+    except InputError as error:
+        return _complain(name, str(error), 2)
+    except (MemoryError, OverflowError) as error:
+        return _complain(name, f"the work is too large for this machine ({str(error) or 'out of memory'})", 1)
+    except (WorkError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        return _complain(name, _said(error) if isinstance(error, OSError) else str(error), 1)
+    except KeyboardInterrupt:
+        return _complain(name, interrupted(), 130)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Make SIGTERM end the work as Ctrl-C does; in the main thread alone."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _said(error: OSError) -> str:
+    """Describe which file, what is wrong with it, and what helps."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    helps = "; make room, and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{where}{error.strerror or error}{helps}"
+
+
+def _complain(name: str, problem: str, code: int) -> int:
+    text = one_line(problem)
+    sys.stderr.write(f"{'' if text.startswith(name) else f'{name}: '}{text}\n")
+    return code
+
+
+Answer = TypeVar("Answer")
+
+
+def can_ask() -> bool:
+    """Check for an interactive user: both the questions and the answers go by a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
+    """Return the answer as `read` makes it of a line; what it refuses is reported, and asked again.
+
+    Args:
+        read: raises `ValueError` for an invalid one.
+    """
+    while True:
+        sys.stderr.write(f"{question} [{default}]: ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:  # the end of what is typed: as an interruption
+            raise KeyboardInterrupt
+        try:
+            return read(line.strip() or default)
+        except ValueError as error:
+            sys.stderr.write(f"  {visible_text(str(error))}\n")

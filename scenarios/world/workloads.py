@@ -1,6 +1,6 @@
-"""When images arrive: a scenario's workload, played by `kit.workload`.
+"""When images arrive: a scenario's workload, played by `kit.random_streams`.
 
-A kind of workload is a section in `scenarios.files.spec` and one function here, registered for it.
+A kind of workload is a section in `scenarios.files.scenario_keys` and one function here, registered for it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kit import workload
-from kit.chance import stream
-from kit.workload import Arrivals
-from scenarios.files.series import read_rates, read_trace
-from scenarios.files.spec import (
+from kit import random_streams
+from kit.random_streams import Arrivals, stream
+from scenarios.files.scenario_keys import (
     DiurnalWorkload,
     FlashWorkload,
     GammaWorkload,
@@ -27,6 +25,7 @@ from scenarios.files.spec import (
     TraceWorkload,
     WorkloadSection,
 )
+from scenarios.files.series_files import read_rates, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,43 +85,43 @@ def arrivals_ns(given: WorkloadSection, play: Play) -> Arrivals:
 
 @arrivals_ns.register
 def _poisson(given: PoissonWorkload, play: Play) -> Arrivals:
-    return workload.poisson(play.rate_img_s, play.horizon_s, play.rng)
+    return random_streams.poisson(play.rate_img_s, play.horizon_s, play.rng)
 
 
 @arrivals_ns.register
 def _mmpp(given: MmppWorkload, play: Play) -> Arrivals:
     burst = (given.burst_factor, given.burst_share, given.dwell_s)
-    return workload.mmpp(play.rate_img_s, *burst, play.horizon_s, play.rng)
+    return random_streams.mmpp(play.rate_img_s, *burst, play.horizon_s, play.rng)
 
 
 @arrivals_ns.register
 def _gamma(given: GammaWorkload, play: Play) -> Arrivals:
-    return workload.gamma(play.rate_img_s, given.cv, play.horizon_s, play.rng)
+    return random_streams.gamma(play.rate_img_s, given.cv, play.horizon_s, play.rng)
 
 
 @arrivals_ns.register
 def _diurnal(given: DiurnalWorkload, play: Play) -> Arrivals:
     sine = (given.amplitude, given.period_s)
-    return workload.diurnal(play.rate_img_s, *sine, play.horizon_s, play.rng, start_s=play.start_s)
+    return random_streams.diurnal(play.rate_img_s, *sine, play.horizon_s, play.rng, start_s=play.start_s)
 
 
 @arrivals_ns.register
 def _rates(given: RatesWorkload, play: Play) -> Arrivals:
     file = (given.tuning_file if play.is_tuning else None) or given.file
     levels = (play.series or series_of(given))[file, given.column]
-    return workload.rates(levels, play.rate_img_s, given.period_s, play.horizon_s, play.rng, start_s=play.start_s)
+    return random_streams.rates(levels, play.rate_img_s, given.period_s, play.horizon_s, play.rng, start_s=play.start_s)
 
 
 @arrivals_ns.register
 def _flash(given: FlashWorkload, play: Play) -> Arrivals:
     shape = (given.factor, given.at_s - play.start_s, given.rise_s, given.hold_s, given.fall_s)
-    return workload.flash(play.rate_img_s, *shape, play.horizon_s, play.rng)
+    return random_streams.flash(play.rate_img_s, *shape, play.horizon_s, play.rng)
 
 
 @arrivals_ns.register
 def _trace(given: TraceWorkload, play: Play) -> Arrivals:
     times_s = _times_s(given, play.series)
-    return workload.trace(times_s, given.factor * play.scale, play.horizon_s, play.rng, given.resolution_s)
+    return random_streams.trace(times_s, given.factor * play.scale, play.horizon_s, play.rng, given.resolution_s)
 
 
 def _times_s(given: TraceWorkload, series: Series) -> NDArray[np.float64]:

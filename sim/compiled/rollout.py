@@ -13,23 +13,43 @@ from dataclasses import fields
 
 import numpy as np
 
-from kit.chance import derived_seed
 from kit.errors import WorkError
 from kit.jit import Ints, Reals, Singles, entry, kernel, reals, singles
+from kit.random_streams import derived_seed
+from policies.interfaces import RewardTerms
 from policies.observation import Bools
 from policies.ppo.kernels import Experience, Layout, act, empty
 from policies.ppo.spec import PolicySpec
-from policies.reward import RewardTerms
-from sim.cluster import ClusterSpec, RunSpec
-from sim.compiled.agenda import advance, decide, decide_to_hold
-from sim.compiled.chance import hashed_share
-from sim.compiled.codes import ASKED, BLOCKS_FULL, ENDED, INSTANCES_FULL, MESSAGES_FULL, NONE, REQUESTS_FULL
-from sim.compiled.errors import problem_of
-from sim.compiled.layout import Cluster, Credit, HoldMade, Member, Parameters, Request, Terms
-from sim.compiled.observation import write_codes, write_observation
-from sim.compiled.program import Numbers, addressed, program_of
-from sim.compiled.rows import block_at, member_at, request_at, server_at
-from sim.compiled.run import RunRow
+from sim.compiled.cluster_rows import Numbers, addressed, program_of
+from sim.compiled.compiled_run import RunRow
+from sim.compiled.event_loop import advance, decide, decide_to_hold
+from sim.compiled.row_access import (
+    block_at,
+    hashed_share,
+    member_at,
+    request_at,
+    server_at,
+    write_codes,
+    write_observation,
+)
+from sim.compiled.row_layout import (
+    ASKED,
+    BLOCKS_FULL,
+    ENDED,
+    INSTANCES_FULL,
+    MESSAGES_FULL,
+    NONE,
+    REQUESTS_FULL,
+    Cluster,
+    Credit,
+    HoldMade,
+    Member,
+    Parameters,
+    Request,
+    Terms,
+    problem_of,
+)
+from sim.simulated_cluster import ClusterSpec, RunSpec
 
 _TERMS = Terms.size
 _OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader
 
-from jobs.figures import NEAR, NEAR_MEAN, chance_explains
-from jobs.logs.importing import Imported
+from jobs.job_records import NEAR, NEAR_MEAN, chance_explains
+from jobs.logs.log_import import Imported
 from kit import strict
 from kit.documents import read_text
 from scenarios.show.answers import TRUSTED
-from scenarios.show.numbers import NONE, number
-from scenarios.show.table import Answer, Column, Table, columns, to_text
+from scenarios.show.tables import NONE, Answer, Column, Table, columns, number, to_text
 from scenarios.show.wording import environment
 
 Row = Mapping[str, Any]

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from hw.host.limits import core_count
+from hw.host_resources import core_count
 from kit.documents import read_text, write_json, write_text
 from kit.errors import InputError
 from kit.files import writable_file
 from kit.units import NS_PER_S
-from scenarios.terminal.exits import terminated_as_interrupted
+from scenarios.files.scenario_reading import read_profile
 from scenarios.terminal.progress import Progress
+from scenarios.terminal.screen import terminated_as_interrupted
+from sim.device_profile import Profile
 from slimsched.arguments import (
     LONGEST,
     Duration,
@@ -39,10 +41,10 @@ from slimsched.results import CommandResult
 from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
-    from jobs.case import JobsCase
-    from jobs.comparing import Bound
-    from jobs.learning.learned import NamedPolicy
+    from jobs.job_scenario import JobsCase
+    from jobs.learning.scoring_network import NamedPolicy
     from jobs.learning.training import Windows
+    from jobs.policy_comparison import Bound
 
     NewFile = str | Path
     Policies = Sequence[str | Path]
@@ -111,9 +113,9 @@ def import_log(
     Raises:
         InputError: the file can't be read as such a log, or no row of it makes a job.
     """
-    from jobs.logs.importing import import_log as read_log
-    from jobs.logs.rows import UNITS_S, Options
-    from jobs.trace import is_imported
+    from jobs.job_traces import is_imported
+    from jobs.logs.log_import import import_log as read_log
+    from jobs.logs.log_rows import UNITS_S, Options
     from slimsched.jobs.texts import imported_text
 
     log = Path(log)
@@ -151,8 +153,7 @@ def inspect(trace: File, /, *, gpus: int | None = None) -> CommandResult:
     Raises:
         InputError: it is no trace.
     """
-    from jobs.summary import summarize
-    from jobs.trace import read_trace
+    from jobs.job_traces import read_trace, summarize
     from slimsched.jobs.texts import summary_text
 
     require_within("--gpus", gpus, 1, LONGEST)
@@ -190,9 +191,8 @@ def generate(
     Raises:
         InputError: no such law, or one of no such trace.
     """
-    from jobs import generate as drawing
-    from jobs.summary import summarize
-    from jobs.trace import write_trace
+    from jobs import generated_traces as drawing
+    from jobs.job_traces import summarize, write_trace
     from slimsched.jobs.texts import summary_text
 
     require_within("--jobs", jobs, 1, 20_000_000)
@@ -234,9 +234,9 @@ def init(
     Raises:
         InputError: no such nodes, or they do not fit the trace.
     """
-    from jobs.site import nodes_of, site_of, starter, typed
+    from jobs.job_traces import read_trace
     from jobs.slurm_conf import read_slurm_conf
-    from jobs.trace import read_trace
+    from jobs.what_if import nodes_of, site_of, starter, typed
     from slimsched.jobs.texts import say
 
     place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
@@ -284,10 +284,10 @@ def compare(
     Raises:
         InputError: anything in the scenario, or in a file that it names, is wrong.
     """
-    from jobs.comparing import comparison_document, guarded, jitter_document, result_document, run_all
-    from jobs.operating import validation_document
+    from jobs.policy_comparison import comparison_document, guarded, jitter_document, result_document, run_all
+    from jobs.what_if import validation_document
     from scenarios.show.charts import save
-    from slimsched.jobs.report import build_report, prices_chart
+    from slimsched.jobs.comparison_page import build_report, prices_chart
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
     case = _case(scenario, policies, changes=changes_of(changes))
@@ -338,7 +338,7 @@ def bound(scenario: File, /) -> CommandResult:
     Raises:
         InputError: anything in the scenario is wrong, or no job of it fits into the cluster.
     """
-    from jobs.comparing import bound_document
+    from jobs.policy_comparison import bound_document
     from slimsched.jobs.texts import bound_text
 
     case = _case(scenario)
@@ -370,7 +370,7 @@ def whatif(
     Raises:
         InputError: a change that does not fit, or one of the jobs.
     """
-    from jobs.operating import whatif_document
+    from jobs.what_if import whatif_document
     from slimsched.jobs.texts import whatif_text
 
     if not changes:
@@ -406,7 +406,7 @@ def capacity(
     Raises:
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
     """
-    from jobs.operating import capacity_document
+    from jobs.what_if import capacity_document
     from slimsched.jobs.texts import capacity_text, say
 
     case = _case(scenario, () if policy is None else (policy,))
@@ -450,8 +450,8 @@ def advise(
             is not near its log.
     """
     from jobs import advice
-    from jobs.case import named_policy
-    from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
+    from jobs.job_scenario import named_policy
+    from slimsched.jobs.slurm_commands import Slurm, carry_out, opened_journal, queue_of
     from slimsched.jobs.texts import advice_text
 
     if every_s is not None and not apply:
@@ -515,7 +515,7 @@ def _repeated(document: Document, one_pass: Callable[[], Document], every_s: flo
 def _undone(journal: Path) -> CommandResult:
     """Put back what was changed according to a journal."""
     from jobs.advice import undoing
-    from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
+    from slimsched.jobs.slurm_commands import Slurm, carry_out, opened_journal, queue_of
     from slimsched.jobs.texts import say
 
     if not journal.is_file():
@@ -564,11 +564,11 @@ def train(
         InputError: the trace is too short, the base is no order that is known without run times, or the file is of
             another training.
     """
-    from jobs.learning.learned import RLTUNE, LearnedSpec, NamedPolicy
+    from jobs.job_scenario_keys import LEARNED_SUFFIX
+    from jobs.learning.scoring_network import RLTUNE, LearnedSpec, NamedPolicy
     from jobs.learning.training import TrainingConfig, Windows
     from jobs.learning.training import train as learn
-    from jobs.policies.policy import policy_of
-    from jobs.spec import LEARNED_SUFFIX
+    from jobs.policies.named_policies import policy_of
 
     for flag, number in (("epochs", epochs), ("episodes", episodes), ("window", window), ("judged", judged)):
         require_within(flag, number, 1, LONGEST)
@@ -617,8 +617,7 @@ def _case(
     changes: Mapping[str, Any] | None = None,
 ) -> JobsCase:
     """Return the scenario, changed, with the policies and the load that are given instead of its own."""
-    from jobs.case import read_case, read_scenario, require_a_fit, warnings_of
-    from slimsched.jobs.profiles import profile_images_s
+    from jobs.job_scenario import read_case, read_scenario, require_a_fit, warnings_of
 
     if load is not None:
         _require_load(load)
@@ -641,7 +640,7 @@ def _require_load(load: float) -> None:
 
 def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bound]:
     """Compute bounds without preemption (False) and with."""
-    from jobs.comparing import bounds_of
+    from jobs.policy_comparison import bounds_of
     from scenarios.terminal.compiling import telling
 
     with telling(observer().remark), _progress("bounds", len(kinds), unit="bound") as progress:
@@ -680,3 +679,22 @@ def _timezone(name: str | None) -> str | None:
         problem = f"unknown {name!r:.80}; allowed are names such as UTC, Europe/Berlin, America/New_York"
         raise InputError("--timezone", "", problem) from None
     return name
+
+
+def profile_images_s(named: Path, source: str, key: str) -> float:
+    """Return images a second by a profile: its file, or a bundled one's name; raises `InputError` otherwise."""
+    return images_s(read_profile(named, source, key))
+
+
+def images_s(profile: Profile) -> float:
+    """Return images a second of the whole network at full width, at the best batch size."""
+    widest = max(profile.model.widths)
+    curves = [
+        curve
+        for curve in profile.latency
+        if curve.width == widest and curve.previous_width == max(profile.model.previous_widths(curve.segment, widest))
+    ]
+    common = set.intersection(*(set(curve.batches) for curve in curves))
+    return max(
+        batch / sum(dict(zip(curve.batches, curve.mean_s, strict=True))[batch] for curve in curves) for batch in common
+    )

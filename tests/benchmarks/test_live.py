@@ -26,20 +26,18 @@ from benchmarks.study.live import (
 )
 from kit.documents import read_json, write_json
 from kit.errors import InputError
-from policies.registry import COMPASS
-from policies.rules.specs import LadderRule
-from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import write_rule
-from scenarios.files.spec import ServerDownFault, StragglerFault
+from policies.router_kinds import COMPASS
+from policies.rules.rule_params import LadderRule
+from scenarios.files.router_files import write_rule
+from scenarios.files.scenario_keys import ServerDownFault, StragglerFault
+from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn.tune import FEWEST
-from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationDocument
-from scenarios.metrics.prediction import Coverage, least_inside
-from scenarios.metrics.ranking import Ranking
-from scenarios.metrics.statistics import estimate
-from scenarios.runs.bound import router_load_of, window_rates_img_s
+from scenarios.metrics.router_comparison import Ranking, compare_results
+from scenarios.metrics.statistics import Coverage, estimate, least_inside
+from scenarios.runs.fluid_bound import router_load_of, window_rates_img_s
 from scenarios.runs.folder import RunFolder
-from scenarios.world.materials import make_world
+from scenarios.world.scenario_building import make_world
 from tests.scenarios.test_answers import FIXED, LADDER, validation
 
 FILE = "scenarios/live/bursts.yaml"

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT
 from scenarios.learn.ppo import train_world
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 
 SCENARIOS = Path("scenarios")
 SEED = 100  # of `compare.seeds`: no training has it

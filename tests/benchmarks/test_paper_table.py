@@ -22,7 +22,7 @@ from benchmarks.study.paper_table import (
     paper_table,
     second_differences,
 )
-from hw.networks.accuracy import PaperTable, load_accuracy
+from hw.networks.accuracy_table import PaperTable, load_accuracy
 
 
 @pytest.fixture(scope="module")

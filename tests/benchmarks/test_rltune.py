@@ -11,7 +11,7 @@ import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.study.rltune import ratio_pct
-from kit.chance import stream
+from kit.random_streams import stream
 
 
 def test_windows_are_paired() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.speed.harness import in_turns
-from hw.device import DeviceSpec
-from hw.devices.instances import Instances
-from hw.networks.slimresnet import PRESETS, SlimResNet
+from hw.agent.instances import Instances
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from policies.vocabulary import IMAGE
 
 
@@ -34,7 +34,7 @@ def test_turns_alternate_and_ratios_are_of_a_round() -> None:
 def test_the_one_piece_is_what_serves_and_the_plain_stack_has_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.speed.slimming import FULL, OpenedNetwork, plain_stack  # opens torchvision
 
-    model, device = SlimResNet(PRESETS["slimresnet-tiny"]), DeviceSpec("cpu")
+    model, device = SlimResNet(SLIMRESNETS["slimresnet-tiny"]), DeviceSpec("cpu")
     place = torch.device("cpu")
     weights = Instances(model, None, device, place)  # type: ignore[arg-type]
     stand = OpenedNetwork(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.study import suite
-from policies.registry import COMPASS
+from policies.router_kinds import COMPASS
 from policies.rules.compass import CompassRule, Numbers
-from scenarios.files.router_names import display_name, read_rule
-from scenarios.metrics.suite import Case, Equal, Run, SuiteScore
+from scenarios.files.router_files import display_name, read_rule
+from scenarios.metrics.result_documents import Case, Equal, Run, SuiteScore
 from scenarios.runs.folder import RunFolder
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.bench import Loop, SharedLoop, SteadyLoad
-from calibrate.costs import Key, KeyCost, ModelCosts
-from calibrate.fit import DeviceFacts
+from calibrate.measurement_bench import Loop, SharedLoop, SteadyLoad
+from calibrate.measurement_plan import Key, KeyCost, ModelCosts
+from calibrate.profile_fit import DeviceFacts
 from hw.transport.messages import ConcurrentResult, Point
 from policies.vocabulary import NS_PER_S, Provenance
-from sim.device import BatchLoad, Sharing, demand, slow_downs
-from sim.profile import DeviceInfo, ModelInfo, Power, SensorModel
+from sim.device_model import BatchLoad, Sharing, demand, slow_downs
+from sim.device_profile import DeviceInfo, ModelInfo, Power, SensorModel
 
 WIDTHS = (0.5, 1.0)
 SEGMENTS = 2
@@ -40,7 +40,8 @@ def all_keys() -> list[Key]:
 
 @dataclass
 class FakeBench:
-    """Solo time max(t0, c0 + c1 b) by key, times jitter; sets slow down as `sim.device` says; its clock is `now_ns`."""
+    """Solo time max(t0, c0 + c1 b) by key, times jitter; sets slow down as `sim.device_model` says; its clock is
+    `now_ns`."""
 
     alpha: float = 0.5
     beta: float = 1.2

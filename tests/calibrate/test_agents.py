@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from calibrate import CalibrationObserver, CalibrationRequest, calibrate, check_profile
-from calibrate.agents import GPU_LEAD_S, LEAD_TIMES, AgentBench
-from calibrate.errors import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR
-from calibrate.measure import DISTURBED, CalibrationProgress
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile, save_model
-from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
+from calibrate.device_opening import GPU_LEAD_S, LEAD_TIMES, AgentBench
+from calibrate.plan_execution import DISTURBED, CalibrationProgress
+from calibrate.profile_fit import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet, SlimResNetConfig
+from hw.networks.network_files import ModelFile, save_model
 from hw.telemetry import usable_cores
 from hw.transport.messages import BenchmarkTogether, ConcurrentResult, Point, TogetherResult
 from kit.errors import InputError
-from sim.profile import Profile
+from sim.device_profile import Profile
 
 pytestmark = pytest.mark.workers
 

@@ -7,8 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from calibrate.bandwidth import COPIES, IN_A_ROW, bandwidth_bytes_s, cpu_bandwidth_bytes_s, row_bandwidth_bytes_s
-from hw.device import DeviceSpec
+from calibrate.measurement_bench import (
+    COPIES,
+    IN_A_ROW,
+    bandwidth_bytes_s,
+    cpu_bandwidth_bytes_s,
+    row_bandwidth_bytes_s,
+)
+from hw.device_settings import DeviceSpec
 from kit.errors import WorkError
 
 NBYTES = 1 << 28
@@ -32,8 +38,8 @@ class FakeMemory:
 def test_asking_for_a_copy_is_not_taken_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy at a time would read a tenth low."""
     memory = FakeMemory()
-    monkeypatch.setattr("calibrate.bandwidth.torch", SimpleNamespace(zeros_like=lambda source: source))
-    monkeypatch.setattr("calibrate.bandwidth.time", SimpleNamespace(monotonic_ns=lambda: memory.now_ns))
+    monkeypatch.setattr("calibrate.measurement_bench.torch", SimpleNamespace(zeros_like=lambda source: source))
+    monkeypatch.setattr("calibrate.measurement_bench.time", SimpleNamespace(monotonic_ns=lambda: memory.now_ns))
     found = row_bandwidth_bytes_s(cast(Any, memory), memory.wait)
     true = 2 * NBYTES / (COPY_NS / 1e9)
     assert 0.99 * true < found < true

@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.bench import Loop
-from calibrate.check import Allowed, CheckedMetric, ComparedValue, allowed, check, holds, is_judged, median_interval
-from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
-from calibrate.fit import fit
+from calibrate.fresh_points import (
+    Allowed,
+    CheckedMetric,
+    ComparedValue,
+    allowed,
+    check,
+    holds,
+    is_judged,
+    median_interval,
+)
+from calibrate.measurement_bench import Loop
+from calibrate.profile_fit import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind, fit
 from hw.transport.messages import Point
 from kit.errors import InputError
-from sim.profile import Profile, StatedError
+from sim.device_profile import Profile, StatedError
 from tests.calibrate.fake import FakeBench, facts, model_costs
 from tests.calibrate.test_measure import PLENTY_S, session
 

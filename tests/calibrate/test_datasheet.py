@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from torchvision.models import get_model
 
-from calibrate.costs import KeyCost, costs_of
 from calibrate.datasheet import (
     CONTEXT_SHARES,
     GPUS,
@@ -21,16 +20,17 @@ from calibrate.datasheet import (
     forward_times,
     synthesize,
 )
-from calibrate.probe import sensor_model
-from hw.device import DeviceSpec
-from hw.networks.registry import Network
-from hw.networks.slimmed import SlimmedNetwork
-from hw.networks.tracing import structure_of
+from calibrate.device_identity import sensor_model
+from calibrate.measurement_plan import KeyCost, costs_of
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import Network
+from hw.networks.network_tracing import structure_of
+from hw.networks.slimmable import SlimmedNetwork
 from hw.telemetry import NvmlSensor
 from hw.telemetry.nvml import TIMINGS
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from sim.profile import LatencyCurve, Profile
+from sim.device_profile import LatencyCurve, Profile
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle
 
 COSTS = costs_of(Network("slimresnet18").build(), "slimresnet18", "0")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.errors import left_out, repeatability
-from sim.interpolation import interpolate_latency_s
-from sim.profile import LatencyCurve
+from calibrate.profile_fit import left_out, repeatability
+from sim.device_model import interpolate_latency_s
+from sim.device_profile import LatencyCurve
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 6])

@@ -8,24 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.bench import LoadResult, Loop, SteadyLoad, SteadyResult, TogetherResult
-from calibrate.energy import power_points
-from calibrate.errors import (
-    ACROSS_ERROR,
-    CONCURRENCY_ERROR,
-    ENERGY_ERROR,
-    REPEATABILITY,
-    SOLO_ERROR,
+from calibrate.measurement_bench import LoadResult, Loop, SteadyLoad, SteadyResult, TogetherResult
+from calibrate.measurement_plan import DUTIES, InstancePoints, Steady, Together
+from calibrate.plan_execution import Measurement
+from calibrate.profile_fit import ACROSS_ERROR, CONCURRENCY_ERROR, ENERGY_ERROR, REPEATABILITY, SOLO_ERROR, fit, link_of
+from calibrate.sharing_and_energy import (
+    MIN_CAPPED,
+    ObservedSet,
+    fit_power_cap,
+    power_points,
+    predict_slow_downs,
+    uncapped_w,
 )
-from calibrate.fit import fit, link_of
-from calibrate.measure import Measurement
-from calibrate.plan import DUTIES, InstancePoints, Steady, Together
-from calibrate.sharing import MIN_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
 from hw.transport.messages import Point
 from policies.vocabulary import Provenance
-from sim.device import Sharing, clock_ratio
-from sim.profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
-from sim.tables import compile_tables
+from sim.device_model import Sharing, clock_ratio
+from sim.device_profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
+from sim.device_tables import compile_tables
 from tests import worlds
 from tests.calibrate.fake import (
     AWAKE_W,

@@ -7,20 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.calibration import CalibrationRequest
-from calibrate.check import captured_here
-from calibrate.errors import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR
-from calibrate.fit import fit
-from calibrate.log import Log
-from calibrate.measure import Measurements, measure
-from calibrate.plan import EFFORTS, PATHS, CalibrationPlan, Extras, InstancePoints, make_plan, powers_of_two
-from calibrate.ways import settled
-from hw.device import DeviceSpec
-from hw.devices.formats import Way
-from hw.networks.registry import ModelFile
+from calibrate.calibration_log import CalibrationRequest, Log
+from calibrate.device_opening import settled
+from calibrate.fresh_points import captured_here
+from calibrate.measurement_plan import EFFORTS, PATHS, CalibrationPlan, Extras, InstancePoints, make_plan, powers_of_two
+from calibrate.plan_execution import Measurements, measure
+from calibrate.profile_fit import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR, fit
+from hw.agent.instances import Way
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
 from kit.errors import InputError
-from sim.profile import Profile
-from sim.tables import compile_tables
+from sim.device_profile import Profile
+from sim.device_tables import compile_tables
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys, facts, model_costs
 from tests.calibrate.test_fit import errors
 

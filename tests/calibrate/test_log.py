@@ -12,12 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calibrate.bench import (
+from calibrate.calibration_log import Log
+from calibrate.measurement_bench import (
     BesideLoadResult,
     LoadResult,
     Loop,
     PathsResult,
     Result,
+    SlowdownLook,
     SteadyLoad,
     SteadyResult,
     TimesResult,
@@ -26,8 +28,6 @@ from calibrate.bench import (
     from_jsonable,
     to_jsonable,
 )
-from calibrate.log import Log
-from calibrate.slowdown import SlowdownLook
 from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.bench import LoadResult
-from calibrate.log import Log
-from calibrate.measure import CalibrationProgress, Measurements, measure, undisturbed
-from calibrate.plan import CalibrationPlan, Extras, InstancePoints, full_grid, make_plan
+from calibrate.calibration_log import Log
+from calibrate.measurement_bench import LoadResult
+from calibrate.measurement_plan import CalibrationPlan, Extras, InstancePoints, full_grid, make_plan
+from calibrate.plan_execution import CalibrationProgress, Measurements, measure, undisturbed
 from hw.transport.messages import Point
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys
 

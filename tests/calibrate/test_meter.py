@@ -10,7 +10,8 @@ from itertools import product
 
 import pytest
 
-from calibrate.meter import (
+from calibrate.device_identity import rise_s
+from calibrate.power_meter import (
     APART,
     DETAILS_PERIOD_S,
     FLAT_LOOK_S,
@@ -25,7 +26,6 @@ from calibrate.meter import (
     self_test,
     wait_until_flat,
 )
-from calibrate.probe import rise_s
 from hw.telemetry import NvmlSensor, Reading, Sensor
 from kit.errors import WorkError
 from policies.vocabulary import Provenance

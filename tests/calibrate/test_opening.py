@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.calibration import CalibrationRequest
-from calibrate.meter import Meter, SensorTrust, Watched
-from calibrate.opening import idle_looks, sensor_test
-from calibrate.probe import Probe, rise_s
+from calibrate.calibration_log import CalibrationRequest
+from calibrate.device_identity import Probe, rise_s
+from calibrate.device_opening import idle_looks, sensor_test
+from calibrate.power_meter import Meter, SensorTrust, Watched
 from calibrate.session import log_stamp
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
 from hw.telemetry import NvmlSensor, Reading, Sensor
 from hw.transport.messages import Point
 from policies.vocabulary import Provenance
-from sim.profile import DeviceInfo
+from sim.device_profile import DeviceInfo
 from tests.calibrate.fake import facts, model_costs
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.costs import costs_of
-from calibrate.plan import (
+from calibrate.measurement_plan import (
     DUTIES,
     EFFORTS,
     MIN_BATCHES,
@@ -25,6 +24,7 @@ from calibrate.plan import (
     Together,
     Transfer,
     Watch,
+    costs_of,
     full_grid,
     guess_from,
     make_plan,
@@ -33,7 +33,7 @@ from calibrate.plan import (
 )
 from calibrate.session import largest_transfer_bytes
 from hw.agent.torch_outfit import ARENA_BYTES
-from hw.networks.slimresnet import PRESETS, SlimResNet
+from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from hw.transport.messages import Point
 from tests.calibrate.fake import all_keys, model_costs
 from tests.hw.worlds import TINY
@@ -170,7 +170,7 @@ def test_two_blocks_tell_a_floor_and_a_price(limit: int) -> None:
 
 def test_a_minute_is_enough_for_a_gpu_with_four_segments_of_four_widths() -> None:
     """312 points at six sizes."""
-    keys = sorted(SlimResNet(PRESETS["slimresnet18"]).spec.work_keys())
+    keys = sorted(SlimResNet(SLIMRESNETS["slimresnet18"]).spec.work_keys())
     rng = np.random.default_rng(3)
     made = make_plan("cuda", keys, powers_of_two(32), Extras(True, True, 1.0), lambda _: 5e-4, rng)
     first = [p.step.points for p in made.steps if isinstance(p.step, InstancePoints) and p.round == 1]

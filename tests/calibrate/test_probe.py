@@ -13,15 +13,27 @@ import pynvml
 import pytest
 import torch
 
-from calibrate.bandwidth import bandwidth_bytes_s
-from calibrate.interference import Interference, Process, on_cores, on_gpu, require_quiet
-from calibrate.opening import interference, naming_a_lost_device
-from calibrate.probe import Probe, assumed_power, meter_of, open_sensor, power_model, probe, sensor_model
-from hw.device import DeviceSpec
+from calibrate.device_identity import (
+    Interference,
+    Probe,
+    Process,
+    assumed_power,
+    meter_of,
+    on_cores,
+    on_gpu,
+    open_sensor,
+    power_model,
+    probe,
+    require_quiet,
+    sensor_model,
+)
+from calibrate.device_opening import interference, naming_a_lost_device
+from calibrate.measurement_bench import bandwidth_bytes_s
+from hw.device_settings import DeviceSpec
 from hw.telemetry import NvmlSensor, usable_cores
 from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
-from sim.profile import DeviceInfo
+from sim.device_profile import DeviceInfo
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make
 
 CUDA = DeviceSpec(kind="cuda", vram_bytes=8 << 30)

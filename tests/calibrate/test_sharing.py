@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.bench import TogetherResult
-from calibrate.plan import Together
-from calibrate.sharing import observed_sets
+from calibrate.measurement_bench import TogetherResult
+from calibrate.measurement_plan import Together
+from calibrate.sharing_and_energy import observed_sets
 from hw.transport.messages import Point
 
 

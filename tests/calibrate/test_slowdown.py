@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibrate.slowdown import SlowdownLook, at_full_speed, look
+from calibrate.measurement_bench import SlowdownLook, at_full_speed, look
 
 PASS_S, REFERENCE_S = 1e-3, 3e-5
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.bench import Loop
-from calibrate.slowdown import Speed
-from calibrate.solo import full_speed_s, has_full_speed, slice_means
+from calibrate.measurement_bench import Loop, Speed
+from calibrate.profile_fit import full_speed_s, has_full_speed, slice_means
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=300), st.integers(1, 40))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calibrate.stamps import differences, require_captured, require_model, stamps_here, stamps_of
-from hw.device import DeviceSpec
+from calibrate.device_identity import differences, require_captured, require_model, stamps_here, stamps_of
+from hw.device_settings import DeviceSpec
 from hw.telemetry import usable_cores
 from kit.errors import InputError
-from sim.profile import Profile
+from sim.device_profile import Profile
 from tests import worlds
 
 GPU = {

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.calibration import CalibrationRequest
-from calibrate.log import SCHEMA, logged_stamp
-from calibrate.plan import padded_sizes, powers_of_two
-from calibrate.ways import settled
-from hw.device import DeviceSpec
-from hw.devices.formats import Way
-from hw.networks.registry import ModelFile
+from calibrate.calibration_log import SCHEMA, CalibrationRequest, logged_stamp
+from calibrate.device_opening import settled
+from calibrate.measurement_plan import padded_sizes, powers_of_two
+from hw.agent.instances import Way
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
 
 LAST = DeviceSpec(kind="cuda")
 FIRST = replace(LAST, channels_last=False)

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from hw.networks.registry import save_model
-from policies.ppo.router import PPORouter
+from hw.networks.network_files import save_model
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.learn.ppo import PolicyNetwork
-from scenarios.world.materials import load_world
+from scenarios.world.scenario_building import load_world
 from tests.hw.worlds import tiny_model
 from tests.jobs.cases import trace_of, write_case
 from tests.scenarios.files import write_scenario

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from scenarios.executors import deciding
-from scenarios.job import network, profiles, validation
+from scenarios.executors import serving_measurement
+from scenarios.job import network_stages, profile_stages, validation_stage
 from slimsched.cli import main
 
 NAME = "small.yaml"
@@ -116,12 +116,12 @@ def _key(name: str, arguments: tuple[Any, ...]) -> str:
 def _around(made: _Made, wrap: _Wrap) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, name in (
-            (network, "train"),
-            (network, "evaluate"),
-            (profiles, "calibrate_device"),
-            (profiles, "measure_serving"),
-            (deciding, "measure_decisions"),
-            (validation, "validate_runs"),
+            (network_stages, "train"),
+            (network_stages, "evaluate"),
+            (profile_stages, "calibrate_device"),
+            (profile_stages, "measure_serving"),
+            (serving_measurement, "measure_decisions"),
+            (validation_stage, "validate_runs"),
         ):
             stack.enter_context(patch.object(module, name, wrap(made, name, getattr(module, name))))
         yield

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from matplotlib.figure import Figure
 
-from kit.chance import stream
+from kit.random_streams import stream
 from slimsched.cli import main
 from tests.fuzz.box import Box
 from tests.fuzz.finished import NAME, Finished

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import yaml
 
-from kit.chance import stream
 from kit.documents import read_json
+from kit.random_streams import stream
 from slimsched.cli import main
 from tests.fuzz.box import Box
 from tests.fuzz.finished import NAME, scenario_text

@@ -20,22 +20,22 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from calibrate.datasheet import DataSheet
-from hw.networks.accuracy import load_accuracy
-from hw.networks.registry import ModelFile
-from jobs.case import read_case, read_scenario
-from jobs.spec import JobsScenario
-from policies.registry import KINDS
-from scenarios.files.reading import load_scenario, read_profile
-from scenarios.files.router_names import read_router, read_rule, write_rule
-from scenarios.files.series import read_rates, read_trace
-from scenarios.files.spec import ChaosFault, Scenario
-from scenarios.learn.clusters import Clusters, read_clusters
-from scenarios.terminal.exits import exit_code
-from scenarios.world.materials import default_folder, make_world
-from sim.profile import Profile
+from hw.networks.accuracy_table import load_accuracy
+from hw.networks.network_files import ModelFile
+from jobs.job_scenario import read_case, read_scenario
+from jobs.job_scenario_keys import JobsScenario
+from policies.router_kinds import KINDS
+from scenarios.files.router_files import read_router, read_rule, write_rule
+from scenarios.files.scenario_keys import ChaosFault, Scenario
+from scenarios.files.scenario_reading import load_scenario, read_profile
+from scenarios.files.series_files import read_rates, read_trace
+from scenarios.learn.drawn_clusters import Clusters, read_clusters
+from scenarios.terminal.screen import exit_code
+from scenarios.world.scenario_building import default_folder, make_world
+from sim.device_profile import Profile
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
-from slimsched.jobs.profiles import profile_images_s
+from slimsched.jobs.verbs import profile_images_s
 from slimsched.launching import flags_of, launch
 from tests.fuzz.base import MAX_CHARACTERS, RULES, base
 from tests.fuzz.strategies import NAMES, ODD, TEXTS, changed, damaged

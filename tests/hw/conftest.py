@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hw.networks.registry import save_model
-from hw.networks.slimresnet import SlimResNet
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import save_model
 from tests.hw.worlds import tiny_model
 
 

@@ -17,21 +17,18 @@ import numpy as np
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from hw.door.admission import Limits
-from hw.door.clients import Clients
-from hw.door.ingress import Ingress, IngressSpec, ingress
-from hw.door.journal import Journal
-from hw.door.listening import listen
-from hw.door.protocol import Served
-from hw.door.slots import SlotImages, slots_of
-from hw.door.tally import Tally
-from hw.host.clock import RunClock
-from hw.host.collections import CollectionMeter
-from hw.router.cluster import HardwareCluster
-from hw.router.draining import Operator, Order
-from hw.router.loop import Routing, RunProgress
-from policies.interfaces import RouterConfig
-from policies.reward import AccuracyPrior, RewardWeights
+from hw.clock import RunClock
+from hw.frontend.admission import Limits
+from hw.frontend.client_requests import Clients, Tally
+from hw.frontend.connections import Journal, listen
+from hw.frontend.inference_protocol import Served
+from hw.frontend.ingress import Ingress, IngressSpec, ingress
+from hw.frontend.router_link import SlotImages, slots_of
+from hw.host_resources import CollectionMeter
+from hw.router.interventions import Operator, Order
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing, RunProgress
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig
 from policies.vocabulary import Choice, ClusterView, GoalSet
 from tests.hw.worlds import TINY, Wanderer, router
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pynvml
 
-from calibrate.meter import Watched
+from calibrate.power_meter import Watched
 from hw.telemetry import Sensor
 
 STEP_S = 0.001

@@ -14,19 +14,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile
-from hw.ray.agents import RayHosts
-from hw.ray.cluster import joined
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing, RunProgress
-from hw.router.server import HardwareServer
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
+from hw.router.local_cluster import HardwareCluster
+from hw.router.ray_agents import RayHosts
+from hw.router.ray_cluster import joined
+from hw.router.router_loop import Routing, RunProgress
+from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
+from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.replay import replay_run
-from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import NS_PER_S
-from scenarios.executors.hosts import Hosts
-from scenarios.executors.links import measure_links
+from scenarios.executors.device_choice import Hosts
+from scenarios.executors.preflight import measure_links
 from tests.hw.worlds import Wanderer, knobs, router, tiny_model, true_run
 
 WIDTHS = (1.0, 0.5, 1.0)

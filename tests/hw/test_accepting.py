@@ -7,11 +7,11 @@ from collections.abc import Hashable
 
 import pytest
 
-from hw.door import reading
-from hw.door.accepting import SILENT_S, Crowd, address_of
-from hw.door.app import is_of_this_host
-from hw.door.protocol import RequestError
-from hw.door.reading import SHARE, ReadingRoom
+from hw.frontend import admission
+from hw.frontend.admission import SHARE, ReadingRoom
+from hw.frontend.connections import SILENT_S, Crowd, address_of
+from hw.frontend.http_app import is_of_this_host
+from hw.frontend.inference_protocol import RequestError
 
 HERE = address_of("127.0.0.1")
 
@@ -142,7 +142,7 @@ def test_a_client_holds_no_more_than_its_share() -> None:
 
 
 def test_who_is_slow_gives_way_to_who_waits_and_who_holds_most_does_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SLOW_S", 0.05)
+    monkeypatch.setattr(admission, "SLOW_S", 0.05)
 
     async def run() -> list[str]:
         readers = Readers(100)
@@ -159,7 +159,7 @@ def test_who_is_slow_gives_way_to_who_waits_and_who_holds_most_does_first(monkey
 
 
 def test_a_hog_makes_room_for_itself_and_who_waits_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SLOW_S", 0.05)
+    monkeypatch.setattr(admission, "SLOW_S", 0.05)
 
     async def run() -> list[str]:
         readers = Readers(100)

@@ -15,7 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.networks.accuracy import AccuracyTable, Evaluation, PaperTable, accuracy_text, load_accuracy, save_accuracy
+from hw.networks.accuracy_table import (
+    AccuracyTable,
+    Evaluation,
+    PaperTable,
+    accuracy_text,
+    load_accuracy,
+    save_accuracy,
+)
 from kit.errors import InputError
 
 TUPLES = tuple(product((0.5, 1.0), repeat=2))

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.door.admission import Admission, Limits
-from hw.door.app import App
-from hw.door.bridge import Bridge, FailedError
-from hw.door.journal import Journal, Sparing
-from hw.door.metrics import Metrics
-from hw.door.protocol import Answer, Request, RequestClass, RequestError, Served
-from hw.door.words import Status
-from policies.admission import REFUSED
+from hw.frontend.admission import Admission, Limits
+from hw.frontend.connections import Journal, Sparing
+from hw.frontend.http_app import App
+from hw.frontend.inference_protocol import Answer, Request, RequestClass, RequestError, Served
+from hw.frontend.router_link import Bridge, FailedError, Status
+from hw.frontend.traffic_metrics import Metrics
+from policies.router_queue import REFUSED
 
 CLASSES = (RequestClass("gold", 0.25, 0.0), RequestClass("bronze", 0.05), RequestClass("tin"))
 SERVED = Served("m", (1, 2, 2), 2, 0, (), (), 8, request_classes=CLASSES)

@@ -26,16 +26,16 @@ import psutil
 import pytest
 
 from benchmarks.speed.hollow import HollowLanes, HollowOutfit
-from hw.agent.lanes import LoadEnded, MoveEnded, Tell
-from hw.agent.outfit import AgentSpec, Fitting, SchedulerSpec
-from hw.agent.process import Agent, work
+from hw.agent.agent_process import Agent, work
+from hw.agent.lanes import AgentSpec, Fitting, LoadEnded, MoveEnded, SchedulerSpec, Tell
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
-from hw.device import DeviceSpec
-from hw.host.waiting import Host, Waker
-from hw.networks.registry import ModelFile, Network, save_model
-from hw.router.agents import AgentDiedError, AgentHandle, transfer_round
+from hw.clock import Host, Waker
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile, Network, save_model
+from hw.router.agent_handles import AgentDiedError, AgentHandle, transfer_round
 from hw.router.local_agents import AgentProcess, Member, OneHost, Worker, start_agents
 from hw.telemetry import Reading, Sensor
+from hw.transport.agent_port import AgentEnd, RouterEnd, socket_pair
 from hw.transport.messages import (
     Benchmark,
     BenchmarkDispatch,
@@ -69,10 +69,9 @@ from hw.transport.messages import (
     ToAgent,
     TogetherResult,
 )
-from hw.transport.port import AgentEnd, RouterEnd, socket_pair
-from hw.transport.step_log import EpochLog
-from hw.version import own_version
+from hw.transport.shared_memory import EpochLog
 from kit.errors import WorkError
+from kit.plugins import own_version
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, Block, WorkKey
 from tests.hw.worlds import TINY, device, knobs
@@ -135,7 +134,9 @@ def test_a_transfer_lasts_until_it_stands_on_the_receivers_device(monkeypatch: p
             now_ns[0] += move_ns if isinstance(message, Move) else word_ns
             return Moved(0, (5,), "float32", False)
 
-    monkeypatch.setattr("hw.router.agents.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0], sleep=lambda _: None))
+    monkeypatch.setattr(
+        "hw.router.agent_handles.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0], sleep=lambda _: None)
+    )
     source, receiver = cast(Any, Peer()), cast(Any, Peer())
     for peer, expected_ns in ((None, move_ns), (receiver, move_ns + copy_ns)):
         found_s = transfer_round(source, 1, 20, 2, receiver=peer)
@@ -756,7 +757,7 @@ def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
 def test_a_folder_that_nobody_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image with torch and nothing else runs it from there."""
     assert own_version() not in ("", "unknown")
-    monkeypatch.setattr("hw.version.version", _not_installed)
+    monkeypatch.setattr("kit.plugins.version", _not_installed)
     assert own_version() == "unknown"
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from hw.host.apart import Tell, apart, here
+from hw.subprocesses import Tell, apart, here
 from kit.errors import InputError, WorkError
 
 

@@ -12,12 +12,12 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from hw.device import DeviceSpec
-from hw.router.agents import AgentSlot
-from hw.router.cluster import background_watch
-from hw.router.server import HardwareServer
+from hw.device_settings import DeviceSpec
+from hw.router.agent_handles import AgentSlot
+from hw.router.local_cluster import background_watch
+from hw.router.server_port import HardwareServer
 from hw.telemetry import BackgroundWatch, CoreWatch, GpuWatch, Used, ended_children
-from policies.records import BackgroundLoad
+from policies.run_records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
 from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
 from tests.hw.worlds import knobs

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.networks.capturable import Uncapturable, uncapturable
-from hw.networks.family import Family, Member, ranked
-from hw.networks.registry import PRESETS, ModelFile, Network, joined, save_model
+from hw.networks.model_families import Family, Member, ranked
+from hw.networks.network_checks import Uncapturable, uncapturable
+from hw.networks.network_files import PRESETS, ModelFile, Network, joined, save_model
 from hw.networks.slimmable import Weights
 from slimsched.cli import main
 from tests.hw.test_family import SHAPE, TORCHVISION, family, small

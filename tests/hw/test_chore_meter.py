@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hw.agent import chore_meter
-from hw.agent.chore_meter import ChoreMeter
+from hw.agent import agent_run
+from hw.agent.agent_run import ChoreMeter
 
 NOW_NS = 77  # of the run
 
@@ -29,7 +29,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     found = Clocks()
-    monkeypatch.setattr(chore_meter, "time", found)
+    monkeypatch.setattr(agent_run, "time", found)
     return found
 
 

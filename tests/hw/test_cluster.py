@@ -17,23 +17,22 @@ import psutil
 import pytest
 import torch
 
-from hw.agent.outfit import AgentSpec
-from hw.device import DeviceSpec
+from hw.agent.lanes import AgentSpec
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet
 from hw.networks.datasets import Pixels
-from hw.networks.registry import ModelFile
-from hw.networks.slimresnet import SlimResNet
-from hw.router.agents import AgentHandle
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing, RunProgress, own_cores
-from hw.router.run_spec import HardwareRun
-from hw.router.server import HardwareServer
+from hw.networks.network_files import ModelFile
+from hw.router.agent_handles import AgentHandle
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing, RunProgress, own_cores
+from hw.router.run_requests import HardwareRun
+from hw.router.server_port import HardwareServer
 from hw.telemetry import usable_cores
 from kit.errors import InputError
 from policies.faults import WORKER_DIED, Crash, Supervision
-from policies.interfaces import top1_of
-from policies.records import RunRecord
+from policies.interfaces import AccuracyPrior, RewardWeights, top1_of
 from policies.replay import replay_run
-from policies.reward import AccuracyPrior, RewardWeights
+from policies.run_records import RunRecord
 from policies.vocabulary import (
     NS_PER_S,
     BatchFinished,
@@ -302,10 +301,10 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimRes
 _SERVE = """
 import time
 if __name__ == "__main__":  # agents read this file, too
-    from hw.router.cluster import HardwareCluster
-    from hw.router.run_spec import ServedNetwork
-    from hw.router.server import HardwareServer
-    from policies.greedy import GreedyKnobs
+    from hw.router.local_cluster import HardwareCluster
+    from hw.router.run_requests import ServedNetwork
+    from hw.router.server_port import HardwareServer
+    from policies.greedy_scheduler import GreedyKnobs
     from tests.hw.test_emulated_cluster import device, profile
     of = profile()
     knobs = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)

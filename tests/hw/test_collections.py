@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hw.host.collections import CollectionMeter
+from hw.host_resources import CollectionMeter
 
 
 class Slow:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hw.router import cost_meter
-from hw.router.cost_meter import CostMeter
+from hw.router import run_meters
+from hw.router.run_meters import CostMeter
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(cost_meter, "time", found)
+    monkeypatch.setattr(run_meters, "time", found)
     return found
 
 

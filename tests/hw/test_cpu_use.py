@@ -7,12 +7,12 @@ from typing import Literal
 import pytest
 
 from benchmarks.speed import hollow
-from hw.agent.emulated import EmulatedDevice
-from hw.device import DeviceSpec
-from hw.router.cluster import HardwareCluster
-from hw.router.cpu_use import Taker, cpu_use
-from hw.router.loop import RunProgress
-from policies.records import CpuUse, RunRecord
+from hw.agent.emulated_lanes import EmulatedDevice
+from hw.device_settings import DeviceSpec
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import RunProgress
+from hw.router.run_meters import Taker, cpu_use
+from policies.run_records import CpuUse, RunRecord
 
 SECOND = 10**9
 Agent = tuple[DeviceSpec | EmulatedDevice, int]

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hw.networks.datasets import Pixels, dataset_label, load_dataset
-from hw.networks.training import TrainingKnobs, recipe
+from hw.networks.network_training import TrainingKnobs, recipe
 from kit.errors import InputError
 
 

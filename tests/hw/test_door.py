@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 
-from hw.door.ingress import WaitingRoom
-from hw.door.listening import listen
-from hw.networks.registry import ModelFile
-from hw.networks.slimresnet import SlimResNet
-from hw.router.cluster import HardwareCluster
-from hw.router.server import HardwareServer
+from hw.frontend.connections import listen
+from hw.frontend.ingress import WaitingRoom
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import ModelFile
+from hw.router.local_cluster import HardwareCluster
+from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
 from tests.hw.doors import IMAGES, LIMITS, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door

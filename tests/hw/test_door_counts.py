@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.door.bridge import Bridge, FailedError
-from hw.door.metrics import Metrics
-from hw.door.protocol import Answer, RequestClass, Served
-from hw.door.words import Answered, Cancel, Failed, ServerState, Serving, Status
+from hw.frontend.inference_protocol import Answer, RequestClass, Served
+from hw.frontend.router_link import Answered, Bridge, Cancel, Failed, FailedError, ServerState, Serving, Status
+from hw.frontend.traffic_metrics import Metrics
 
 SERVED = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
 SERVERS = (ServerState("a", True, 10, 250_000_000), ServerState("b", False, 0, 0))

@@ -22,12 +22,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.door import grpc_service
-from hw.door.grpc_service import MESSAGES, SERVICE, read_call
-from hw.door.protocol import JSON_BYTES, RequestClass, RequestError, Served
-from hw.networks.registry import ModelFile
-from hw.router.cluster import HardwareCluster
-from hw.router.server import HardwareServer
+from hw.frontend import grpc_service
+from hw.frontend.grpc_service import MESSAGES, SERVICE, read_call
+from hw.frontend.inference_protocol import JSON_BYTES, RequestClass, RequestError, Served
+from hw.networks.network_files import ModelFile
+from hw.router.local_cluster import HardwareCluster
+from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
 from tests.hw.doors import IMAGES, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door

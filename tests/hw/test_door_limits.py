@@ -15,13 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from hw.door.admission import Admission, Limits
-from hw.door.grpc_service import MESSAGES, SERVICE, Calls, start_grpc
-from hw.door.ingress import Ingress, IngressSpec
-from hw.door.journal import Journal, Sparing
-from hw.door.listening import listen
-from hw.door.metrics import Metrics
-from hw.door.protocol import Served
+from hw.frontend.admission import Admission, Limits
+from hw.frontend.connections import Journal, Sparing, listen
+from hw.frontend.grpc_service import MESSAGES, SERVICE, Calls, start_grpc
+from hw.frontend.inference_protocol import Served
+from hw.frontend.ingress import Ingress, IngressSpec
+from hw.frontend.traffic_metrics import Metrics
 from kit.errors import InputError
 
 SERVED = Served("m", (1, 2, 2), 2, 0, (), (), 8)

@@ -16,8 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.door.listening import SHORTEST_TOKEN, read_tokens
-from hw.door.protocol import JSON_BYTES, Answer, Request, RequestClass, RequestError, Served, read_request, write_answer
+from hw.frontend.connections import SHORTEST_TOKEN, read_tokens
+from hw.frontend.inference_protocol import (
+    JSON_BYTES,
+    Answer,
+    Request,
+    RequestClass,
+    RequestError,
+    Served,
+    read_request,
+    write_answer,
+)
 from kit.errors import InputError
 
 SHAPE = (3, 2, 2)
@@ -211,7 +220,7 @@ def test_one_parameter_asks_for_all_in_binary() -> None:
 def test_the_ingress_opens_neither_torch_nor_numba() -> None:
     """Its process is small, and starts at once."""
     heavy = ("torch", "numba", "scipy", "sklearn", "pydantic", "pyarrow")
-    opened = "import sys, hw.door.ingress, hw.door.grpc_service"
+    opened = "import sys, hw.frontend.ingress, hw.frontend.grpc_service"
     code = f"{opened}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

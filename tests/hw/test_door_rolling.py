@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from hw.networks.registry import ModelFile, save_model
-from hw.networks.slimresnet import SlimResNet
-from hw.router.cluster import HardwareCluster
-from hw.router.rolling import NewModel
-from hw.router.server import HardwareServer
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import ModelFile, save_model
+from hw.router.interventions import NewModel
+from hw.router.local_cluster import HardwareCluster
+from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
 from tests.hw.doors import IMAGES, PATIENCE_S, WIDTHS, Door, open_door

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.agent.emulated import EmulatedLanes, EmulatedSensor
+from hw.agent.emulated_lanes import EmulatedLanes, EmulatedSensor
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.transport.arena import Arena, LinkLostError
 from hw.transport.messages import Input, Move, MoveBroken, Moved
+from hw.transport.shared_memory import Arena, LinkLostError
 from kit.errors import InputError
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import (
@@ -27,11 +27,10 @@ from policies.vocabulary import (
     RunBatch,
     UnloadInstance,
 )
-from sim.emulation import Emulation, device_model, emulated, to_bytes
-from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import JITTER_QUANTILES, Profile
-from sim.tables import compile_tables
-from sim.telemetry import WindowedSensor
+from sim.device_profile import JITTER_QUANTILES, Profile
+from sim.device_tables import compile_tables
+from sim.emulated_device import Emulation, device_model, emulated, to_bytes
+from sim.simulated_device import RunningBatch, SimulatedDevice, WindowedSensor
 from tests import worlds
 
 MS = 1_000_000
@@ -439,9 +438,9 @@ def test_what_is_no_profile_is_refused() -> None:
 def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
     """It would cost each of them seconds, hundreds of megabytes, and threads."""
     code = (
-        "import sys, hw.router.agents, hw.agent.emulated_outfit, hw.telemetry, sim.emulation\n"
-        "from hw.agent.emulated import EmulatedDevice\n"
-        "EmulatedDevice(sim.emulation.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
+        "import sys, hw.router.agent_handles, hw.agent.emulated_lanes, hw.telemetry, sim.emulated_device\n"
+        "from hw.agent.emulated_lanes import EmulatedDevice\n"
+        "EmulatedDevice(sim.emulated_device.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
         "print([name for name in ('torch', 'numba') if name in sys.modules])"
     )
     data = to_bytes(Emulation(worlds.profile().to_yaml(), 32)).hex()

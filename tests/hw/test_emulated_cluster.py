@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hw.agent.emulated import EmulatedDevice
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing
-from hw.router.run_spec import HardwareRun, ServedNetwork
-from hw.router.server import HardwareServer, RemoteServer
+from hw.agent.emulated_lanes import EmulatedDevice
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing
+from hw.router.run_requests import HardwareRun, ServedNetwork
+from hw.router.server_port import HardwareServer, RemoteServer
 from policies.faults import Crash, Fault, Supervision
-from policies.records import RunRecord
-from policies.reward import RewardWeights
+from policies.interfaces import RewardWeights
+from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S
-from sim.emulation import FACTORY, Emulation, emulated, to_bytes
-from sim.profile import Profile
+from sim.device_profile import Profile
+from sim.emulated_device import FACTORY, Emulation, emulated, to_bytes
 from tests import worlds
 
 pytestmark = pytest.mark.workers

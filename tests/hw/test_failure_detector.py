@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hw.host.failure_detector import FailureDetector
+from hw.transport.peers import FailureDetector
 from policies.faults import Supervision
 
 RULES = Supervision(hang_ns=600, stuck_ns=5000)

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hw.networks.conformance import broken_rules, rules_of
-from hw.networks.counting import counted
 from hw.networks.datasets import Dataset
-from hw.networks.evaluation import evaluate
-from hw.networks.family import Family, FamilyStructure, Member, ranked
-from hw.networks.ordinary import Named, build_given
-from hw.networks.quantized import Int8Network, build_quantizable
-from hw.networks.registry import ModelFile, Network, load_tensors, save_model, save_tensors
-from hw.networks.servable import ModelSpec, Shape
+from hw.networks.model_families import Family, FamilyStructure, Member, ranked
+from hw.networks.network_checks import broken_rules, rules_of
+from hw.networks.network_files import ModelFile, Network, load_tensors, save_model, save_tensors
+from hw.networks.network_training import evaluate
+from hw.networks.servable import ModelSpec, Shape, counted
 from hw.networks.slimmable import SlimmableModel, Weights
+from hw.networks.third_party_networks import Int8Network, Named, build_given, build_quantizable
 from kit.errors import InputError
 from policies.vocabulary import IMAGE
 

@@ -18,14 +18,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hw.host.limits import machine_bytes
-from hw.networks import given
-from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.family import Member, own_classes
-from hw.networks.given import _state_dict, _why, read_weights, take_weights
-from hw.networks.ordinary import Named, build_given
-from hw.networks.pictures import equally_large
-from hw.networks.registry import Network
+from hw.host_resources import machine_bytes
+from hw.networks import user_networks
+from hw.networks.datasets import Dataset, equally_large, load_dataset
+from hw.networks.model_families import Member, own_classes
+from hw.networks.network_files import Network
+from hw.networks.third_party_networks import Named, build_given
+from hw.networks.user_networks import _state_dict, _why, read_weights, take_weights
 from kit.errors import InputError
 
 
@@ -208,7 +207,7 @@ def test_half_a_download_is_damaged(tmp_path: Path) -> None:
 
 def test_an_old_torch_opens_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.zeros(1)}, tmp_path / "w.pt")
-    monkeypatch.setattr(given, "SAFE_TORCH", "99.0")
+    monkeypatch.setattr(user_networks, "SAFE_TORCH", "99.0")
     with pytest.raises(InputError, match=r"does not open files of torch.save safely; take torch 99.0"):
         read_weights(tmp_path / "w.pt")
 

@@ -16,18 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from hw.device import MATHS, DeviceSpec
-from hw.devices.gpu import (
-    Streams,
-    give_back,
-    is_broken,
-    lacks_memory,
-    own_stream,
-    refused_by_mode,
-    unseen,
-    unserved,
-)
-from hw.devices.instances import open_measured
+from hw.agent.cuda import Streams, give_back, is_broken, lacks_memory, own_stream, refused_by_mode, unseen, unserved
+from hw.agent.instances import open_measured
+from hw.device_settings import MATHS, DeviceSpec
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -152,7 +143,7 @@ def test_devices_are_counted_as_their_sensors_are() -> None:
 def test_threads_of_a_pass_sleep_while_they_wait() -> None:
     """OpenMP's own way is to spin, on cores that other lanes need."""
     told = {**os.environ, "OMP_DISPLAY_ENV": "verbose"}
-    code = "import hw.devices.instances"
+    code = "import hw.agent.instances"
     done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
     assert "GOMP_SPINCOUNT = '0'" in done.stderr
 
@@ -174,9 +165,9 @@ def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypat
         board.vram_used_bytes += 1100 << 20  # this one's and another one's
         return PLACE
 
-    monkeypatch.setattr("hw.devices.instances.load_nvml", lambda: FakeNvml(board))
-    monkeypatch.setattr("hw.devices.instances.open_device", open_device)
-    monkeypatch.setattr("hw.devices.instances._open_libraries", opened.append)
+    monkeypatch.setattr("hw.agent.instances.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("hw.agent.instances.open_device", open_device)
+    monkeypatch.setattr("hw.agent.instances._open_libraries", opened.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert open_measured(DeviceSpec(kind="cuda")) == (PLACE, wanted)
     assert opened == [PLACE]
@@ -191,9 +182,9 @@ def test_a_context_is_not_taken_for_that_of_an_agent_beside(monkeypatch: pytest.
         time.sleep(0.2)
         return PLACE
 
-    monkeypatch.setattr("hw.devices.instances.load_nvml", lambda: FakeNvml(board))
-    monkeypatch.setattr("hw.devices.instances.open_device", open_device)
-    monkeypatch.setattr("hw.devices.instances._open_libraries", lambda place: None)
+    monkeypatch.setattr("hw.agent.instances.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("hw.agent.instances.open_device", open_device)
+    monkeypatch.setattr("hw.agent.instances._open_libraries", lambda place: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with ThreadPoolExecutor(2) as agents:
         assert list(agents.map(open_measured, [DeviceSpec(kind="cuda")] * 2)) == [(PLACE, size_bytes)] * 2
@@ -230,7 +221,7 @@ def test_a_stream_of_ones_own_is_given_back(monkeypatch: pytest.MonkeyPatch) -> 
         finally:
             current[0] = before
 
-    monkeypatch.setattr("hw.devices.gpu.STREAMS", Streams(lambda place: f"stream {next(made)}"))
+    monkeypatch.setattr("hw.agent.cuda.STREAMS", Streams(lambda place: f"stream {next(made)}"))
     monkeypatch.setattr("torch.cuda.stream", stream)
     place = torch.device("cuda", 0)
 

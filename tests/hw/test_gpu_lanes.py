@@ -12,18 +12,16 @@ from typing import TypeVar
 import pytest
 import torch
 
+from hw.agent.activations import HANDED_OVER, Activations, KeptBlocks, MemoryBudget, tensor_in
+from hw.agent.cuda import BROKEN_EXIT
 from hw.agent.gpu_lanes import FlightWaker, GpuLanes
+from hw.agent.instances import Instances, Lane
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.device import DeviceSpec
-from hw.devices.activations import HANDED_OVER, Activations, tensor_in
-from hw.devices.gpu import BROKEN_EXIT
-from hw.devices.instances import Instances, Lane
-from hw.devices.kept_blocks import KeptBlocks
-from hw.devices.memory_budget import MemoryBudget
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet
 from hw.networks.servable import Instance
-from hw.networks.slimresnet import SlimResNet
-from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move, Moved
+from hw.transport.shared_memory import Arena
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 

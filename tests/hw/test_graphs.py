@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from hw.agent.cuda import CAPTURING, CudaReplay, GraphedInstance, Repeated, Rooms, empty_cache
+from hw.agent.instances import Instances, serve
 from hw.agent.torch_lanes import captures_of
-from hw.device import DeviceSpec
-from hw.devices.gpu import CAPTURING, empty_cache
-from hw.devices.graphs import CudaReplay, GraphedInstance, Repeated, Rooms
-from hw.devices.instances import Instances, serve
-from hw.networks.rows import rows_of
-from hw.networks.servable import Instance
-from hw.networks.slimresnet import SlimResNet
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet
+from hw.networks.servable import Instance, rows_of
 from hw.transport.messages import Captures
 from policies.vocabulary import IMAGE
 

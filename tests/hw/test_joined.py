@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.costs import costs_of
+from calibrate.measurement_plan import costs_of
+from hw.networks.architectures import SLIMRESNETS as RESNETS
+from hw.networks.architectures import SlimResNet
 from hw.networks.datasets import Dataset
-from hw.networks.evaluation import evaluate
-from hw.networks.joined import JoinedModels, Part
-from hw.networks.registry import ModelFile, Network, joined, save_model
-from hw.networks.slimresnet import PRESETS as RESNETS
-from hw.networks.slimresnet import SlimResNet
+from hw.networks.model_families import JoinedModels, Part
+from hw.networks.network_files import ModelFile, Network, joined, save_model
+from hw.networks.network_training import evaluate
 from kit.errors import InputError
 from policies.vocabulary import IMAGE
 from slimsched.cli import main

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hw.door.journal import Journal, Sparing, notify
-from hw.door.tally import Tally
-from hw.host.collections import CollectionMeter
-from hw.router.loop import RunProgress
+from hw.frontend.client_requests import Tally
+from hw.frontend.connections import Journal, Sparing, notify
+from hw.host_resources import CollectionMeter
+from hw.router.router_loop import RunProgress
 from policies.vocabulary import (
     GoalSet,
     ModelChanged,
@@ -64,7 +64,7 @@ def test_people_read_words_and_programs_all_of_it() -> None:
 def test_thousands_of_failures_are_ten_lines_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next second's first line says how many were left out; then all is told again."""
     now_s, lines = [5.0], list[str]()
-    monkeypatch.setattr("hw.door.journal.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("hw.frontend.connections.time.monotonic", lambda: now_s[0])
     sparing = Sparing(Journal(lines.append, as_json=True))
     for _ in range(1000):
         sparing.note("request_failed")

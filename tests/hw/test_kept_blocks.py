@@ -12,12 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.devices.activations import Activations, tensor_in
-from hw.devices.kept_blocks import KeptBlocks
-from hw.devices.memory_budget import MemoryBudget
-from hw.networks.rows import Row, gather, rows_of
-from hw.transport.arena import Arena
+from hw.agent.activations import Activations, KeptBlocks, MemoryBudget, tensor_in
+from hw.networks.servable import Row, gather, rows_of
 from hw.transport.messages import Input, Move
+from hw.transport.shared_memory import Arena
 
 CPU = torch.device("cpu")
 SHAPE = (3, 2, 2)
@@ -80,7 +78,7 @@ def test_a_copy_is_waited_for_before_the_block_goes(monkeypatch: pytest.MonkeyPa
         block, index = kept.store.row(3)
         seen.append(len(block) == 4 and torch.equal(block[index], images[2]))
 
-    monkeypatch.setattr("hw.devices.activations.finish", waited)
+    monkeypatch.setattr("hw.agent.activations.finish", waited)
     kept.store.compact()
     assert seen == [True]
     assert len(kept.store.row(3)[0]) == 1
@@ -98,7 +96,7 @@ def test_who_sends_holds_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         kept.store.clear()
         seen.extend(block() is not None for block in blocks)
 
-    monkeypatch.setattr("hw.devices.activations.finish", waited)
+    monkeypatch.setattr("hw.agent.activations.finish", waited)
     kept.store.send(Move(1, 1, 0, (1, 3)))
     assert seen == [True, True]
     assert [block() for block in blocks] == [None, None]
@@ -114,7 +112,7 @@ def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPat
         def broken(rows: object, error: Exception = error) -> torch.Tensor:
             raise error
 
-        monkeypatch.setattr("hw.devices.activations._copy_of", broken)
+        monkeypatch.setattr("hw.agent.activations._copy_of", broken)
         if is_told:
             with pytest.raises(RuntimeError, match="unspecified"):
                 kept.store.compact()

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hw.device import local_devices
-from hw.host import limits
+from hw import host_resources
+from hw.device_settings import local_devices
 
 V1 = "3:memory:/docker/a\n2:cpu,cpuacct:/docker/a\n1:name=systemd:/docker/a\n0::/docker/a\n"
 
@@ -19,8 +19,8 @@ V1 = "3:memory:/docker/a\n2:cpu,cpuacct:/docker/a\n1:name=systemd:/docker/a\n0::
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root without limits, on a machine of 64 cores and 9 TiB."""
-    monkeypatch.setattr(limits, "CGROUPS", tmp_path)
-    monkeypatch.setattr(limits, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(host_resources, "CGROUPS", tmp_path)
+    monkeypatch.setattr(host_resources, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9 << 40))
     return tmp_path
@@ -49,7 +49,7 @@ def test_limits_count_as_what_there_is(
     for name, text in {**files, **({"membership": membership} if membership else {})}.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
         (groups / name).write_text(text)
-    assert (limits.core_count(), limits.machine_bytes()) == (cores, memory_bytes)
+    assert (host_resources.core_count(), host_resources.machine_bytes()) == (cores, memory_bytes)
 
 
 def test_a_quota_leaves_devices_no_more_threads(groups: Path) -> None:
@@ -71,9 +71,9 @@ def test_a_lone_gpu_has_a_cpu_beside_it(
     gpus: int, cores: int, cluster: list[tuple[str, tuple[int, ...], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster of one server leaves nothing to choose; one core is the router's where there are enough."""
-    monkeypatch.setattr("hw.device.usable_cores", lambda: tuple(range(cores)))
-    monkeypatch.setattr("hw.device.core_count", lambda: cores)
-    monkeypatch.setattr("hw.device.gpu_bytes", lambda index: 8 << 30)
+    monkeypatch.setattr("hw.device_settings.usable_cores", lambda: tuple(range(cores)))
+    monkeypatch.setattr("hw.device_settings.core_count", lambda: cores)
+    monkeypatch.setattr("hw.device_settings.gpu_bytes", lambda index: 8 << 30)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert [(device.kind, device.cores, device.threads) for device in local_devices()] == cluster
 
@@ -89,7 +89,7 @@ def test_as_many_descriptors_as_wanted_and_allowed(
     limit = [(soft, hard)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limit[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limit.append(wanted))
-    limits.allow_descriptors(300)
+    host_resources.allow_descriptors(300)
     assert limit[-1] == (after, hard)
 
 
@@ -98,4 +98,4 @@ def test_an_affinity_is_the_most(groups: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
     (groups / "membership").write_text("0::/\n")
     (groups / "cpu.max").write_text("600000 100000\n")
-    assert limits.core_count() == 1
+    assert host_resources.core_count() == 1

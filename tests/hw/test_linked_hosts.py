@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hw.networks.registry import save_model
+from hw.networks.network_files import save_model
 from policies.faults import WORKER_HUNG
 from policies.vocabulary import NS_PER_S
 from tests.hw.worlds import tiny_model
@@ -80,7 +80,7 @@ def test_links_are_measured_at_the_rates_that_they_have(world: World) -> None:
 
 _TRY = """
 import sys
-from hw.ray.cluster import joined
+from hw.router.ray_cluster import joined
 from kit.errors import InputError
 try:
     with joined(sys.argv[1], "scenario", "cluster.address", beyond_loopback=sys.argv[2] == "yes"):

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hw.transport.arena import Arena, LinkLostError
-from hw.transport.landing import FarArena, Landing, Routes
-from hw.transport.port import PLACED, header
-from hw.transport.tls import Hello, Listener, connected, fresh_certificate
+from hw.transport.agent_port import PLACED, header
+from hw.transport.direct_transfers import FarArena, Landing, Routes
+from hw.transport.peers import Hello, Listener, connected, fresh_certificate
+from hw.transport.shared_memory import Arena, LinkLostError
 from kit.errors import WorkError
 
 HOST, SIZE, WAIT_S = "127.0.0.1", 1 << 21, 10.0
@@ -53,7 +53,7 @@ def test_who_has_another_one_believes_nobody_and_is_not_believed(monkeypatch: py
     with gate() as (opened, admitted):
         with pytest.raises(OSError, match="verify failed"):
             connected(opened.address, ANOTHER, Hello(7))
-        monkeypatch.setattr("hw.transport.tls.ssl.CERT_REQUIRED", 0)
+        monkeypatch.setattr("hw.transport.peers.ssl.CERT_REQUIRED", 0)
         with contextlib.suppress(OSError):  # TLS 1.3: who has come is refused a little later
             assert connected(opened.address, ANOTHER, Hello(7)).recv(1) == b""
         assert admitted.empty()
@@ -74,7 +74,7 @@ def test_whatever_else_comes_is_turned_away(said: bytes) -> None:
 
 def test_strangers_that_trickle_shut_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no progress: each has one span of time for its whole handshake."""
-    monkeypatch.setattr("hw.transport.tls._AT_ONCE", 2)
+    monkeypatch.setattr("hw.transport.peers._AT_ONCE", 2)
     with gate(patience_s=0.2) as (opened, admitted):
         strangers = [_plain(opened.address) for _ in range(2)]
         for end in strangers:
@@ -191,7 +191,7 @@ def test_a_link_that_dies_is_told_and_the_next_try_makes_a_new_one() -> None:
 
 def test_who_answers_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has lost its power keeps a connection open."""
-    monkeypatch.setattr("hw.transport.landing.PATIENCE_S", 0.5)
+    monkeypatch.setattr("hw.transport.direct_transfers.PATIENCE_S", 0.5)
     with gate() as (opened, admitted), contextlib.closing(Routes(1, OURS)) as routes:
         with pytest.raises(LinkLostError, match="timed out"):
             _write(routes, opened.address, 0, b"anybody?")

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hw.networks import registry as networks
-from hw.networks.conformance import RULES, Finding, _are_one, broken_rules, require_conformance, unchecked_rules
-from hw.networks.counting import counted
-from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
+from hw.networks import network_files as networks
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_checks import RULES, Finding, _are_one, broken_rules, require_conformance, unchecked_rules
+from hw.networks.network_files import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
+from hw.networks.servable import counted
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
-from hw.networks.slimresnet import SlimResNet
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
 from tests.hw.worlds import TINY_NETWORK

@@ -17,10 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from hw.transport.arena import Arena
-from hw.transport.clock_offset import OffsetEstimate
-from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
-from hw.transport.port import (
+from hw.transport.agent_port import (
     LOGGED,
     PLACED,
     AgentEnd,
@@ -35,8 +32,9 @@ from hw.transport.port import (
     header,
     socket_pair,
 )
-from hw.transport.step_log import steps_of
-from hw.transport.tls import Encrypted, Hello, Listener, connected, fresh_certificate
+from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
+from hw.transport.peers import Encrypted, Hello, Listener, OffsetEstimate, connected, fresh_certificate
+from hw.transport.shared_memory import Arena, steps_of
 from policies.vocabulary import TimerFired
 
 Connection = socket.socket | Encrypted

@@ -12,21 +12,21 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hw.agent.outfit import AgentSpec
+from hw.agent.lanes import AgentSpec
 from hw.agent.torch_outfit import TorchOutfit
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile
-from hw.networks.slimresnet import SlimResNet
-from hw.ray.agents import RayAgent, RayHosts
-from hw.ray.cluster import RayCluster, joined
-from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing, RunProgress
-from hw.router.run_spec import HardwareRun
-from hw.router.server import HardwareServer
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import ModelFile
+from hw.router.local_cluster import HardwareCluster
+from hw.router.ray_agents import RayAgent, RayHosts
+from hw.router.ray_cluster import RayCluster, joined
+from hw.router.router_loop import Routing, RunProgress
+from hw.router.run_requests import HardwareRun
+from hw.router.server_port import HardwareServer
 from policies.faults import WORKER_DIED, WORKER_HUNG, Crash, Hang, Supervision
-from policies.records import RunRecord
+from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.replay import replay_run
-from policies.reward import AccuracyPrior, RewardWeights
+from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S
 from tests.hw.doors import IMAGES, open_door
 from tests.hw.worlds import Wanderer, knobs, router, true_run

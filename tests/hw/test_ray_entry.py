@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.ray import entry as ray_entry
+from hw.router import ray_cluster as ray_entry
 from kit.errors import InputError
 from tests.ray_nodes import LOOPBACK, TOKEN, RayNodes, ray_nodes
 
@@ -26,7 +26,7 @@ ray = pytest.importorskip("ray")
 
 _JOIN = """
 import sys
-from hw.ray.cluster import joined
+from hw.router.ray_cluster import joined
 from kit.errors import InputError
 try:
     with joined(sys.argv[1], "scenario", "cluster.address") as cluster:

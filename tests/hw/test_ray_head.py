@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.ray.head import while_head_lives
+from hw.router.ray_cluster import while_head_lives
 from kit.errors import WorkError
 from tests.ray_nodes import ray_nodes
 

@@ -11,16 +11,15 @@ from typing import cast
 
 import pytest
 
-from hw.agent.outfit import AgentSpec
+from hw.agent.lanes import AgentSpec
 from hw.agent.torch_outfit import TorchOutfit
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile
-from hw.ray import host as ray_host
-from hw.ray.far_agent import FarStart
-from hw.ray.host import MAX_LOGS, Supervisor, cache, facts, fresh_log, kept, kept_logs
-from hw.transport.tls import fresh_certificate
-from hw.version import code_here
+from hw.device_settings import DeviceSpec
+from hw.networks.network_files import ModelFile
+from hw.router import ray_agents as ray_host
+from hw.router.ray_agents import MAX_LOGS, FarStart, Supervisor, cache, facts, fresh_log, kept, kept_logs
+from hw.transport.peers import fresh_certificate
 from kit.errors import WorkError
+from kit.plugins import code_here
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 

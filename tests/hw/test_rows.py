@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hw.networks.rows import Row, gather, gather_into, has_channels_last, rows_of
+from hw.networks.servable import Row, gather, gather_into, has_channels_last, rows_of
 
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 

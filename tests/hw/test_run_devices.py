@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from hw.device import DeviceSpec
-from hw.router.run_devices import RunDevice, devices_of
-from hw.router.server import HardwareServer, RemoteServer
+from hw.device_settings import DeviceSpec
+from hw.router.run_requests import RunDevice, devices_of
+from hw.router.server_port import HardwareServer, RemoteServer
 from hw.transport.messages import Sample
 from policies.vocabulary import NS_PER_S
 from tests.hw.worlds import knobs

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from hw.door import segments
-from hw.door.segments import LogBounds, Segment, SegmentLog, segments_in
+from hw.frontend import log_segments
+from hw.frontend.log_segments import LogBounds, Segment, SegmentLog, segments_in
 from kit.errors import InputError
-from policies.records import LoggedStep
 from policies.replay import replay_through
-from policies.router import RouterCore
+from policies.router_core import RouterCore
+from policies.run_records import LoggedStep
 from policies.vocabulary import RequestArrived
-from scenarios.files.series import read_trace
+from scenarios.files.series_files import read_trace
 from scenarios.runs.folder import SERVED, RunFolder
-from scenarios.runs.replays import replay_served, write_arrivals
+from scenarios.runs.run_store import replay_served, write_arrivals
 from tests import worlds
 
 SPEC = worlds.cluster()
@@ -41,7 +41,7 @@ def steps() -> list[LoggedStep]:
 @pytest.fixture
 def no_segment_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this host is: a segment of a twentieth of a second goes with an age of 16 times as much."""
-    monkeypatch.setattr(segments, "time", SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr(log_segments, "time", SimpleNamespace(time=lambda: 0.0))
 
 
 class Server:
@@ -147,7 +147,7 @@ def test_a_full_disk_stops_the_log_and_nothing_else(
 
     server, half = Server(tmp_path, age_s=16 * 0.4), len(steps) // 2
     monkeypatch.setattr(os, "write", full)
-    monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
+    monkeypatch.setattr(log_segments, "FRAME_BYTES", 4000)
     server.serve(steps[:half])
     (line,) = server.said
     assert line.startswith(f"{tmp_path / SERVED}: No space left on device: nothing is logged; it is tried again in ")
@@ -167,8 +167,8 @@ def test_a_disk_that_is_too_slow_stops_the_log(
 ) -> None:
     """No more waits for it in memory than is allowed."""
     server, may_write = Server(tmp_path), Event()
-    monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
-    monkeypatch.setattr(segments, "BACKLOG_BYTES", 100_000)
+    monkeypatch.setattr(log_segments, "FRAME_BYTES", 4000)
+    monkeypatch.setattr(log_segments, "BACKLOG_BYTES", 100_000)
     monkeypatch.setattr(Server, "let_write", lambda self: None)
     server.log._jobs.put(may_write.wait)  # type: ignore[arg-type]
     server.serve(steps)
@@ -204,8 +204,8 @@ def test_a_disk_that_hangs_is_given_no_more_until_it_has_written_all(
     half = len(steps) // 2
     server = Server(tmp_path, age_s=16 * 0.05)
     monkeypatch.setattr(os, "write", hang)
-    monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
-    monkeypatch.setattr(segments, "BACKLOG_BYTES", 20_000)
+    monkeypatch.setattr(log_segments, "FRAME_BYTES", 4000)
+    monkeypatch.setattr(log_segments, "BACKLOG_BYTES", 20_000)
     with monkeypatch.context() as hanging:
         hanging.setattr(Server, "let_write", follow)
         server.serve(steps[:half])
@@ -234,7 +234,7 @@ def test_a_frame_that_grows_without_end_is_told(
     server = Server(tmp_path)
     server.serve(steps)
     server.log.close()
-    monkeypatch.setattr(segments, "BACKLOG_BYTES", 1 << 18)
+    monkeypatch.setattr(log_segments, "BACKLOG_BYTES", 1 << 18)
     (path,) = segments_in(tmp_path / SERVED)
     assert len(list(Segment(path).steps())) == len(steps)
     bomb = zlib.compress(bytes(1 << 20))

@@ -9,13 +9,11 @@ from typing import cast
 
 import pytest
 
-from hw.device import DeviceSpec
-from hw.host.clock import RunClock
-from hw.router.agents import AgentSlot
-from hw.router.late_ledger import LateLedger
-from hw.router.server import HardwareServer, RemoteServer, RunContext
-from hw.transport.arena import Arena, Inbox
-from hw.transport.clock_offset import ClockOffset
+from hw.clock import RunClock
+from hw.device_settings import DeviceSpec
+from hw.router.agent_handles import AgentSlot
+from hw.router.run_meters import LateLedger
+from hw.router.server_port import HardwareServer, RemoteServer, RunContext
 from hw.transport.messages import (
     Captures,
     Preloaded,
@@ -23,10 +21,12 @@ from hw.transport.messages import (
     Sample,
     ToAgent,
 )
+from hw.transport.peers import ClockOffset
+from hw.transport.shared_memory import Arena, Inbox
 from policies.faults import WORKER_DIED, Supervision
-from policies.ledger import Ledger
-from policies.reward import AccuracyPrior, RewardWeights
-from policies.server_book import ServerCounts
+from policies.interfaces import AccuracyPrior, RewardWeights
+from policies.run_ledger import Ledger
+from policies.run_records import ServerCounts
 from policies.vocabulary import IMAGE, NS_PER_S, Block, Residency, RouterEvent, ServerReport, WorkKey
 from tests.hw.worlds import knobs
 

@@ -18,16 +18,15 @@ from torchvision.models import mobilenet_v2
 from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from hw.networks import conversion
-from hw.networks.conformance import broken_rules
-from hw.networks.conversion import OWN, USUAL, converted, fitted
+from hw.networks import network_conversion
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.evaluation import top1
-from hw.networks.ordinary import GivenNetwork
-from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
-from hw.networks.slimmed import SlimmedNetwork
-from hw.networks.slimming import made_slimmable, recalibrate
-from hw.networks.tracing import UnknownLayerError, structure_of
+from hw.networks.network_checks import broken_rules
+from hw.networks.network_conversion import OWN, USUAL, converted, fitted, made_slimmable, recalibrate
+from hw.networks.network_files import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
+from hw.networks.network_tracing import UnknownLayerError, structure_of
+from hw.networks.network_training import top1
+from hw.networks.slimmable import SlimmedNetwork
+from hw.networks.third_party_networks import GivenNetwork
 from kit.errors import InputError, WorkError
 from tests.scenarios.given_network import trained
 
@@ -368,7 +367,7 @@ def test_a_trained_network_is_slimmed_and_teaches_its_widths(monkeypatch: pytest
     digits = load_dataset("digits")
     given, normalisation = fitted(trained(), digits, "x")
     assert normalisation == OWN
-    monkeypatch.setattr(conversion, "_MAX_EPOCHS", 1)
+    monkeypatch.setattr(network_conversion, "_MAX_EPOCHS", 1)
     found = converted(given, digits, WIDTHS, "x", seconds=1e6)
     cut = made_slimmable(given, torch.from_numpy(digits.train_images[:4]), WIDTHS)
     before = top1(lambda batch: cut(batch, (0.5,) * cut.spec.segments), digits)
@@ -376,7 +375,7 @@ def test_a_trained_network_is_slimmed_and_teaches_its_widths(monkeypatch: pytest
     assert found.given > 0.9
     assert found.top1[1.0] > found.given - 0.03
     assert found.top1[0.5] > max(0.85, before + 0.05)
-    monkeypatch.setattr(conversion, "MOST_LOST", -1.0)
+    monkeypatch.setattr(network_conversion, "MOST_LOST", -1.0)
     few = replace(digits, train_images=digits.train_images[:64], train_labels=digits.train_labels[:64])
     with pytest.raises(WorkError, match=r"x: not worth it: .* % at 0.25, .* where the given network has"):
         converted(given, few, WIDTHS, "x", seconds=1e6)
@@ -387,8 +386,8 @@ def test_tuning_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
     digits = load_dataset("digits")
     few = replace(digits, train_images=digits.train_images[:256], train_labels=digits.train_labels[:256])
     given, _ = fitted(trained(), few, "x")
-    monkeypatch.setattr(conversion, "_MAX_EPOCHS", 2)
-    monkeypatch.setattr(conversion, "MOST_LOST", 1.0)
+    monkeypatch.setattr(network_conversion, "_MAX_EPOCHS", 2)
+    monkeypatch.setattr(network_conversion, "MOST_LOST", 1.0)
     whole = converted(given, few, WIDTHS, "x", seconds=1e6)
     checkpoint, counts = tmp_path / "tuning.safetensors", list[int]()
 
@@ -402,7 +401,7 @@ def test_tuning_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match="checkpoint of another model"):
         converted(other, few, WIDTHS, "x", seconds=1e6, checkpoint=checkpoint)
 
-    def go_on() -> conversion.Conversion:
+    def go_on() -> network_conversion.Conversion:
         return converted(
             given, few, WIDTHS, "x", seconds=1.0, checkpoint=checkpoint, on_step=lambda done, _: counts.append(done)
         )
@@ -411,7 +410,7 @@ def test_tuning_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "recalibrate", interrupted)
+        patch.setattr(network_conversion, "recalibrate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             go_on()
     assert counts == [4, 5, 6, 7, 8]

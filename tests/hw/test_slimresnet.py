@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hw.networks.conformance import broken_rules
-from hw.networks.registry import Network
-from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
+from hw.networks.architectures import SLIMRESNETS, SlimResNet, SlimResNetConfig
+from hw.networks.network_checks import broken_rules
+from hw.networks.network_files import Network
 from tests.hw.worlds import TINY_NETWORK
 
 
@@ -30,7 +30,7 @@ class Strided(SlimResNet):
 
 LARGE = {"large-digit-pairs", "slimresnet18"}  # many seconds; of one code with the others
 OURS = [
-    *(pytest.param(Network(name), marks=[pytest.mark.release] if name in LARGE else []) for name in PRESETS),
+    *(pytest.param(Network(name), marks=[pytest.mark.release] if name in LARGE else []) for name in SLIMRESNETS),
     TINY_NETWORK,
     Network("tests.hw.test_slimresnet:Strided"),
 ]

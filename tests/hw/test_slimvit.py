@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.networks.conformance import broken_rules
-from hw.networks.registry import ModelFile, Network, save_model
-from hw.networks.slimvit import PRESETS, SlimVit
+from hw.networks.architectures import SLIMVITS, SlimVit
+from hw.networks.network_checks import broken_rules
+from hw.networks.network_files import ModelFile, Network, save_model
 from kit.errors import InputError
 
 
@@ -39,7 +39,7 @@ def test_it_has_its_published_size(name: str, width: float, macs: float, params:
 def test_fewer_heads_are_the_leading_ones_whole() -> None:
     """Two of four heads compute what all do if nobody hears the others."""
     torch.manual_seed(0)
-    model = SlimVit(PRESETS["slimvit-tiny"])
+    model = SlimVit(SLIMVITS["slimvit-tiny"])
     prefix, head = "segment1_block0_", 16
     weights = {n: w.detach() for n, w in model.named_parameters() if n.startswith(prefix)}
     two = weights | {
@@ -56,7 +56,7 @@ def test_fewer_heads_are_the_leading_ones_whole() -> None:
 
 def test_it_takes_images_of_any_size() -> None:
     """No table of positions: so images may grow while it is trained."""
-    model = SlimVit(PRESETS["slimvit-tiny"])
+    model = SlimVit(SLIMVITS["slimvit-tiny"])
     with torch.no_grad():
         for pixels in (16, 24, 33):
             assert model(torch.randn(2, 3, pixels, pixels), (0.25, 1.0, 0.5, 0.75)).shape == (2, 100)

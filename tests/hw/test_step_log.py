@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hw.transport.step_log import EpochLog, steps_of
+from hw.transport.shared_memory import EpochLog, steps_of
 from kit.errors import WorkError
 from policies.vocabulary import ServerEvent, ServerUp, TelemetrySampled, TimerFired
 from tests import worlds

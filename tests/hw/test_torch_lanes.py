@@ -16,21 +16,18 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from hw.agent.activations import Activations, KeptBlocks, MemoryBudget, tensor_in
+from hw.agent.cuda import BROKEN_EXIT
+from hw.agent.instances import NO_LABEL, Instances, labels_of, serve
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.agent.torch_lanes import TorchLanes
 from hw.agent.torch_outfit import TorchOutfit
-from hw.device import DeviceSpec
-from hw.devices.activations import Activations, tensor_in
-from hw.devices.gpu import BROKEN_EXIT
-from hw.devices.instances import NO_LABEL, Instances, labels_of, serve
-from hw.devices.kept_blocks import KeptBlocks
-from hw.devices.memory_budget import MemoryBudget
-from hw.networks.registry import ModelFile
-from hw.networks.rows import rows_of
-from hw.networks.servable import Instance
-from hw.networks.slimresnet import SlimResNet
-from hw.transport.arena import Arena
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import ModelFile
+from hw.networks.servable import Instance, rows_of
 from hw.transport.messages import Input, Move, MoveBroken, Moved
+from hw.transport.shared_memory import Arena
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 from tests.hw.test_gpu_lanes import Device
@@ -450,7 +447,7 @@ def test_a_broken_context_is_met_where_activations_go(
     desk = Desk(model, path, leave=left.append)
     desk.load(1, 1, 1.0)
     desk.give((1,), _images(1))
-    monkeypatch.setattr("hw.devices.activations.finish", broken)
+    monkeypatch.setattr("hw.agent.activations.finish", broken)
     with pytest.raises(RuntimeError, match="illegal"):
         desk.lanes.move(Move(7, 1, 512, (1,)))
     desk.lanes.reset()
@@ -466,7 +463,7 @@ def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPat
     def overwritten(place: torch.device) -> None:
         x.zero_()  # from here on others may write to the inputs
 
-    monkeypatch.setattr("hw.devices.instances.finish", overwritten)
+    monkeypatch.setattr("hw.agent.instances.finish", overwritten)
     assert torch.equal(serve(instance, rows_of(x), 1.0, 1.0, 2, torch.contiguous_format), expected)
 
 
@@ -531,7 +528,7 @@ def test_a_load_warms_its_own_lane(
         seen.append((threading.get_ident(), previous, padded))
         return serve(instance, rows, width, previous, padded, *rest)
 
-    monkeypatch.setattr("hw.devices.instances.serve", noted)
+    monkeypatch.setattr("hw.agent.instances.serve", noted)
     desk = Desk(model, path, DeviceSpec(channels_last=False, warm_sizes=sizes))
     desk.load(1, 2, 0.5)
     widest_first = reversed(model.spec.previous_widths(2, 1.0))
@@ -563,7 +560,7 @@ def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
             raise RuntimeError(problem[0])
         return serve(instance, rows, width, previous, padded, *rest)
 
-    monkeypatch.setattr("hw.devices.instances.serve", broken)
+    monkeypatch.setattr("hw.agent.instances.serve", broken)
     maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))
     instance = maker.load(1, 1.0)
     assert maker.budget.used_bytes == instance.held_bytes

@@ -13,21 +13,21 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from hw.networks import evaluation
+from hw.networks import network_training
+from hw.networks.architectures import SlimResNet
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.evaluation import evaluate
-from hw.networks.registry import Network, model_hash
-from hw.networks.slimmable import Weights
-from hw.networks.slimresnet import SlimResNet
-from hw.networks.training import (
+from hw.networks.network_files import Network, model_hash
+from hw.networks.network_training import (
     EpochReport,
     TrainingKnobs,
     _augment,
     _Training,
     autocast_dtype,
+    evaluate,
     recipe,
     train,
 )
+from hw.networks.slimmable import Weights
 from kit.errors import InputError, WorkError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
@@ -79,7 +79,7 @@ def test_resuming_changes_nothing(knobs: TrainingKnobs, few: Dataset, tmp_path: 
 
 def test_no_more_threads_learn_than_a_quota_pays_for(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch counts the machine's cores, a quota may pay for fewer; afterwards there are as many as before."""
-    monkeypatch.setattr("hw.networks.training.core_count", lambda: 2)
+    monkeypatch.setattr("hw.networks.network_training.core_count", lambda: 2)
     before, seen = torch.get_num_threads(), list[int]()
     torch.set_num_threads(3)
     try:
@@ -270,13 +270,13 @@ def test_as_many_images_are_asked_about_at_once_as_there_is_room_for(
 ) -> None:
     """Of 40 images of 64 pixels, where there is room for 960 pixels."""
     sizes = list[int]()
-    monkeypatch.setattr(evaluation, "_MOST_VALUES", 960)
+    monkeypatch.setattr(network_training, "_MOST_VALUES", 960)
 
     def answer(x: torch.Tensor) -> torch.Tensor:
         sizes.append(len(x))
         return torch.zeros(len(x), 10)
 
-    evaluation.top1(answer, few)
+    network_training.top1(answer, few)
     assert sizes == [15, 15, 10]
 
 

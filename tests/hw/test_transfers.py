@@ -9,12 +9,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from hw.devices.activations import tensor_in
+from hw.agent.activations import tensor_in
 from hw.networks.datasets import Pixels
-from hw.router.server import RemoteServer
+from hw.router.server_port import RemoteServer
 from hw.router.transfers import NO_ROOM, Cargo, ImageSource, LinkModel, Transfers
-from hw.transport.arena import Arena, Inbox, Slab
 from hw.transport.messages import Input, Move, Moved, ToAgent
+from hw.transport.shared_memory import Arena, Inbox, Slab
 from policies.vocabulary import (
     IMAGE,
     ROUTER,

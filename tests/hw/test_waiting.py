@@ -10,7 +10,7 @@ import time  # noqa: TID251 - overruns are of real sleeps
 
 import pytest
 
-from hw.host.waiting import Waker, overruns_ns, readable
+from hw.clock import Waker, overruns_ns, readable
 
 
 class Host:

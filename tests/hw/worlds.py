@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hw.device import DeviceSpec
-from hw.networks.registry import Network
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet, SlimResNetConfig
+from hw.networks.network_files import Network
 from hw.networks.slimmable import Shape, Weights, slice_weights
-from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
-from hw.router.run_spec import HardwareRun
+from hw.router.run_requests import HardwareRun
 from hw.telemetry import usable_cores
-from policies.greedy import GreedyKnobs
+from policies.greedy_scheduler import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 

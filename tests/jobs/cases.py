@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from jobs.case import JobsCase, read_case, read_scenario
-from jobs.trace import JobTrace, write_trace
-from slimsched.jobs.profiles import profile_images_s
+from jobs.job_scenario import JobsCase, read_case, read_scenario
+from jobs.job_traces import JobTrace, write_trace
+from slimsched.jobs.verbs import profile_images_s
 
 NODES = [{"count": 1, "gpus": 4}]
 

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes beside each other would take longer to start than runs of so few jobs take."""
-    monkeypatch.setattr("hw.host.limits.core_count", lambda: 1)
+    monkeypatch.setattr("hw.host_resources.core_count", lambda: 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.chance import stream
+from kit.random_streams import stream
 
 START = np.datetime64("2023-01-01T00:00:00")
 SACCT = (

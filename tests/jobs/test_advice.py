@@ -24,13 +24,13 @@ from jobs.advice import (
     read_journal,
     undoing,
 )
-from jobs.case import JobsCase
-from jobs.learning.learned import NamedPolicy
-from jobs.policies.policy import policy_of
+from jobs.job_scenario import JobsCase
+from jobs.learning.scoring_network import NamedPolicy
+from jobs.policies.named_policies import policy_of
 from kit.errors import InputError
 from kit.units import NS_PER_S
 from slimsched.cli import main
-from slimsched.jobs import live
+from slimsched.jobs import slurm_commands
 from tests.jobs.cases import case_of, trace_of, write_case
 
 NOW_S = 1_000_000.0
@@ -286,7 +286,7 @@ def test_a_line_that_was_cut_off_was_never_done() -> None:
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
-class SlurmOfTexts(live.Slurm):
+class SlurmOfTexts(slurm_commands.Slurm):
     """Jobs 2, 3 and 4 of `QUEUE` with their SiteFactors.
 
     Attributes:
@@ -316,7 +316,7 @@ class SlurmOfTexts(live.Slurm):
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmOfTexts:
     write_case(tmp_path, LOG, policies=["fifo-easy-requested"])
     found = SlurmOfTexts()
-    monkeypatch.setattr(live, "Slurm", lambda: found)
+    monkeypatch.setattr(slurm_commands, "Slurm", lambda: found)
     monkeypatch.setattr("time.time", lambda: NOW_S)
     monkeypatch.chdir(tmp_path)
     return found
@@ -494,7 +494,7 @@ def test_a_slurm_that_can_not_be_advised_is_told_in_a_line(
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
-    monkeypatch.setattr(live, "PATIENCE_S", 0.2 if script and "sleep" in script else 60.0)
+    monkeypatch.setattr(slurm_commands, "PATIENCE_S", 0.2 if script and "sleep" in script else 60.0)
     monkeypatch.chdir(tmp_path)
     assert main(["jobs", "advise", "s.yaml", "--apply", "--quiet"]) == 2
     err = capsys.readouterr().err.strip()
@@ -507,5 +507,8 @@ def test_a_job_that_is_gone_is_no_error(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     written: list[Change] = []
-    assert live.carry_out(live.Slurm(), [Change(2, 0, 1)], written.append) == {"written": 0, "gone": 1}
+    assert slurm_commands.carry_out(slurm_commands.Slurm(), [Change(2, 0, 1)], written.append) == {
+        "written": 0,
+        "gone": 1,
+    }
     assert written == [Change(2, 0, 1)]

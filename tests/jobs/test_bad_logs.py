@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.logs import text as lines
-from jobs.logs.formats import FORMATS
-from jobs.logs.importing import Imported, import_log
-from jobs.logs.rows import Options
-from jobs.logs.slurm import CLOCK_CHANGED
-from jobs.logs.text import CUT
-from jobs.trace import JobTrace, read_trace
+from jobs.job_traces import JobTrace, read_trace
+from jobs.logs import log_text as lines
+from jobs.logs.log_formats import FORMATS
+from jobs.logs.log_import import Imported, import_log
+from jobs.logs.log_rows import Options
+from jobs.logs.log_text import CUT
+from jobs.logs.sacct import CLOCK_CHANGED
 from kit.errors import InputError
 from tests.jobs.logs import SACCT, WRITERS, drawn, write_log
 

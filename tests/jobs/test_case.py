@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.case import warnings_of
-from jobs.comparing import fingerprint, run_policy
-from jobs.learning.learned import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
+from jobs.job_scenario import warnings_of
+from jobs.learning.scoring_network import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
+from jobs.policy_comparison import fingerprint, run_policy
 from kit.errors import InputError
 from tests.jobs.cases import case_of, trace_of
 

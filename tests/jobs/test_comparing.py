@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import yaml
 
-from jobs.case import JobsCase, read_case, read_scenario
-from jobs.comparing import bounds_of, comparison_document, fingerprint, result_document, run_all
-from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.learning.learned import NamedPolicy
+from jobs.generated_traces import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs.job_scenario import JobsCase, read_case, read_scenario
+from jobs.learning.scoring_network import NamedPolicy
+from jobs.policy_comparison import bounds_of, comparison_document, fingerprint, result_document, run_all
 from kit.errors import InputError
-from scenarios.files.shipped import SHIPPED
+from scenarios.files.bundled_files import SHIPPED
 from slimsched.cli import main
 from slimsched.jobs.texts import answers, comparison_text, result_text, share_text, time_text
 from tests.jobs.cases import case_of, trace_of, write_case

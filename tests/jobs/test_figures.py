@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.figures import by_job, figures, groups_of
+from jobs.job_records import by_job, figures, groups_of
 from tests.jobs.sim.worlds import S, jobs, run
 
 # one node of 4 GPUs: the first job fills it for 100 s; the second waits 90 s, the third 80 s

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.logs import text as lines
-from jobs.logs.formats import FORMATS, format_of
-from jobs.logs.importing import import_log
-from jobs.logs.rows import Options
-from jobs.trace import JobTrace, read_trace
+from jobs.job_traces import JobTrace, read_trace
+from jobs.logs import log_text as lines
+from jobs.logs.log_formats import FORMATS, format_of
+from jobs.logs.log_import import import_log
+from jobs.logs.log_rows import Options
 from kit.errors import InputError
 from tests.jobs.logs import START, TYPES, Jobs, drawn, rltune, share_milli, write_log
 

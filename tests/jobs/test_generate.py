@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law, sizes
-from jobs.trace import read_trace, write_trace
+from jobs.generated_traces import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law, sizes
+from jobs.job_traces import read_trace, write_trace
 from kit.errors import InputError
 
 JOBS = 20_000

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.trace import read_trace
-from scenarios.files.shipped import SHIPPED
+from jobs.job_traces import read_trace
+from scenarios.files.bundled_files import SHIPPED
 from slimsched.cli import main
 from tests.jobs.logs import SACCT, drawn, write_log
 from tests.jobs.test_bad_logs import row

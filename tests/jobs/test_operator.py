@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs import operating
-from jobs.case import JobsCase
-from jobs.comparing import comparison_document, run_all, run_policy
-from jobs.figures import Blocks, chance_explains, figures
-from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs import what_if
+from jobs.generated_traces import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs.job_records import Blocks, chance_explains, figures
+from jobs.job_scenario import JobsCase
+from jobs.job_traces import JobTrace
 from jobs.learning.training import Windows
-from jobs.operating import CHECKS, capacity_document, validation_document, whatif_document
-from jobs.trace import JobTrace
+from jobs.policy_comparison import comparison_document, run_all, run_policy
+from jobs.what_if import CHECKS, capacity_document, validation_document, whatif_document
 from kit.errors import InputError
 from slimsched.cli import main
 from slimsched.jobs import verbs
@@ -163,8 +163,8 @@ def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Pa
 def test_a_load_below_the_answer_that_breaks_the_limit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log's waits may fall where its load rises."""
     case = on_nodes(tmp_path, drawn())
-    monkeypatch.setattr(operating, "_at_load", lambda _, load: load)
-    monkeypatch.setattr(operating, "_wait_s", lambda load, *_: 9e9 if 0.88 < load < 0.92 or load > 1 else 0.0)
+    monkeypatch.setattr(what_if, "_at_load", lambda _, load: load)
+    monkeypatch.setattr(what_if, "_wait_s", lambda load, *_: 9e9 if 0.88 < load < 0.92 or load > 1 else 0.0)
     found = capacity_document(case, WAIT_S)
     assert 0.98 < found["load_kept"] < 1
     assert [each["load"] / found["load_kept"] for each in found["broken_below"]] == [pytest.approx(0.9)]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.summary import WINDOW, accuracies, predictions
-from jobs.trace import JobTrace
+from jobs.job_traces import WINDOW, JobTrace, accuracies, predictions
 from tests.jobs.cases import trace_of
 from tests.jobs.test_trace import small
 

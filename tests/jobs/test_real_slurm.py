@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.logs.importing import import_log
-from jobs.policies.cluster import NodeGroup
-from jobs.site import site_of
+from jobs.job_traces import read_trace
+from jobs.logs.log_import import import_log
+from jobs.policies.job_cluster import NodeGroup
 from jobs.slurm_conf import read_slurm_conf
-from jobs.trace import read_trace
+from jobs.what_if import site_of
 from tests.jobs.real_slurm import real_slurm, why_not
 
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.figures import WEEK_S, Blocks, Interval, chance_explains
+from jobs.job_records import WEEK_S, Blocks, Interval, chance_explains
 
 ALL = np.ones(2000, bool)
 

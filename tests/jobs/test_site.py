@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs import site as sites
-from jobs.comparing import comparison_document, run_all, run_policy
-from jobs.figures import NEAR
-from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.orders import NEED_ESTIMATES
-from jobs.policies.policy import KINDS, NONE, RESERVING, policy_of
-from jobs.policies.slurm import SLURM, in_slurm
-from jobs.site import Site, site_of
-from jobs.trace import JobTrace, write_trace
+from jobs import what_if as sites
+from jobs.generated_traces import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs.job_records import NEAR
+from jobs.job_traces import JobTrace, write_trace
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.job_orders import NEED_ESTIMATES
+from jobs.policies.named_policies import KINDS, NONE, RESERVING, SLURM, in_slurm, policy_of
+from jobs.policy_comparison import comparison_document, run_all, run_policy
+from jobs.what_if import Site, site_of
 from slimsched.cli import main
-from slimsched.jobs.report import page, waits_chart
+from slimsched.jobs.comparison_page import page, waits_chart
 from slimsched.jobs.texts import say
 from tests.jobs.cases import case_of, trace_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.comparing import run_policy
-from jobs.figures import by_job
-from jobs.policies.cluster import NodeGroup
+from jobs.job_records import by_job
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policy_comparison import run_policy
 from jobs.slurm_conf import SlurmConf, hosts, read_slurm_conf
 from kit.errors import InputError
 from tests.jobs.cases import case_of, trace_of

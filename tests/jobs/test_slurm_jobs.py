@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.logs.importing import Imported, import_log
-from jobs.logs.joining import ATTEMPTS, OTHERS, PARTS
-from jobs.logs.rows import HELD, Options
-from jobs.logs.slurm import FILLED
-from jobs.trace import JobTrace, read_trace
+from jobs.job_traces import JobTrace, read_trace
+from jobs.logs.log_import import ATTEMPTS, OTHERS, PARTS, Imported, import_log
+from jobs.logs.log_rows import HELD, Options
+from jobs.logs.sacct import FILLED
 
 
 def attempt(

@@ -16,15 +16,15 @@ import pytest
 import yaml
 from scipy.stats import spearmanr
 
-from jobs.comparing import log_error, run_policy
-from jobs.figures import by_job
-from jobs.logs.importing import import_log
-from jobs.logs.slurm import ASKED, MORE, SPREAD
-from jobs.logs.text import BLOCK_BYTES, blocks
-from jobs.policies.cluster import NodeGroup
-from jobs.site import site_of
+from jobs.job_records import by_job
+from jobs.job_traces import JobTrace, read_trace
+from jobs.logs.log_import import import_log
+from jobs.logs.log_text import BLOCK_BYTES, blocks
+from jobs.logs.sacct import ASKED, MORE, SPREAD
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policy_comparison import log_error, run_policy
 from jobs.slurm_conf import SlurmConf
-from jobs.trace import JobTrace, read_trace
+from jobs.what_if import site_of
 from slimsched.cli import main
 from tests.jobs.cases import case_of
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
-from jobs.summary import DAY_S, summarize
-from jobs.trace import JobTrace
+from jobs.generated_traces import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
+from jobs.job_traces import DAY_S, JobTrace, summarize
 from kit.documents import json_text
 from slimsched.jobs.texts import summary_text
 from tests.jobs.test_trace import small

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.logs import text as lines
-from jobs.logs.fields import status_of
-from jobs.logs.importing import import_log
-from jobs.logs.rows import Options
-from jobs.trace import JobTrace, read_trace
+from jobs.job_traces import JobTrace, read_trace
+from jobs.logs import log_text as lines
+from jobs.logs.log_import import import_log
+from jobs.logs.log_rows import Options, status_of
 from kit.errors import InputError
 from slimsched.cli import main
 

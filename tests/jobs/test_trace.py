@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from jobs.trace import COLUMNS, JobTrace, read_trace, write_trace
+from jobs.job_traces import COLUMNS, JobTrace, read_trace, write_trace
 from kit.errors import InputError
 from tests.jobs.cases import trace_of
 

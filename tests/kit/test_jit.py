@@ -38,9 +38,11 @@ def test_code_is_kept_until_something_that_it_imports_has_changed(tmp_path: Path
 
 def test_what_the_engine_is_compiled_from_is_all_of_it() -> None:
     """The rules in `policies` as well, whether they are imported yet or not."""
-    code = "from kit.jit_cache import sources_of; print(*sources_of('sim.compiled.decide'))"
+    code = "from kit.jit_cache import sources_of; print(*sources_of('sim.compiled.event_loop'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {"policies.compiled.rules", "sim.compiled.agenda", "kit.jit", "kit.chance"} <= {*done.stdout.split()}
+    assert {"policies.compiled.rule_kernels", "sim.compiled.event_loop", "kit.jit", "kit.random_streams"} <= {
+        *done.stdout.split()
+    }
 
 
 ENTRIES = """\

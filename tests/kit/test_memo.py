@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.memo import Memo
+from kit.documents import Memo
 
 
 @pytest.mark.parametrize(

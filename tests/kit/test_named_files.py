@@ -10,13 +10,12 @@ import pytest
 from pydantic import BaseModel
 
 from kit.errors import InputError
-from kit.named_files import FilePath, marker_of, named_files, with_paths
-from kit.strict import StrictModel
-from policies.rules.specs import LadderRule
-from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import write_rule
-from scenarios.files.shipped import SHIPPED
-from scenarios.files.spec import Scenario
+from kit.strict import FilePath, StrictModel, marker_of, named_files, with_paths
+from policies.rules.rule_params import LadderRule
+from scenarios.files.bundled_files import SHIPPED
+from scenarios.files.router_files import write_rule
+from scenarios.files.scenario_keys import Scenario
+from scenarios.files.scenario_reading import load_scenario
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 

@@ -19,9 +19,9 @@ import pytest
 
 from kit.errors import InputError, WorkError
 from kit.parallel import ONE_THREAD, each
-from scenarios.metrics.comparison import compare_results
-from scenarios.runs.simulate import default_jobs, simulate_all, simulate_metrics, simulate_world
-from sim.compiled.errors import UnsupportedScenario
+from scenarios.metrics.router_comparison import compare_results
+from scenarios.runs.simulated_runs import default_jobs, simulate_all, simulate_metrics, simulate_world
+from sim.compiled.row_layout import UnsupportedScenario
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, save_router, world_of
 
@@ -136,6 +136,6 @@ def test_an_interruption_ends_what_runs() -> None:
 def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes takes seconds: for fewer images than a process does in that time there is one."""
     world = world_of(tmp_path)  # 200 images/s, for a second
-    monkeypatch.setattr("scenarios.runs.simulate.core_count", lambda: 3)
+    monkeypatch.setattr("scenarios.runs.simulated_runs.core_count", lambda: 3)
     assert default_jobs(world, 10, 0, "simpy") == default_jobs(world, 1000, 0, "compiled") == 1
     assert default_jobs(world, 1000, 0, "simpy") == default_jobs(world, 10_000, 0, "compiled") == 3

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kit import workload
-from kit.chance import hashed, stream
+from kit import random_streams
+from kit.random_streams import hashed, stream
 
 HORIZON_S = 400.0
 RATE = 50.0
 PROCESSES = {
-    "poisson": lambda rng: workload.poisson(RATE, HORIZON_S, rng),
-    "gamma": lambda rng: workload.gamma(RATE, 3.0, HORIZON_S, rng),
-    "mmpp": lambda rng: workload.mmpp(RATE, 2.0, 0.25, 1.0, HORIZON_S, rng),
-    "diurnal": lambda rng: workload.diurnal(RATE, 0.6, 20.0, HORIZON_S, rng),
-    "rates": lambda rng: workload.rates(np.array([2.0, 0.0, 7.0, 3.0]), RATE, 20.0, HORIZON_S, rng),
-    "flash": lambda rng: workload.flash(RATE / 1.25, 3.0, 100.0, 10.0, 40.0, 10.0, HORIZON_S, rng),
+    "poisson": lambda rng: random_streams.poisson(RATE, HORIZON_S, rng),
+    "gamma": lambda rng: random_streams.gamma(RATE, 3.0, HORIZON_S, rng),
+    "mmpp": lambda rng: random_streams.mmpp(RATE, 2.0, 0.25, 1.0, HORIZON_S, rng),
+    "diurnal": lambda rng: random_streams.diurnal(RATE, 0.6, 20.0, HORIZON_S, rng),
+    "rates": lambda rng: random_streams.rates(np.array([2.0, 0.0, 7.0, 3.0]), RATE, 20.0, HORIZON_S, rng),
+    "flash": lambda rng: random_streams.flash(RATE / 1.25, 3.0, 100.0, 10.0, 40.0, 10.0, HORIZON_S, rng),
 }
 DISPERSION = {
     "poisson": (0.7, 1.4),
@@ -62,9 +62,9 @@ def rate_of(name: str, time_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 CURVES = {
-    "rates": lambda rng, start_s: workload.rates(LEVELS, RATE, 20.0, HORIZON_S, rng, start_s=start_s),
-    "flash": lambda rng, start_s: workload.flash(RATE, 3.0, 100.0 - start_s, 10.0, 30.0, 20.0, HORIZON_S, rng),
-    "diurnal": lambda rng, start_s: workload.diurnal(RATE, 0.6, 20.0, HORIZON_S, rng, start_s=start_s),
+    "rates": lambda rng, start_s: random_streams.rates(LEVELS, RATE, 20.0, HORIZON_S, rng, start_s=start_s),
+    "flash": lambda rng, start_s: random_streams.flash(RATE, 3.0, 100.0 - start_s, 10.0, 30.0, 20.0, HORIZON_S, rng),
+    "diurnal": lambda rng, start_s: random_streams.diurnal(RATE, 0.6, 20.0, HORIZON_S, rng, start_s=start_s),
 }
 
 
@@ -85,8 +85,8 @@ def test_the_rate_follows_the_curve(name: str, start_s: float) -> None:
 
 def test_more_load_is_the_same_curve_only_denser() -> None:
     """By time change the same draws at twice the rate are the arrivals of a curve with every expected count doubled."""
-    one = workload.rates(LEVELS, RATE, 20.0, HORIZON_S, stream(0, "arrivals"))
-    two = workload.rates(LEVELS, 2 * RATE, 20.0, HORIZON_S, stream(0, "arrivals"))
+    one = random_streams.rates(LEVELS, RATE, 20.0, HORIZON_S, stream(0, "arrivals"))
+    two = random_streams.rates(LEVELS, 2 * RATE, 20.0, HORIZON_S, stream(0, "arrivals"))
     a_period = 20.0 * RATE
 
     def expected_until(arrivals: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -100,20 +100,20 @@ def test_more_load_is_the_same_curve_only_denser() -> None:
 def test_a_trace_is_scaled_in_time_and_starts_at_zero() -> None:
     """factor 2 halves every gap; what lies beyond the horizon is cut."""
     times_s = np.array([10.0, 12.0, 11.0, 30.0])
-    arrivals = workload.trace(times_s, 2.0, 5.0, stream(0, "arrivals"))
+    arrivals = random_streams.trace(times_s, 2.0, 5.0, stream(0, "arrivals"))
     assert arrivals.tolist() == [0, 500_000_000, 1_000_000_000]
 
 
 def test_a_trace_noted_in_steps_is_spread_within_them() -> None:
     """2,000 arrivals of each of 5 seconds: even in each twentieth of a second."""
     noted_s = np.repeat(np.arange(100.0, 105.0), 2000)
-    arrivals = workload.trace(noted_s, 2.0, 60.0, stream(1, "arrivals"), 1.0)
+    arrivals = random_streams.trace(noted_s, 2.0, 60.0, stream(1, "arrivals"), 1.0)
     counts = np.histogram(arrivals, 50, (0, 2_500_000_000))[0]
     assert len(arrivals) == 10_000
     assert (np.diff(arrivals) >= 0).all()
     assert counts.min() > 200 - 5 * 200**0.5
     assert counts.max() < 200 + 5 * 200**0.5
-    assert arrivals.tolist() != workload.trace(noted_s, 2.0, 60.0, stream(2, "arrivals"), 1.0).tolist()
+    assert arrivals.tolist() != random_streams.trace(noted_s, 2.0, 60.0, stream(2, "arrivals"), 1.0).tolist()
 
 
 @settings(max_examples=30)

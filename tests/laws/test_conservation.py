@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
-from policies.records import STAGES
 from policies.replay import replay_run
+from policies.run_records import STAGES
 from policies.vocabulary import NS_PER_S, HoldRule, RouterEvent
-from sim.cluster import ClusterSpec, RunSpec, Simulation
-from sim.faults import poisoned_requests
-from sim.host import HostTable
-from sim.profile import Link
+from sim.device_profile import Link
+from sim.fault_injection import poisoned_requests
+from sim.host_and_network import HostTable
+from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
 from tests import worlds
 
 MS = 1_000_000

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.records import LoggedStep
 from policies.replay import replay_run
+from policies.run_records import LoggedStep
 from policies.vocabulary import NS_PER_S, RequestArrived, RouterEvent, SendBlock, ServerDraining
-from sim.cluster import ClusterSpec, RunSpec
+from sim.simulated_cluster import ClusterSpec, RunSpec
 from tests import worlds
 from tests.laws.test_conservation import Watched
 

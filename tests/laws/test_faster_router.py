@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.rules.holding import HoldSpec
-from policies.rules.specs import FixedRule
+from policies.rules.rule_params import FixedRule, HoldSpec
 from scenarios.learn.evaluator import Evaluator, TuningKnobs
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 
 FAST_NS, SLOW_NS = 3_000, 100_000  # of a decision
 TUPLE = (0.25, 0.5, 0.75, 1.0)

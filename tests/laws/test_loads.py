@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.greedy import GreedyScheduler, InstanceState
+from policies.greedy_scheduler import GreedyScheduler, InstanceState
 from policies.vocabulary import Choice, LoadInstance, UnloadInstance, WorkKey
-from sim.cluster import ClusterSpec, Simulation
+from sim.simulated_cluster import ClusterSpec, Simulation
 from tests import worlds
 
 NEVER_NS = 10**15

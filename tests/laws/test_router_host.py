@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policies.faults import Crash, Hang, Supervision
-from policies.records import STAGES, RunRecord
+from policies.run_records import STAGES, RunRecord
 from policies.vocabulary import (
     NS_PER_S,
     BatchFinished,
@@ -21,10 +21,10 @@ from policies.vocabulary import (
     SendBlock,
     TimerFired,
 )
-from sim.cluster import ClusterSpec, Simulation
-from sim.compiled.simulation import CompiledSimulation
-from sim.costs import ProfileCosts
-from sim.host import HostTable
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.device_tables import ProfileCosts
+from sim.host_and_network import HostTable
+from sim.simulated_cluster import ClusterSpec, Simulation
 from tests import worlds
 
 US, MS = 1000, 1_000_000

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from policies.faults import Outage
-from policies.records import STAGES, RequestRecord
+from policies.run_records import STAGES, RequestRecord
 from policies.vocabulary import NS_PER_S
-from sim.host import HostTable
+from sim.host_and_network import HostTable
 from tests import worlds
 
 MS = 1_000_000

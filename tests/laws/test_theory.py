@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from policies.vocabulary import Choice, ClusterView
-from sim.cluster import ClusterSpec
-from sim.compiled.simulation import CompiledSimulation
-from sim.network import PRESETS, Attachment
-from sim.profile import Link
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.device_profile import Link
+from sim.host_and_network import PRESETS, Attachment
+from sim.simulated_cluster import ClusterSpec
 from tests import worlds
 
 SERVICE_S = 1e-3
@@ -94,7 +94,7 @@ def test_sojourn_times_agree_with_m_m_1_ps(monkeypatch: pytest.MonkeyPatch, load
 
 def test_attachment_of_the_theory_world_is_free() -> None:
     """A link without latency at endless bandwidth delays nothing (else the theory tests would test the link)."""
-    from sim.network import Interconnect
+    from sim.host_and_network import Interconnect
 
     network = Interconnect((Attachment("m", Link(latency_s=0.0, bandwidth_bytes_s=1e18)),))
     assert network.transfer(-1, 0, 3072, 5) == (5, 6)  # a duration is rounded up to a whole nanosecond

@@ -18,32 +18,30 @@ import numpy as np
 import torch
 
 from calibrate import session
-from calibrate.agents import AgentBench
-from calibrate.calibration import CalibrationRequest
-from calibrate.meter import Meter
-from calibrate.opening import Opened
-from calibrate.probe import Probe
+from calibrate.calibration_log import CalibrationRequest
+from calibrate.device_identity import Probe
+from calibrate.device_opening import AgentBench, Opened
+from calibrate.power_meter import Meter
+from hw.agent.cuda import GraphedInstance, own_stream
+from hw.agent.instances import Instances, open_device, serve
 from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
-from hw.device import DeviceSpec
-from hw.devices.gpu import own_stream
-from hw.devices.graphs import GraphedInstance
-from hw.devices.instances import Instances, open_device, serve
-from hw.networks.accuracy import Evaluation, save_accuracy
-from hw.networks.registry import ModelFile, Network, save_model
-from hw.networks.slimresnet import SlimResNet
-from hw.router.agents import transfer_round
-from hw.router.cluster import HardwareCluster
+from hw.device_settings import DeviceSpec
+from hw.networks.accuracy_table import Evaluation, save_accuracy
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import ModelFile, Network, save_model
+from hw.router.agent_handles import transfer_round
 from hw.router.local_agents import AgentProcess, start_agents
-from hw.router.loop import Routing
-from hw.router.server import HardwareServer
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing
+from hw.router.server_port import HardwareServer
 from hw.telemetry import Sensor
-from hw.transport.arena import Arena
 from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkResult, FromAgent, Input, Measurement
-from policies.reward import AccuracyPrior, RewardWeights
+from hw.transport.shared_memory import Arena
+from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.vocabulary import Choice, ClusterView, RunBatch
-from scenarios.executors.run import hardware_servers
-from scenarios.world.materials import load_world
+from scenarios.executors.executor_runs import hardware_servers
+from scenarios.world.scenario_building import load_world
 from tests.calibrate.fake import facts
 from tests.hw.test_capturable import READING, Reading
 from tests.hw.worlds import TINY, Wanderer, knobs, router, tiny_model, true_run

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hw.devices.mps import CONTROL
+from hw.device_settings import CONTROL
 from tests.nullcuda.build import missing
 from tests.nullcuda.harness import ROOT, environment
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, fields
 from time import perf_counter  # noqa: TID251 - progress is told in seconds
 from typing import Any
 
-from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled import UnsupportedScenario
-from sim.compiled.simulation import CompiledSimulation
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.simulated_cluster import ClusterSpec, RunSpec
 from tests.parity.compare import Engine, compare, play, reference
 from tests.parity.draws import GivenDraws, SeededDraws, shrink
 from tests.parity.scenarios import draw_with_compass

@@ -12,11 +12,11 @@ from itertools import zip_longest
 from math import copysign
 from typing import Any, Protocol, TypeVar, cast
 
-from kit.chance import stream
-from policies.records import RunRecord
-from policies.reward import RewardTerms
+from kit.random_streams import stream
+from policies.interfaces import RewardTerms
+from policies.run_records import RunRecord
 from policies.vocabulary import Choice, Decide, Hold, HoldRule, OwnLimit
-from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
 from tests.parity.scenarios import Scenario
 
 Word = TypeVar("Word")

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
-from policies.records import STAGES, LoggedStep, RunRecord
+from policies.run_records import STAGES, LoggedStep, RunRecord
 from policies.vocabulary import (
     BatchFinished,
     BatchStarted,
@@ -35,12 +35,10 @@ from policies.vocabulary import (
     TransferFinished,
     UnloadInstance,
 )
-from sim.accuracy import BernoulliCorrectness
-from sim.cluster import RunSpec
-from sim.host import HostTable
-from sim.network import FREE
-from sim.profile import Link
-from sim.tables import DeviceTables, SlowdownTable
+from sim.device_profile import Link
+from sim.device_tables import DeviceTables, SlowdownTable
+from sim.host_and_network import FREE, HostTable
+from sim.simulated_cluster import BernoulliCorrectness, RunSpec
 from tests.parity.happenings import happenings
 from tests.parity.scenarios import JITTERS, Device, Scenario, grid_cluster
 

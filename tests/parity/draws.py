@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from kit.chance import hashed
+from kit.random_streams import hashed
 
 Option = TypeVar("Option")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.faults import Hang, Squeeze
-from policies.records import RunRecord
+from policies.run_records import RunRecord
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,

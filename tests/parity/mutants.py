@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
+from sim.event_queue import ARRIVAL, HOST, Agenda, Kind, rank
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 ROWS: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text())

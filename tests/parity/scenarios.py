@@ -18,24 +18,28 @@ import msgspec
 import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
-from policies.greedy import GreedyKnobs, Spec
-from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
-from policies.names import make_router
-from policies.reward import AccuracyPrior, RewardWeights
+from policies.greedy_scheduler import GreedyKnobs, Spec
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, RoutingPolicy, top1_of
+from policies.router_names import make_router
 from policies.rules.compass import CompassRule, Numbers
-from policies.rules.context import RouterContext
-from policies.rules.controlled import ControlSpec
-from policies.rules.working_sets import working_sets
+from policies.rules.rule_context import RouterContext, working_sets
+from policies.rules.rule_parts import ControlSpec
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
-from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
-from sim.cluster import ClusterSpec, RunSpec
-from sim.costs import ProfileCosts
-from sim.device import crowding
-from sim.host import HostTable
-from sim.network import FREE, Attachment
-from sim.profile import JITTER_QUANTILES, Link, Profile
-from sim.server import ServerSpec
-from sim.tables import BatchKey, ChoreTable, DeviceTables, InstanceTable, KeyTable, SlowdownTable, compile_tables
+from sim.device_model import crowding
+from sim.device_profile import JITTER_QUANTILES, Link, Profile
+from sim.device_tables import (
+    BatchKey,
+    ChoreTable,
+    DeviceTables,
+    InstanceTable,
+    KeyTable,
+    ProfileCosts,
+    SlowdownTable,
+    compile_tables,
+)
+from sim.host_and_network import FREE, Attachment, HostTable
+from sim.simulated_cluster import BernoulliCorrectness, ClusterSpec, Correctness, MatrixCorrectness, RunSpec
+from sim.simulated_server import ServerSpec
 from tests import worlds
 from tests.parity.draws import Draws, SeededDraws
 
@@ -175,7 +179,7 @@ POWER = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 250.0, "provenanc
 
 @lru_cache(maxsize=16)
 def crowding_table(beta: float) -> tuple[float, ...]:
-    """As `sim.tables` compiles it."""
+    """As `sim.device_tables` compiles it."""
     return tuple(crowding(x / 1000, beta) for x in range(64_001))
 
 

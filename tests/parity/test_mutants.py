@@ -16,7 +16,7 @@ from functools import cache
 
 import pytest
 
-from sim.cluster import Simulation
+from sim.simulated_cluster import Simulation
 from tests.parity.compare import Moment, compare, play
 from tests.parity.directed import pairs, scenes
 from tests.parity.draws import SeededDraws

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.faults import Crash, Slowness
-from policies.reward import RewardTerms
-from sim.compiled.simulation import CompiledSimulation
+from policies.interfaces import RewardTerms
+from sim.compiled.compiled_simulation import CompiledSimulation
 from tests import worlds
 from tests.parity.compare import changed, compare, difference, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes

@@ -15,36 +15,41 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.chance import stream
 from kit.errors import WorkError
-from policies import planned_router
-from policies.compiled import draws
+from kit.random_streams import stream
+from policies import router_plans
+from policies.compiled import plan_layout as draws
 from policies.faults import Crash, Slowness
 from policies.interfaces import RoutingPolicy, limit_ns_of
-from policies.names import make_router, rule_from_dict
-from policies.plan_of import plan_of
-from policies.records import RunRecord
+from policies.router_names import make_router, rule_from_dict
+from policies.router_plans import plan_of
 from policies.rules.compass import CompassRule, Numbers
-from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.controlled import ControlSpec
-from policies.rules.costs import full_widths, path_energy_j
-from policies.rules.groups import LargestGroup, RandomGroup
-from policies.rules.holding import holding
-from policies.rules.infaas import InfaasRule, make_variants
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.milp import make_milp
-from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
-from policies.rules.slackfit import SlackFit, SlackFitRule
-from policies.rules.specs import FixedRule, LadderRule
-from policies.rules.widths import FixedWidths, Ladder, RandomWidth
+from policies.rules.proteus import make_milp
+from policies.rules.published_rules import InfaasRule, SlackFit, SlackFitRule, make_variants
+from policies.rules.rule_context import ComposedRouter, RouterContext, full_widths, path_energy_j
+from policies.rules.rule_params import FixedRule, LadderRule, holding
+from policies.rules.rule_parts import (
+    PLACEMENT_NAMES,
+    ControlSpec,
+    FixedWidths,
+    Ladder,
+    LargestGroup,
+    RandomGroup,
+    RandomPlacement,
+    RandomWidth,
+    RoundRobin,
+    ShortestDelay,
+    Sticky,
+)
+from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
-from sim.accuracy import MatrixCorrectness
-from sim.cluster import Simulation
-from sim.compiled.codes import REQUESTS_FULL
-from sim.compiled.program import Program, Shape, margin, message_margin
-from sim.compiled.run import RunRow
-from sim.compiled.simulation import CompiledSimulation
-from sim.profile import Link
+from sim.compiled.cluster_rows import Program, Shape, margin, message_margin
+from sim.compiled.compiled_run import RunRow
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.compiled.row_layout import REQUESTS_FULL
+from sim.device_profile import Link
+from sim.simulated_cluster import MatrixCorrectness, Simulation
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import GivenDraws, SeededDraws
@@ -394,8 +399,8 @@ def decided_alike(name: str, scenario: Scenario, context: RouterContext) -> RunR
 
 def require_views_alike(name: str, scenario: Scenario, context: RouterContext, expected: RunRecord) -> None:
     """The plan asked view by view, as executors do, decides as its rule did."""
-    by_views = planned_router.by_plan(ROUTERS[name](scenario, context), context.config)
-    assert isinstance(by_views, planned_router.PlannedRouter)
+    by_views = router_plans.by_plan(ROUTERS[name](scenario, context), context.config)
+    assert isinstance(by_views, router_plans.PlannedRouter)
     record = CompiledSimulation(scenario.cluster, scenario.run).run(by_views, stream(scenario.run.seed, "router"))
     assert difference(expected, record, "record") is None, f"{scenario.name}, view by view"
 

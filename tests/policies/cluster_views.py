@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
-from policies.reward import AccuracyPrior
-from policies.rules.context import RouterContext
+from policies.interfaces import AccuracyPrior, RouterConfig, RoutingPolicy, top1_of
+from policies.rules.rule_context import RouterContext
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)

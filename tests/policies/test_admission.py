@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.admission import AIM, LEAST, MOST, REFUSED, has_room, note_end
 from policies.interfaces import RouterConfig
-from policies.router import RouterCore
+from policies.router_core import RouterCore
+from policies.router_queue import AIM, LEAST, MOST, REFUSED, has_room, note_end
 from policies.vocabulary import (
     GoalSet,
     RequestArrived,

@@ -12,14 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import InputError
-from policies.interfaces import RouterConfig
-from policies.plan_of import plan_of
-from policies.reward import AccuracyPrior
+from policies.interfaces import AccuracyPrior, RouterConfig
+from policies.router_plans import plan_of
 from policies.rules.compass import CompassRule, Numbers, hold_of, priced_rungs, unit_of
-from policies.rules.context import RouterContext
-from policies.rules.costs import full_widths, path_energy_j, tuple_costs_s
-from policies.rules.holding import HoldingRouter, HoldSpec
-from policies.rules.specs import POINT
+from policies.rules.rule_context import RouterContext, full_widths, path_energy_j, tuple_costs_s
+from policies.rules.rule_params import POINT, HoldingRouter, HoldSpec
 from policies.vocabulary import HeadKey
 from tests.policies.cluster_views import LinearCosts, context, server, view
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from policies.records import LoggedStep
 from policies.replay import replay
-from policies.router import RouterCore
+from policies.router_core import RouterCore
+from policies.run_records import LoggedStep
 from policies.vocabulary import (
     Choice,
     Decided,

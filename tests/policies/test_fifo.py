@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fifo import KeyedFifo
+from policies.router_queue import KeyedFifo
 
 operations = st.lists(
     st.one_of(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as changed
 
-from kit.chance import stream
 from kit.errors import InputError
+from kit.random_streams import stream
 from policies.goal_control import (
     AIM,
     AT_BOTH,
@@ -31,12 +31,11 @@ from policies.goal_control import (
     end_of_dial,
 )
 from policies.interfaces import MAX_TUPLES, limit_ns_of, top1_of
-from policies.names import rule_from_dict
+from policies.router_names import rule_from_dict
 from policies.rules.compass import CompassRule
-from policies.rules.controlled import ControlSpec
-from policies.rules.holding import HoldSpec
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.specs import LadderRule, RouterSpec
+from policies.rules.rule_params import HoldSpec, LadderRule, RouterSpec
+from policies.rules.rule_parts import ControlSpec
 from policies.vocabulary import FOLLOW_NS, ClusterView
 from tests.policies.cluster_views import TABLE, choice_of, context, known, server, view
 

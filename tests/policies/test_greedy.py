@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.greedy import GreedyKnobs, GreedyScheduler
+from policies.greedy_scheduler import GreedyKnobs, GreedyScheduler
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.holds import MAX_HOLDS, RATE_ARRIVALS, Holds, note_arrival
+from policies.router_queue import MAX_HOLDS, RATE_ARRIVALS, Holds, note_arrival
 from policies.vocabulary import (
     ArrivalsEnded,
     Choice,

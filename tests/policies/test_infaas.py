@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from kit.errors import InputError
-from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.infaas import InfaasRule, Variants, make_variants
+from policies.rules.published_rules import InfaasRule, Variants, make_variants
+from policies.rules.rule_context import ComposedRouter, RouterContext
 from policies.vocabulary import NS_PER_S, ROUTER, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 

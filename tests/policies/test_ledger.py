@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.ledger import Ledger, ReportedPower
-from policies.reward import AccuracyPrior, RewardWeights
-from policies.server_book import BatchTold
+from policies.interfaces import AccuracyPrior, RewardWeights
+from policies.run_ledger import Ledger, ReportedPower
+from policies.run_records import BatchTold
 from policies.vocabulary import (
     BatchFailed,
     Block,

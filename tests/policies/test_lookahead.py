@@ -3,10 +3,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from policies.reward import AccuracyPrior
-from policies.rules.context import RouterContext
-from policies.rules.costs import worth_of_steps
+from policies.interfaces import AccuracyPrior
 from policies.rules.lookahead import Lookahead, LookaheadRule, in_lots
+from policies.rules.rule_context import RouterContext, worth_of_steps
 from policies.vocabulary import NS_PER_S, ROUTER, Choice, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
 

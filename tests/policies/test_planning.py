@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.errors import InputError
-from policies.reward import AccuracyPrior
-from policies.rules import planning
-from policies.rules.milp import Milp, MilpRule, make_milp
-from policies.rules.planning import GAP, Placement, plan, rounded_up
+from policies.interfaces import AccuracyPrior
+from policies.rules import proteus
+from policies.rules.proteus import GAP, Milp, MilpRule, Placement, make_milp, plan, rounded_up
 from policies.vocabulary import NS_PER_S, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
@@ -96,7 +95,7 @@ def test_accurate_servers_are_filled_first() -> None:
 
 def test_who_is_not_needed_is_accurate_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver may give a server without a share any tuple; it gets the best one, and its share."""
-    monkeypatch.setattr(planning, "_assign", lambda *numbers: np.array([0, 1]))
+    monkeypatch.setattr(proteus, "_assign", lambda *numbers: np.array([0, 1]))
     assert plan.__wrapped__(10.0, TWO, WORTH) == plan(10.0, TWO, WORTH)
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.reward import AccuracyPrior, RewardWeights, reward_terms, variance
+from policies.interfaces import AccuracyPrior, RewardWeights, reward_terms, variance
 
 SHARES = st.floats(0, 1)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.interfaces import RouterConfig
-from policies.router import RouterCore
+from policies.router_core import RouterCore
 from policies.vocabulary import (
     ROUTER,
     BlockFinished,

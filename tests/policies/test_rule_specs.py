@@ -6,22 +6,25 @@ import pytest
 import yaml
 
 from kit.errors import InputError
-from policies.names import rule_from_dict
-from policies.registry import RULES
-from policies.reward import AccuracyPrior
+from policies.interfaces import AccuracyPrior
+from policies.router_kinds import RULES
+from policies.router_names import rule_from_dict
 from policies.rules.compass import CompassRule, Numbers
-from policies.rules.context import ComposedRouter
-from policies.rules.controlled import ControlSpec
-from policies.rules.costs import corner_tuples
-from policies.rules.groups import LargestGroup
-from policies.rules.holding import HoldingRouter, HoldSpec
-from policies.rules.infaas import InfaasRule, Variants
 from policies.rules.lookahead import Lookahead, LookaheadRule
-from policies.rules.milp import Milp, MilpRule
-from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
-from policies.rules.slackfit import SlackFit, SlackFitRule
-from policies.rules.specs import MIN_STEP, FixedRule, LadderRule, RuleSpec
-from policies.rules.widths import FixedWidths, Ladder
+from policies.rules.proteus import Milp, MilpRule
+from policies.rules.published_rules import InfaasRule, SlackFit, SlackFitRule, Variants
+from policies.rules.rule_context import ComposedRouter, corner_tuples
+from policies.rules.rule_params import MIN_STEP, FixedRule, HoldingRouter, HoldSpec, LadderRule, RuleSpec
+from policies.rules.rule_parts import (
+    PLACEMENT_NAMES,
+    ControlSpec,
+    FixedWidths,
+    Ladder,
+    LargestGroup,
+    PowerOfTwo,
+    ShortestDelay,
+    Sticky,
+)
 from tests.policies.cluster_views import context, known
 
 LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)

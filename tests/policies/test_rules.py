@@ -17,15 +17,12 @@ from scipy.stats import chisquare
 
 from kit.errors import InputError, WorkError
 from policies import rules
-from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
-from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
-from policies.registry import KINDS, RouterKind
-from policies.reward import AccuracyPrior
-from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.costs import efficient_tuples, outstanding_ns, spread
-from policies.rules.placements import PLACEMENT_NAMES, two_of
-from policies.rules.specs import FixedRule, PlacedRule, RuleSpec
-from policies.rules.widths import Ladder, held_width
+from policies.interfaces import AccuracyPrior, RoutingPolicy, hold_rule_of, limit_ns_of
+from policies.router_kinds import KINDS, RouterKind
+from policies.router_names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
+from policies.rules.rule_context import ComposedRouter, RouterContext, efficient_tuples, outstanding_ns, spread
+from policies.rules.rule_params import FixedRule, PlacedRule, RuleSpec
+from policies.rules.rule_parts import PLACEMENT_NAMES, Ladder, held_width, two_of
 from policies.vocabulary import (
     ANYWHERE,
     FOLLOW_NS,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from policies.sampling import sampled_servers
+from policies.router_queue import sampled_servers
 
 
 def test_where_there_are_no_more_all_are_looked_at() -> None:

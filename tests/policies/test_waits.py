@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from kit.errors import InputError
+from policies.observation import Waits, problem_with
 from policies.vocabulary import Hold
-from policies.waits import Waits, problem_with
 from tests.policies.cluster_views import context, server, view
 
 WAITS = Waits.of((0.001, 0.02), (1, 4, 16))

@@ -12,17 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig
-from policies.names import make_router
-from policies.nests import nests_of, tuples_within
-from policies.reward import AccuracyPrior
-from policies.rules.context import RouterContext
-from policies.rules.costs import efficient_tuples, path_ns, within
-from policies.rules.working_sets import working_sets
+from policies.greedy_scheduler import GreedyKnobs
+from policies.interfaces import AccuracyPrior, RouterConfig, nests_of, tuples_within
+from policies.router_names import make_router
+from policies.rules.rule_context import RouterContext, efficient_tuples, path_ns, within, working_sets
 from policies.vocabulary import WorkKey
-from sim.cluster import Simulation
-from sim.compiled.simulation import CompiledSimulation
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.simulated_cluster import Simulation
 from tests import worlds
 from tests.parity.scenarios import Scenario
 from tests.policies.cluster_views import LinearCosts, context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.records import AgentLog, LoggedStep
+from policies.run_records import AgentLog, LoggedStep
 from policies.vocabulary import RejectRequests, RequestsRejected, RequestsReturned, ReturnRequests, ServerDown, ServerUp
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from policies.faults import WORKER_DIED, Crash, Fault, Hang, Outage
-from policies.reconcile import Account, Books, Fate
-from policies.records import AgentLog, LoggedStep, RunRecord
-from policies.replay import replay_run
+from policies.replay import Account, Books, Fate, replay_run
+from policies.run_records import AgentLog, LoggedStep, RunRecord
 from policies.vocabulary import (
     NS_PER_S,
     BlockArrived,

@@ -5,9 +5,8 @@ import json
 
 from hypothesis import HealthCheck, given, settings
 
-from policies.codec import from_jsonable, to_jsonable
-from policies.records import LoggedStep
-from policies.replay import replay, replay_run
+from policies.replay import from_jsonable, replay, replay_run, to_jsonable
+from policies.run_records import LoggedStep
 from policies.vocabulary import RunBatch
 from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios

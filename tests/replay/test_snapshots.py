@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.router import RouterCore
+from policies.router_core import RouterCore
 from policies.vocabulary import HoldRule, ModelChanged
-from sim.cluster import Simulation
+from sim.simulated_cluster import Simulation
 from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios
 

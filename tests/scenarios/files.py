@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hw.networks.accuracy import Evaluation, save_accuracy
+from hw.networks.accuracy_table import Evaluation, save_accuracy
 from tests import worlds
 
 SCENARIO = """\
@@ -38,7 +38,7 @@ def profile_text(name: str, speed: float) -> str:
 def shorten_serving(patch: pytest.MonkeyPatch) -> None:
     """What serving costs is measured in short runs, on a busy host too: enough to go on, too little to trust."""
     for name, value in (("RUN_S", 2.0), ("TRIES", 1), ("MAX_BACKLOG", 0.5)):
-        patch.setattr(f"scenarios.executors.serving.{name}", value)
+        patch.setattr(f"scenarios.executors.serving_measurement.{name}", value)
 
 
 def write_scenario(folder: Path, old: str = "", new: str = "") -> Path:

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
-from hw.networks.registry import ModelFile
+from hw.networks.network_files import ModelFile
 from kit.documents import write_json, write_text
-from policies.records import RunRecord
+from policies.run_records import RunRecord
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.failure_signs import diagnosed
 from scenarios.metrics.fidelity import PREDICTED, Place, ValidationRun, validate_results
-from scenarios.metrics.prediction import Ranges, range_of
-from scenarios.metrics.result import Result, RunLabel, Window, summarise
-from scenarios.metrics.signatures import diagnosed
+from scenarios.metrics.router_comparison import compare_results
+from scenarios.metrics.run_result import Result, RunLabel, Window, summarise
+from scenarios.metrics.statistics import Ranges, range_of
 from scenarios.runs.folder import OWN, RunFolder, environment
-from scenarios.runs.records import write_run
+from scenarios.runs.run_store import write_run
 from scenarios.show import charts
-from sim.cluster import Simulation
+from sim.simulated_cluster import Simulation
 from tests import worlds
 
 HORIZON_S = 2.0

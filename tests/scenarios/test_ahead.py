@@ -11,9 +11,9 @@ import pytest
 
 from kit.jit_cache import is_kept
 from policies.vocabulary import Decide
-from scenarios.job import ahead
-from scenarios.job.ahead import compiling_ahead
-from sim.compiled.simulation import CompiledSimulation
+from scenarios.job import main_job
+from scenarios.job.main_job import compiling_ahead
+from sim.compiled.compiled_simulation import CompiledSimulation
 
 
 class Started:
@@ -34,7 +34,7 @@ class Started:
 def begun(monkeypatch: pytest.MonkeyPatch, program: str, *, kept: bool) -> Started:
     started = Started(program)
     monkeypatch.setattr(subprocess, "Popen", started)
-    monkeypatch.setattr(ahead, "is_kept", lambda *_: kept)
+    monkeypatch.setattr(main_job, "is_kept", lambda *_: kept)
     return started
 
 
@@ -43,7 +43,7 @@ def test_a_process_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPat
     with compiling_ahead(said.append) as wait:
         wait()
         assert started.processes[0].returncode == 0
-    assert started.asked == [[sys.executable, "-m", "scenarios.job.ahead"]]
+    assert started.asked == [[sys.executable, "-m", "scenarios.job.main_job"]]
     assert said[1:] == ["compile: still running; the job waits for it"]
 
 
@@ -73,6 +73,6 @@ def test_what_it_compiles_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(os, "nice", given.append)
     monkeypatch.setattr(CompiledSimulation, "advance", counted)
-    ahead.main()
-    assert (given, steps) == ([ahead.LOWEST_PRIORITY], [1])
-    assert is_kept("sim.compiled.decide", "run_cluster")
+    main_job.main()
+    assert (given, steps) == ([main_job.LOWEST_PRIORITY], [1])
+    assert is_kept("sim.compiled.event_loop", "run_cluster")

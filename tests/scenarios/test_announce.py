@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.bench import TimesResult
-from calibrate.log import Log
-from calibrate.plan import CalibrationPlan, Extras, PlannedStep, full_grid, make_plan
+from calibrate.calibration_log import Log
+from calibrate.measurement_bench import TimesResult
+from calibrate.measurement_plan import CalibrationPlan, Extras, PlannedStep, full_grid, make_plan
 from calibrate.session import SELF_TEST_S, START_S, fall_look_of, idle_look_s
 from kit.errors import InputError
-from scenarios.executors.announce import SENSIBLE_STEP_S, announcement, require_budget, span
+from scenarios.executors.device_calibration import SENSIBLE_STEP_S, announcement, require_budget, span
 from tests.calibrate.fake import all_keys
 
 

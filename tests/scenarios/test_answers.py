@@ -9,19 +9,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import ComparisonDocument, compare_results
 from scenarios.metrics.fidelity import PREDICTED, Predictions, ValidationDocument, ValidationRun, validate_results
-from scenarios.metrics.prediction import Range
-from scenarios.metrics.ranking import validated
-from scenarios.metrics.result import Result
+from scenarios.metrics.router_comparison import ComparisonDocument, compare_results, validated
+from scenarios.metrics.run_result import Result
 from scenarios.metrics.slo import NO_SLO, Slo
-from scenarios.metrics.statistics import estimate, paired_ratio
+from scenarios.metrics.statistics import Range, estimate, paired_ratio
 from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers
 from scenarios.show.charts import WORLDS, standings
-from scenarios.show.comparison import comparison_table
-from scenarios.show.summary import format_summary, summary_table
-from scenarios.show.table import to_text
-from scenarios.show.validation import errors_tables
+from scenarios.show.comparison_table import comparison_table
+from scenarios.show.summary_table import format_summary, summary_table
+from scenarios.show.tables import to_text
+from scenarios.show.validation_table import errors_tables
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 

@@ -15,9 +15,9 @@ import pytest
 
 from kit import strict
 from kit.errors import InputError, WorkError
-from scenarios.files.spec import PoissonWorkload, Scenario
-from scenarios.runs import bound
-from scenarios.runs.bound import (
+from scenarios.files.scenario_keys import PoissonWorkload, Scenario
+from scenarios.runs import fluid_bound
+from scenarios.runs.fluid_bound import (
     FluidModel,
     busy_router_of,
     oracle_accuracy,
@@ -25,12 +25,11 @@ from scenarios.runs.bound import (
     router_load_of,
     whole_img_s,
 )
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.build import build_world
-from scenarios.world.materials import load_world
-from scenarios.world.world import NetworkAccuracy, World
-from sim.host import HostTable
-from sim.profile import Profile
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import NetworkAccuracy, World
+from scenarios.world.scenario_building import build_world, load_world
+from sim.device_profile import Profile
+from sim.host_and_network import HostTable
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
@@ -160,10 +159,10 @@ def racked(uplink_bytes_s: float) -> World:
 def test_servers_of_a_kind_need_not_be_told_apart(uplink_bytes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each server by itself is a programme of the same worth."""
     world = racked(uplink_bytes_s)
-    assert sorted(len(kind.servers) for kind in bound.kinds_of(world)) == [1, 1, 3, 6]
+    assert sorted(len(kind.servers) for kind in fluid_bound.kinds_of(world)) == [1, 1, 3, 6]
     few = FluidModel(world).bound(0.5, 100.0), whole_img_s(world, WIDTHS[:1])
-    each = [bound._Kind((server,)) for server in range(11)]
-    monkeypatch.setattr(bound, "kinds_of", lambda world: each)
+    each = [fluid_bound._Kind((server,)) for server in range(11)]
+    monkeypatch.setattr(fluid_bound, "kinds_of", lambda world: each)
     many = (FluidModel(world).bound(0.5, 100.0),)
     for name in ("capacity_img_s", "energy_per_image_j", "latency_mean_s"):
         assert getattr(few[0], name) == pytest.approx(getattr(many[0], name), rel=1e-6)

@@ -13,16 +13,16 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from benchmarks.study.paper_table import FILE
-from hw.networks.accuracy import Evaluation, PaperTable, save_accuracy
+from hw.networks.accuracy_table import Evaluation, PaperTable, save_accuracy
 from kit.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
-from scenarios.gym import ID, world_env
-from scenarios.metrics.comparison import compare_results
-from scenarios.runs.simulate import run_simulation, simulate_world
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
-from sim.cluster import Simulation
+from scenarios.cluster_gym import ID, world_env
+from scenarios.metrics.router_comparison import compare_results
+from scenarios.runs.simulated_runs import run_simulation, simulate_world
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
+from sim.simulated_cluster import Simulation
 from tests import worlds
 from tests.scenarios.files import write_scenario
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.networks.registry import save_model
-from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
+from hw.networks.architectures import SlimResNet, SlimResNetConfig
+from hw.networks.network_files import save_model
 
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 

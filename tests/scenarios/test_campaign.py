@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from kit.documents import Memo
 from kit.errors import InputError, WorkError
-from kit.memo import Memo
-from policies.records import BackgroundLoad
-from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran, ValidationPlan
-from scenarios.executors.slowdown import Changes
-from scenarios.files.spec import ValidateSection
-from scenarios.job import validation
-from scenarios.job.validation import keep_runs, validate_world
+from policies.run_records import BackgroundLoad
+from scenarios.executors.validation_plan import Campaign, Changes, FinishedRun, PlannedRun, Ran, ValidationPlan
+from scenarios.files.scenario_keys import ValidateSection
+from scenarios.job import validation_stage
+from scenarios.job.validation_stage import keep_runs, validate_world
 from scenarios.metrics.fidelity import ValidationDocument, ValidationRun, validate_results
-from scenarios.metrics.result import Mode
+from scenarios.metrics.run_result import Mode
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.records import read_runs
-from scenarios.runs.simulate import run_simulation
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.runs.run_store import read_runs
+from scenarios.runs.simulated_runs import run_simulation
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 from tests.scenarios.folders import run_of
@@ -294,18 +293,18 @@ def test_an_interrupted_validation_keeps_each_run(
                 raise KeyboardInterrupt
             yield each
 
-    monkeypatch.setattr(validation, "load_measured", lambda *_: None)
+    monkeypatch.setattr(validation_stage, "load_measured", lambda *_: None)
 
     def validate() -> ValidationDocument:
         return validate_world(run_of(folder, ROUTERS), world, wanted, "")
 
-    monkeypatch.setattr(validation, "validate_runs", until_third)
+    monkeypatch.setattr(validation_stage, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):
         validate()
     assert [row["run"]["router"] for row in Memo(path, "").rows] == ["random", "jsq", "random"]
     assert len(read_runs(folder)) == 6
     asked.clear()
-    monkeypatch.setattr(validation, "validate_runs", runs)
+    monkeypatch.setattr(validation_stage, "validate_runs", runs)
     document = validate()
     assert [(planned.kind, planned.router) for planned in asked] == [("pair", "jsq")]
     assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]

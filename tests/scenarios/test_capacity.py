@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from kit.errors import InputError, WorkError
-from policies.records import RunColumns
+from policies.run_records import RunColumns
 from policies.vocabulary import NS_PER_S
-from scenarios.metrics.limits import Capacity
+from scenarios.metrics.result_documents import Capacity
 from scenarios.metrics.slo import Slo
-from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import RateReading, Search, TriedRate, capacity, p99_of, read
-from scenarios.runs.simulate import simulate_metrics
+from scenarios.runs.capacity_search import RateReading, Search, TriedRate, capacity, p99_of, read
+from scenarios.runs.fluid_bound import FluidModel
+from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.show.wording import say
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_result import record, request

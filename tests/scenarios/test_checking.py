@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.check import Allowed, CheckedMetric, meaningful
-from calibrate.stamps import stamps_here
-from hw.device import DeviceSpec
-from hw.networks.registry import ModelFile, save_model
-from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
+from calibrate.device_identity import stamps_here
+from calibrate.fresh_points import Allowed, CheckedMetric, meaningful
+from hw.device_settings import DeviceSpec
+from hw.networks.architectures import SlimResNet, SlimResNetConfig
+from hw.networks.network_files import ModelFile, save_model
 from hw.telemetry import usable_cores
 from kit.errors import InputError
-from scenarios.executors.checking import (
+from scenarios.executors.device_calibration import (
     MODELLED,
     NO_SERVING,
     SHARE,
@@ -30,13 +30,13 @@ from scenarios.executors.checking import (
     profile_device,
 )
 from scenarios.executors.preflight import stamp_warnings
-from scenarios.executors.serving import ServingOverheads, is_served, with_overheads
 from scenarios.executors.serving_costs import DeviceCosts, PassExtra, ServingCosts
-from scenarios.metrics.result import Result
-from scenarios.runs.simulate import run_simulation
-from scenarios.show.check import check_document, check_table
-from sim.profile import Profile, RouterHost, WorkCost
-from sim.tables import compile_tables
+from scenarios.executors.serving_measurement import ServingOverheads, is_served, with_overheads
+from scenarios.metrics.run_result import Result
+from scenarios.runs.simulated_runs import run_simulation
+from scenarios.show.command_tables import check_document, check_table
+from sim.device_profile import Profile, RouterHost, WorkCost
+from sim.device_tables import compile_tables
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.folders import simulated

@@ -13,32 +13,31 @@ import numpy as np
 import pytest
 
 import slimsched
-from hw.host.clock import RunClock
-from hw.router.run_spec import HardwareRun
-from hw.router.traffic import PlannedTraffic
-from kit.chance import stream
+from hw.clock import RunClock
+from hw.router.run_requests import HardwareRun, PlannedTraffic
 from kit.errors import InputError
-from policies.names import make_router
-from policies.router import RouterCore
+from kit.random_streams import stream
+from policies.router_core import RouterCore
+from policies.router_names import make_router
 from policies.rules.compass import CompassRule
-from policies.rules.specs import FixedRule
+from policies.rules.rule_params import FixedRule
 from policies.vocabulary import RequestArrived, RunBatch, SendBlock
-from scenarios.files.reading import load_scenario
-from scenarios.gym import make_env
+from scenarios.cluster_gym import make_env
+from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn import tune
 from scenarios.learn.evaluator import lacking
-from scenarios.learn.train import require_one_class
-from scenarios.metrics.ranking import Promise, RankedRouter
-from scenarios.metrics.result import Result
+from scenarios.learn.ppo_training import require_one_class
+from scenarios.metrics.router_comparison import Promise, RankedRouter
+from scenarios.metrics.run_result import Result
 from scenarios.metrics.slo import ClassPromise, Judged, Slo, SloDocument, attainment_of
-from scenarios.runs import bound
-from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import RateReading, Search, read
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.materials import default_folder, make_world
-from scenarios.world.world import World
-from sim.cluster import RunSpec, Simulation
-from sim.compiled.simulation import CompiledSimulation
+from scenarios.runs import fluid_bound
+from scenarios.runs.capacity_search import RateReading, Search, read
+from scenarios.runs.fluid_bound import FluidModel
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import default_folder, make_world
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.simulated_cluster import RunSpec, Simulation
 from slimsched.cli import main
 from tests import worlds
 from tests.parity.compare import difference
@@ -204,7 +203,7 @@ def test_the_bound_of_classes_alike_is_that_of_one() -> None:
 def test_a_programme_is_as_large_as_its_classes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has width tuples of its own: it is refused before they are written down."""
     given = world(classes=classes(0.75, 0.75, 0.75))
-    monkeypatch.setattr(bound, "MAX_UNKNOWNS", bound.unknowns_of(given, len(given.cluster.router.widths)))
+    monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", fluid_bound.unknowns_of(given, len(given.cluster.router.widths)))
     FluidModel(given)
     with pytest.raises(InputError, match="programme of"):
         FluidModel(given, classes=given.scenario.classes)

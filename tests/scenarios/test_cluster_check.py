@@ -11,19 +11,19 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hw.networks.registry import ModelFile
-from hw.ray.cluster import HostFacts, require_same_code
-from hw.version import code_here, own_version
+from hw.networks.network_files import ModelFile
+from hw.router.ray_cluster import HostFacts, require_same_code
 from kit.errors import InputError, WorkError
-from scenarios.executors import cluster_check
-from scenarios.executors.cluster_check import check_cluster
-from scenarios.executors.hosts import Hosts
-from scenarios.files.reading import load_scenario
-from scenarios.files.spec import Scenario
-from scenarios.metrics.cluster import CheckedCluster, ClusterMeasurements, HostClock, HostLink
-from scenarios.show.cluster import format_cluster
-from scenarios.world.materials import load_world
-from sim.profile import Link
+from kit.plugins import code_here, own_version
+from scenarios.executors import preflight
+from scenarios.executors.device_choice import Hosts
+from scenarios.executors.preflight import check_cluster
+from scenarios.files.scenario_keys import Scenario
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.metrics.result_documents import CheckedCluster, ClusterMeasurements, HostClock, HostLink
+from scenarios.show.command_tables import format_cluster
+from scenarios.world.scenario_building import load_world
+from sim.device_profile import Link
 
 SCENARIO = """
 schema: slimsched.scenario/1
@@ -49,7 +49,7 @@ def scenario(tmp_path: Path, text: str = SCENARIO) -> Scenario:
 
 
 class Answers:
-    """Hosts as `scenarios.executors.hosts.Hosts` has them; each answers with facts, or with an error."""
+    """Hosts as `scenarios.executors.device_choice.Hosts` has them; each answers with facts, or with an error."""
 
     here = "alpha"
 
@@ -74,7 +74,7 @@ class Answers:
 @pytest.fixture(autouse=True)
 def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ClusterMeasurements((HostClock("beta", 0.5, 1e-4),), (HostLink("alpha", "beta", 1e-3, 1e8),))
-    monkeypatch.setattr(cluster_check, "measure_links", lambda *_: found)
+    monkeypatch.setattr(preflight, "measure_links", lambda *_: found)
 
 
 def check(tmp_path: Path, hosts: Answers, model: ModelFile | None = None) -> CheckedCluster:

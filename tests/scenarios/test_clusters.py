@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kit.documents import Memo
 from kit.errors import InputError
-from kit.memo import Memo
 from policies.rules.compass import Numbers
-from scenarios.files.router_names import read_rule
-from scenarios.files.spec import ServerDownFault, StragglerFault
-from scenarios.learn.clusters import Case, ClusterTraining, Generation, drawn_world, read_clusters, rule_of
-from scenarios.metrics.result import Simulator
-from scenarios.runs.simulate import run_simulation
-from scenarios.world.scoring import SampledRun, Scorer
-from sim.compiled.scoring import RunScore
+from scenarios.files.router_files import read_rule
+from scenarios.files.scenario_keys import ServerDownFault, StragglerFault
+from scenarios.learn.drawn_clusters import Case, ClusterTraining, Generation, drawn_world, read_clusters, rule_of
+from scenarios.metrics.run_result import Simulator
+from scenarios.runs.simulated_runs import run_simulation
+from scenarios.world.router_scores import SampledRun, Scorer
+from sim.compiled.run_figures import RunScore
 from slimsched.cli import main
 
 SHIPPED = read_clusters(Path("clusters"), {})

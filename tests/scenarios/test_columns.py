@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kit.chance import stream
-from policies.records import NOT_PASSED, STAGES, STATUSES, RequestColumns, RequestRecord, RunRecord
-from policies.reward import AccuracyPrior
+from kit.random_streams import stream
+from policies.interfaces import AccuracyPrior
+from policies.run_records import NOT_PASSED, STAGES, STATUSES, RequestColumns, RequestRecord, RunRecord
 from policies.vocabulary import NS_PER_S
-from scenarios.metrics.result import Simulator
-from scenarios.runs.simulate import run_simulation, simulate_metrics
+from scenarios.metrics.run_result import Simulator
+from scenarios.runs.simulated_runs import run_simulation, simulate_metrics
 from tests.scenarios.folders import simulated, summary
 from tests.scenarios.test_engines import WORLDS, world_of
 

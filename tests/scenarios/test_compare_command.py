@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.metrics.comparison import compare_results
-from scenarios.show.comparison import comparison_table
+from scenarios.metrics.router_comparison import compare_results
+from scenarios.show.comparison_table import comparison_table
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -82,7 +82,7 @@ def test_records_of_long_runs_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Above a number of images the report would be gigabytes; what keeps one run's record is named."""
-    monkeypatch.setattr("scenarios.job.comparison.KEPT_IMAGES", 10)
+    monkeypatch.setattr("scenarios.job.comparing_stage.KEPT_IMAGES", 10)
     path = write_scenario(tmp_path)
     assert main(["compare", str(path), "--out", str(tmp_path / "r")]) == 0
     assert "slimsched simulate --out" in capsys.readouterr().err

@@ -13,12 +13,11 @@ from scipy.special import stdtrit
 
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.metrics.catalogue import COSTS, PAIRED
-from scenarios.metrics.comparison import bound_accuracies, compare_results, least_cost
-from scenarios.metrics.pareto import ParetoPoint
-from scenarios.metrics.result import Result
+from scenarios.metrics.metric_catalogue import COSTS, PAIRED
+from scenarios.metrics.router_comparison import ParetoPoint, bound_accuracies, compare_results, least_cost
+from scenarios.metrics.run_result import Result
 from scenarios.metrics.statistics import estimate, paired_difference, student_t
-from scenarios.show.comparison import comparison_table
+from scenarios.show.comparison_table import comparison_table
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
 

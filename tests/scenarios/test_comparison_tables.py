@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
-from policies.reward import AccuracyPrior
-from scenarios.metrics.comparison import ComparisonDocument, compare_results
-from scenarios.metrics.result import Result
+from policies.interfaces import AccuracyPrior
+from scenarios.metrics.router_comparison import ComparisonDocument, compare_results
+from scenarios.metrics.run_result import Result
 from scenarios.metrics.slo import Slo
 from scenarios.show.charts import save, trade_off_chart
-from scenarios.show.comparison import comparison_table
-from scenarios.show.result import format_result
+from scenarios.show.command_tables import format_result
+from scenarios.show.comparison_table import comparison_table
 from tests.scenarios.folders import summary
 from tests.scenarios.test_comparison import run
 from tests.scenarios.test_result import WINDOW, record, request

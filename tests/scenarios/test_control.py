@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kit.errors import InputError
-from policies.rules.specs import LadderRule
-from scenarios.files.router_names import write_rule
-from scenarios.runs.control import Steering, accept_wishes, drain
+from policies.rules.rule_params import LadderRule
+from scenarios.files.router_files import write_rule
 from scenarios.runs.folder import CONTROL, RunFolder
+from scenarios.runs.operator_control import Steering, accept_wishes, drain
 from slimsched.cli import main
 from tests.scenarios.test_emulated import scenario
 

@@ -13,17 +13,17 @@ import pytest
 from kit.documents import read_json
 from kit.strict import validate
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
-from scenarios.executors import deciding
-from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
-from scenarios.files.decision_times import DecisionTime
-from scenarios.files.reading import load_scenario
-from scenarios.job.context import Run
-from scenarios.job.deciding import with_decision_times
-from scenarios.metrics.result import Simulator
-from scenarios.runs.simulate import run_simulation
-from scenarios.show.comparison import comparison_table
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.executors import serving_measurement
+from scenarios.executors.serving_measurement import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.files.series_files import DecisionTime
+from scenarios.job.job_stages import Run
+from scenarios.job.profile_stages import with_decision_times
+from scenarios.metrics.run_result import Simulator
+from scenarios.runs.simulated_runs import run_simulation
+from scenarios.show.comparison_table import comparison_table
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
@@ -146,7 +146,7 @@ def test_views_are_those_of_the_scenario(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(first) == VIEWS
     assert first == again != other
     assert max(view.fifo_length for view in first) > 0
-    monkeypatch.setattr(deciding, "hardware_servers", lambda _: [])
+    monkeypatch.setattr(serving_measurement, "hardware_servers", lambda _: [])
     found = measure_decisions(world, "jsq", lambda: world.router("jsq"), 0)
     assert (found.router, found.views, found.rounds, found.provenance) == ("jsq", VIEWS, ROUNDS, "measured")
     assert 0 < found.own_s < 0.1
@@ -166,7 +166,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         make()
         return told(router=router, own_s=3e-4 if router == "jsq" else 1.5e-4)
 
-    monkeypatch.setattr(deciding, "measure_decisions", measure)
+    monkeypatch.setattr(serving_measurement, "measure_decisions", measure)
     return asked
 
 

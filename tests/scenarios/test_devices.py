@@ -12,13 +12,13 @@ import pynvml
 import pytest
 import torch
 
-from hw.device import DeviceSpec
+from hw.device_settings import DeviceSpec
 from kit.errors import InputError
-from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
+from scenarios.executors.device_choice import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
 from scenarios.executors.preflight import require_device
-from scenarios.files.reading import load_scenario
-from scenarios.files.spec import DeviceSection
-from scenarios.job.context import Run
+from scenarios.files.scenario_keys import DeviceSection
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job.job_stages import Run
 from slimsched.cli import main
 from tests import worlds
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeBoard, FakeNvml

@@ -10,19 +10,28 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.names import parse_router_name
-from policies.registry import KINDS, TUNED
+from policies.router_kinds import KINDS, TUNED
+from policies.router_names import parse_router_name
 from policies.rules.compass import CompassRule
-from policies.rules.context import RouterContext
-from policies.rules.specs import FixedRule, PaperRandom, RuleSpec
+from policies.rules.rule_context import RouterContext
+from policies.rules.rule_params import FixedRule, PaperRandom, RuleSpec
 from policies.vocabulary import Choice, ClusterView
-from scenarios.files.router_names import is_compiled
-from scenarios.runs.equal import EqualRuns
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.dials import CLOSE, REACH, TRIES, Judged, find_dial, levelled
-from scenarios.world.materials import load_world
-from scenarios.world.scoring import SampledRun, Scorer, mean_accuracy
-from scenarios.world.world import World
+from scenarios.files.router_files import is_compiled
+from scenarios.runs.router_planning import EqualRuns
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.router_scores import (
+    CLOSE,
+    REACH,
+    TRIES,
+    Judged,
+    SampledRun,
+    Scorer,
+    find_dial,
+    levelled,
+    mean_accuracy,
+)
+from scenarios.world.scenario_building import load_world
 from tests.scenarios.test_tune import SCENARIO
 
 FLOOR = 0.75
@@ -214,7 +223,7 @@ def test_a_cluster_that_has_no_compiled_router_leaves_it_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its table of transfers would be too large, say; Python would take minutes."""
-    monkeypatch.setattr("policies.plan_of.MAX_TRANSFERS", 0)
+    monkeypatch.setattr("policies.router_plans.MAX_TRANSFERS", 0)
     world = world_of(tmp_path, tuning={"floor": FLOOR})
     assert world.compass == CompassRule()
     assert is_compiled("compass")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from scenarios.files.reading import load_scenario
-from scenarios.job import profiles
-from scenarios.job.context import Run
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job import profile_stages
+from scenarios.job.job_stages import Run
 from slimsched.cli import main
 from tests import worlds
 
@@ -34,17 +34,17 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
     (tmp_path / "small.yaml").write_text(SCENARIO)
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "accuracy.json").touch()
-    monkeypatch.setattr(profiles, "calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr(profiles, "measure_serving", lambda *_, **__: None)
-    monkeypatch.setattr(profiles, "with_overheads", lambda *_: SERVED)
-    monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
+    monkeypatch.setattr(profile_stages, "calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr(profile_stages, "measure_serving", lambda *_, **__: None)
+    monkeypatch.setattr(profile_stages, "with_overheads", lambda *_: SERVED)
+    monkeypatch.setattr(profile_stages, "load_dataset", lambda _: None)
     monkeypatch.setattr(Run, "world", lambda _: SimpleNamespace())
 
     def carry_out() -> list[str]:
         said: list[str] = []
         job = Run(load_scenario(tmp_path / "small.yaml"), tmp_path / "run", say=said.append, quiet=True)
-        profiles.make_profiles(job)
-        profiles.make_serving(job)
+        profile_stages.make_profiles(job)
+        profile_stages.make_serving(job)
         return [line for line in said if "profiles" in line or "a.yaml" in line or line.startswith("serving")]
 
     return carry_out
@@ -89,8 +89,8 @@ def test_calibrate_replaces_only_what_it_made(
 ) -> None:
     """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
     monkeypatch.setattr("calibrate.model_costs", lambda *_: None)
-    monkeypatch.setattr("scenarios.executors.calibrate.calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr("scenarios.executors.checking.with_serving", lambda *_, **__: SERVED)
+    monkeypatch.setattr("scenarios.executors.device_calibration.calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr("scenarios.executors.device_calibration.with_serving", lambda *_, **__: SERVED)
     (tmp_path / "model.safetensors").touch()
     place = tmp_path / "profiles" / "cpu0.yaml"
     place.parent.mkdir()

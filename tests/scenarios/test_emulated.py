@@ -9,21 +9,20 @@ import pytest
 
 from kit.documents import write_json
 from kit.errors import InputError
-from policies.records import BatchRecord
+from policies.run_records import BatchRecord
 from policies.vocabulary import Provenance
-from scenarios.files.reading import load_scenario
-from scenarios.job.context import Run
-from scenarios.job.profiles import make_profiles
-from scenarios.job.validation import validate
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job.job_stages import Run
+from scenarios.job.profile_stages import make_profiles
+from scenarios.job.validation_stage import validate
 from scenarios.metrics.fidelity import ValidationRun, validate_results
-from scenarios.metrics.result import Result
-from scenarios.runs.simulate import simulate_world
-from scenarios.show.profile import described
+from scenarios.metrics.run_result import Result
+from scenarios.runs.simulated_runs import simulate_world
+from scenarios.show.command_tables import described, format_result
 from scenarios.show.report import gather, report
-from scenarios.show.result import format_result
-from scenarios.show.summary import format_summary
-from scenarios.show.validation import errors_tables, saturation_tables
-from scenarios.world.materials import calibrated_path, load_world, make_world, profile_path
+from scenarios.show.summary_table import format_summary
+from scenarios.show.validation_table import errors_tables, saturation_tables
+from scenarios.world.scenario_building import calibrated_path, load_world, make_world, profile_path
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder, summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from scenarios.files.reading import load_scenario
-from scenarios.job import comparison
-from scenarios.metrics.result import Result, Simulator
-from scenarios.runs import bound, engines
-from scenarios.runs.bound import require_solvable
-from scenarios.runs.engines import SHORT_IMAGES, SHORT_IMAGES_UNKEPT, engine_of
-from scenarios.runs.simulate import simulate_all
-from scenarios.world.materials import load_world, make_world
-from scenarios.world.world import World
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job import comparing_stage
+from scenarios.metrics.run_result import Result, Simulator
+from scenarios.runs import fluid_bound, simulated_runs
+from scenarios.runs.fluid_bound import require_solvable
+from scenarios.runs.simulated_runs import SHORT_IMAGES, SHORT_IMAGES_UNKEPT, engine_of, simulate_all
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world, make_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -30,8 +29,8 @@ def world_of(folder: Path) -> World:
 
 def make_compiled_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first image on; whether it is so here must not matter."""
-    monkeypatch.setattr(engines, "is_kept", lambda *_: True)
-    monkeypatch.setattr(engines, "SHORT_IMAGES", 0)
+    monkeypatch.setattr(simulated_runs, "is_kept", lambda *_: True)
+    monkeypatch.setattr(simulated_runs, "SHORT_IMAGES", 0)
 
 
 @pytest.mark.parametrize("is_kept, short", [(True, SHORT_IMAGES), (False, SHORT_IMAGES_UNKEPT)])
@@ -40,11 +39,11 @@ def test_the_compiled_engine_must_repay_its_beginning(
 ) -> None:
     """By the images of all runs; an engine by name is taken at its word."""
     world = world_of(tmp_path)
-    monkeypatch.setattr(engines, "is_kept", lambda *_: is_kept)
+    monkeypatch.setattr(simulated_runs, "is_kept", lambda *_: is_kept)
     assert [engine_of(world, "auto", short // 200 + more) for more in (0, 1)] == ["simpy", "compiled"]
     assert engine_of(world, "auto", 1, duration_s=short / 200 + 1) == "compiled"
     assert (engine_of(world, "simpy", 10**6), engine_of(world, "compiled", 1)) == ("simpy", "compiled")
-    monkeypatch.setattr(engines, "IS_ON", False)
+    monkeypatch.setattr(simulated_runs, "IS_ON", False)
     assert engine_of(world, "auto", 10**6) == "simpy"
 
 
@@ -61,7 +60,7 @@ def test_what_the_compiled_engine_cannot_do_simpy_does(
 ) -> None:
     """And says so: it takes long, as else it would not have been thought of."""
     make_compiled_quicker(monkeypatch)
-    monkeypatch.setattr("sim.compiled.run.MAX_NS", 60_500_000_000)  # with the limit of draining: half a second
+    monkeypatch.setattr("sim.compiled.compiled_run.MAX_NS", 60_500_000_000)  # with the limit of draining: half a second
     path = write_scenario(tmp_path)
     assert of_command(path, "compare", "--seed", "0", "--out", str(tmp_path / "run"))[0] == "simpy"
     assert "the compiled engine can't do runs longer than 0 s: simpy does it" in capsys.readouterr().err
@@ -88,7 +87,7 @@ def test_a_comparison_goes_on_with_the_engine_that_began_it(
 
         return simulate_all(*given, on_result=keep, finished=finished, **options)
 
-    monkeypatch.setattr(comparison, "simulate_all", watched)
+    monkeypatch.setattr(comparing_stage, "simulate_all", watched)
     main([*command, "--engine", began])
     assert len(made) == (1 if is_interrupted else 2)
     if quicker == "compiled":
@@ -126,7 +125,7 @@ def test_too_much_for_the_machine_is_refused_before_it_is_drawn(
         raise AssertionError("it draws")
 
     monkeypatch.setattr(World, "arrivals_ns", draw)
-    monkeypatch.setattr(engines, "machine_bytes", lambda: 8_000_000_000)
+    monkeypatch.setattr(simulated_runs, "machine_bytes", lambda: 8_000_000_000)
     monkeypatch.chdir(tmp_path)
     assert main(["compare", str(write_scenario(tmp_path, old, new))]) == 2
     error = capsys.readouterr().err
@@ -141,7 +140,7 @@ def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
     """The programme grows with the square of the servers."""
     path = write_scenario(tmp_path)
     require_solvable(load_world(path))
-    monkeypatch.setattr(bound, "MAX_UNKNOWNS", 10.0)
+    monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", 10.0)
     for command in (["bound", str(path)], ["compare", str(path), "--bound", "--out", str(tmp_path / "out")]):
         assert main(command) == 2
         assert "the bound on 2 servers is a programme of" in capsys.readouterr().err

@@ -17,16 +17,16 @@ import pytest
 from kit.errors import InputError
 from kit.jit import Ints, entry
 from kit.jit_cache import IS_ON
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice
-from scenarios.files.reading import load_scenario
-from scenarios.gym import FIGURES, ID
+from scenarios.cluster_gym import FIGURES, ID
+from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn.ppo import PolicyNetwork
 from scenarios.terminal.compiling import compiling_text, telling
-from scenarios.world.materials import make_world
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import make_world
 from scenarios.world.workloads import TraceSlice
-from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -239,7 +239,7 @@ def test_compiling_is_told_once_and_beforehand(tmp_path: Path, monkeypatch: pyte
     with telling(said.append):
         assert compiled_anew() == 42
     assert len(said) == 1
-    assert compiling_text("sim.compiled.simulation").startswith("compiling the engine: 10 to 20 s; once")
+    assert compiling_text("sim.compiled.compiled_simulation").startswith("compiling the engine: 10 to 20 s; once")
     assert compiling_text("sim.compiled.rollout").startswith("compiling the engine's rollouts: ")
     assert compiling_text("policies.ppo.kernels").startswith("compiling the router: ")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.documents import read_json
-from scenarios.job import context
+from scenarios.job import job_stages
 from scenarios.runs.folder import ENVIRONMENT_SCHEMA, RunFolder, environment
 from scenarios.show.report import build_report
 from slimsched.cli import main
@@ -33,7 +33,7 @@ def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.M
     assert list(before["stages"]) == ["compare", "records"]
     assert before["stages"]["compare"]["packages"]["numpy"] is not None
     RunFolder(tmp_path / "run").note_environment("train", {"python": "3.0"})
-    monkeypatch.setattr(context, "environment", lambda *_: {"python": "9.9"})
+    monkeypatch.setattr(job_stages, "environment", lambda *_: {"python": "9.9"})
     assert compare(scenario, "--seed", "0")["stages"] == {**before["stages"], "train": {"python": "3.0"}}
     anew = {stage: {"python": "9.9"} for stage in ("compare", "records")}
     assert compare(scenario, "--seed", "1")["stages"] == {**anew, "train": {"python": "3.0"}}

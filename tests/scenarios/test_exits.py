@@ -15,7 +15,7 @@ from numba.core.event import trigger_event
 
 from kit.errors import InputError, WorkError
 from scenarios.terminal.compiling import GRACE_S, telling
-from scenarios.terminal.exits import exit_code
+from scenarios.terminal.screen import exit_code
 from slimsched import cli
 
 
@@ -86,7 +86,7 @@ def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
         "import hashlib, signal, types",
         "from numba.core.event import start_event",
         "from scenarios.terminal.compiling import telling",
-        "compiled = types.SimpleNamespace(py_func=types.SimpleNamespace(__module__='sim.compiled.run'))",
+        "compiled = types.SimpleNamespace(py_func=types.SimpleNamespace(__module__='sim.compiled.compiled_run'))",
         "signal.signal(signal.SIGINT, lambda *_: None)",
         "with telling(lambda text: print(text, flush=True)):",
         "    start_event('numba:compile', data={'dispatcher': compiled})",

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from kit.documents import Memo
 from kit.errors import WorkError
-from kit.memo import Memo
 from policies.vocabulary import Provenance
-from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, ValidationPlan
-from scenarios.files.spec import ValidateSection
-from scenarios.job import validation
-from scenarios.job.context import Run
-from scenarios.job.validation import validate_world
+from scenarios.executors.validation_plan import Campaign, FinishedRun, PlannedRun, ValidationPlan
+from scenarios.files.scenario_keys import ValidateSection
+from scenarios.job import validation_stage
+from scenarios.job.job_stages import Run
+from scenarios.job.validation_stage import validate_world
 from scenarios.metrics.fidelity import (
     MIN_IMAGES,
     ValidationDocument,
@@ -25,11 +25,11 @@ from scenarios.metrics.fidelity import (
     validate_results,
     was_stopped,
 )
-from scenarios.metrics.result import Result
+from scenarios.metrics.run_result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.show.summary import format_summary
-from scenarios.show.validation import require_hopeful
-from scenarios.world.world import World
+from scenarios.show.summary_table import format_summary
+from scenarios.show.validation_table import require_hopeful
+from scenarios.world.resolved_scenario import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_of, summary, validation_run
@@ -112,8 +112,8 @@ class Bench:
         self.said: list[str] = []
         self.folder = RunFolder(here / "run", self.said.append)
         self.asked: list[PlannedRun] = []
-        monkeypatch.setattr(validation, "load_measured", lambda *_: None)
-        monkeypatch.setattr(validation, "validate_runs", self._runs)
+        monkeypatch.setattr(validation_stage, "load_measured", lambda *_: None)
+        monkeypatch.setattr(validation_stage, "validate_runs", self._runs)
 
     def _runs(self, *given: Any, finished: tuple[ValidationRun, ...], **_: Any) -> Iterator[FinishedRun]:
         simulate, serve = side(self.world, []), side(self.hardware, self.asked, "hardware")
@@ -175,7 +175,7 @@ def test_the_command_prints_its_tables_and_fails(
         seen.append(job)
         return document
 
-    monkeypatch.setattr(validation, "validate", made)
+    monkeypatch.setattr(validation_stage, "validate", made)
     scenario = write_scenario(tmp_path)
     words = [
         "validate",

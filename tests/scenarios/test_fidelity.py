@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.records import CpuUse
+from policies.run_records import CpuUse
 from policies.vocabulary import Provenance
 from scenarios.metrics.fidelity import (
     PREDICTED,
@@ -24,7 +24,8 @@ from scenarios.metrics.fidelity import (
     reference_img_s,
     validate_results,
 )
-from scenarios.metrics.prediction import (
+from scenarios.metrics.run_result import Result
+from scenarios.metrics.statistics import (
     GOAL_PCT,
     NEW_RUNS,
     SHARE,
@@ -37,11 +38,10 @@ from scenarios.metrics.prediction import (
     range_of,
     range_of_new_runs,
 )
-from scenarios.metrics.result import Result
-from scenarios.show.result import format_result
-from scenarios.show.summary import format_summary
-from scenarios.show.table import Table
-from scenarios.show.validation import (
+from scenarios.show.command_tables import format_result
+from scenarios.show.summary_table import format_summary
+from scenarios.show.tables import Table
+from scenarios.show.validation_table import (
     disturbance_warnings,
     errors_tables,
     saturation_tables,

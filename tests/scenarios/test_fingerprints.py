@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from hw.networks.registry import ModelFile
+from hw.networks.network_files import ModelFile
 from kit.documents import write_text
-from policies.rules.specs import LadderRule
-from scenarios.executors.campaign import ValidationPlan
-from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import write_rule
-from scenarios.files.spec import Scenario
-from scenarios.job import comparison, context, network, profiles, router, validation
-from scenarios.job.context import Run
+from policies.rules.rule_params import LadderRule
+from scenarios.executors.validation_plan import ValidationPlan
+from scenarios.files.router_files import write_rule
+from scenarios.files.scenario_keys import Scenario
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job import comparing_stage, job_stages, network_stages, profile_stages, training_stage, validation_stage
+from scenarios.job.job_stages import Run
 from tests.scenarios.files import profile_text
 
 NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
@@ -97,10 +97,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("compared", "validated"):
         write_rule(tmp_path / f"{name}.rule.yaml", LadderRule(thresholds=(7,), rungs=((1.0, 1.0), (0.5, 0.5))))
     (tmp_path / "own.yaml").write_text(OWN)
-    monkeypatch.setattr(network, "require_conformance", lambda *_: None)
+    monkeypatch.setattr(network_stages, "require_conformance", lambda *_: None)
     monkeypatch.setattr(ModelFile, "load", lambda _: None)
     for name in ("require_devices", "require_ready", "warn_of_another_stack"):
-        monkeypatch.setattr(validation, name, lambda *_: None)
+        monkeypatch.setattr(validation_stage, name, lambda *_: None)
     monkeypatch.setattr(ValidationPlan, "of", lambda *_: None)
     return tmp_path
 
@@ -122,13 +122,13 @@ def fingerprints(
 
     world: Any = SimpleNamespace(decision_parts=lambda _: charged, dials=dials or {})
     stages: list[Callable[[Run], object]] = [
-        network.make_model,
-        network.make_accuracy,
-        profiles.make_profiles,
-        profiles.make_serving,
-        lambda job: router.make_routers(job, world, ["ppo"]),
-        lambda job: comparison.compare(job, world),
-        lambda job: validation.validate(job, world),
+        network_stages.make_model,
+        network_stages.make_accuracy,
+        profile_stages.make_profiles,
+        profile_stages.make_serving,
+        lambda job: training_stage.make_routers(job, world, ["ppo"]),
+        lambda job: comparing_stage.compare(job, world),
+        lambda job: validation_stage.validate(job, world),
     ]
     for stage in stages:
         with contextlib.suppress(_Asked):
@@ -254,7 +254,7 @@ def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.Monkey
     """Whatever it changed is in it."""
     scenario = load_scenario(folder / "own.yaml")
     before = fingerprints(scenario, folder)
-    monkeypatch.setattr(context, "version_of", lambda _: "0.2.0")
+    monkeypatch.setattr(job_stages, "version_of", lambda _: "0.2.0")
     assert changed(before, fingerprints(scenario, folder)) == ALL
 
 

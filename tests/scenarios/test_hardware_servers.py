@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.meter import SensorTrust
-from hw.device import DeviceSpec
-from hw.router.server import HardwareServer
-from scenarios.executors.run import hardware_servers, on_own_cores, warm_batches
-from scenarios.world.materials import load_world
+from calibrate.power_meter import SensorTrust
+from hw.device_settings import DeviceSpec
+from hw.router.server_port import HardwareServer
+from scenarios.executors.executor_runs import hardware_servers, on_own_cores, warm_batches
+from scenarios.world.scenario_building import load_world
 from tests import worlds
 from tests.hw.worlds import knobs
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario

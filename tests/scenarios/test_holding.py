@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.chance import stream
-from policies.rules.holding import HoldingRouter, HoldSpec
-from policies.rules.specs import FixedRule, LadderRule
+from kit.random_streams import stream
+from policies.rules.rule_params import FixedRule, HoldingRouter, HoldSpec, LadderRule
 from policies.vocabulary import HoldRule
-from scenarios.files.router_names import read_rule, write_rule
-from scenarios.world.materials import load_world
-from scenarios.world.routers import maker_of
-from scenarios.world.world import World
-from sim.compiled.simulation import CompiledSimulation
+from scenarios.files.router_files import read_rule, write_rule
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
+from scenarios.world.scenario_routers import maker_of
+from sim.compiled.compiled_simulation import CompiledSimulation
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
 EAGER = HoldSpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)

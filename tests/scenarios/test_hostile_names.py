@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
-from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.metric_catalogue import MEASURES
 from scenarios.show import charts, report
 from scenarios.show.report import build_report
-from scenarios.show.table import Table, columns, to_text
-from scenarios.terminal.exits import exit_code
-from sim.profile import Profile
+from scenarios.show.tables import Table, columns, to_text
+from scenarios.terminal.screen import exit_code
+from sim.device_profile import Profile
 from slimsched.launching import Terminal
 from slimsched.results import CommandResult
 from tests import worlds

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hw.version import own_version
-from policies.names import parse_router_name
-from scenarios.files.reading import load_scenario, read_profile
-from scenarios.files.router_names import check_router
-from scenarios.files.shipped import SHIPPED_PROFILES, SHIPPED_SCENARIOS, scenario_file
+from kit.plugins import own_version
+from policies.router_names import parse_router_name
+from scenarios.files.bundled_files import SHIPPED_PROFILES, SHIPPED_SCENARIOS, scenario_file
+from scenarios.files.router_files import check_router
+from scenarios.files.scenario_reading import load_scenario, read_profile
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
@@ -79,7 +79,7 @@ def test_a_kind_by_itself_and_lines_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scenarios.show.table.screen_width", lambda: 80)
+    monkeypatch.setattr("scenarios.show.tables.screen_width", lambda: 80)
     assert list(listed(capsys, "profiles")) == ["profiles"]
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()

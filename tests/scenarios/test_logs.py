@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from policies.faults import PLANNED, Outage
-from policies.records import LoggedStep, RunRecord
+from policies.run_records import LoggedStep, RunRecord
 from policies.vocabulary import RequestsReturned
-from scenarios.metrics.result import Result
+from scenarios.metrics.run_result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.logs import EPOCHS_FILE, LOG_FILE, read_epochs, read_log, write_cores
-from scenarios.runs.records import write_run
-from sim.cluster import Simulation
+from scenarios.runs.run_store import EPOCHS_FILE, LOG_FILE, read_epochs, read_log, write_cores, write_run
+from sim.simulated_cluster import Simulation
 from slimsched.cli import main
 from tests import worlds
 from tests.replay.logs import apart

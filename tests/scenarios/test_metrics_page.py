@@ -11,17 +11,17 @@ import pytest
 
 from benchmarks.study.metrics_page import metrics_page
 from kit.documents import read_json
-from policies.records import STAGES
-from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
-from scenarios.metrics.comparison import ComparisonDocument, compare_results
+from policies.run_records import STAGES
 from scenarios.metrics.fidelity import ValidationDocument, validate_results
-from scenarios.metrics.result import Restart, Result, Score, SignatureName
-from scenarios.show.comparison import comparison_table
-from scenarios.show.result import servers_table
-from scenarios.show.summary import summary_table
-from scenarios.show.table import Table
-from scenarios.show.validation import errors_tables, saturation_tables, stages_table
-from scenarios.show.words import downtime_table
+from scenarios.metrics.metric_catalogue import MEASURES, OF_SERVERS
+from scenarios.metrics.router_comparison import ComparisonDocument, compare_results
+from scenarios.metrics.run_result import Restart, Result, Score, SignatureName
+from scenarios.show.command_tables import servers_table
+from scenarios.show.comparison_table import comparison_table
+from scenarios.show.result_words import downtime_table
+from scenarios.show.summary_table import summary_table
+from scenarios.show.tables import Table
+from scenarios.show.validation_table import errors_tables, saturation_tables, stages_table
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import simulated

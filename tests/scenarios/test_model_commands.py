@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks.study.paper_table import paper_table
-from hw.networks.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
-from hw.networks.conformance import RULES
-from hw.networks.registry import Network, save_model
+from hw.networks.accuracy_table import Evaluation, PaperTable, load_accuracy, save_accuracy
+from hw.networks.network_checks import RULES
+from hw.networks.network_files import Network, save_model
 from slimsched.cli import main
 from tests.scenarios.given_network import trained
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from hw.host.apart import apart, here
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.registry import ModelFile, model_hash, save_model
-from hw.networks.training import TrainingKnobs
+from hw.networks.network_files import ModelFile, model_hash, save_model
+from hw.networks.network_training import TrainingKnobs
+from hw.subprocesses import apart, here
 from kit.errors import InputError
-from scenarios.job.network import evaluated, runner_for, trained
+from scenarios.job.network_stages import evaluated, runner_for, trained
 from tests.hw.worlds import TINY_NETWORK, tiny_model
 
 SMALL = TrainingKnobs(epochs=1, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from hw.networks.accuracy import Evaluation, PaperTable, save_accuracy
-from hw.networks.registry import ModelFile, save_model
-from hw.networks.slimresnet import SlimResNet
+from hw.networks.accuracy_table import Evaluation, PaperTable, save_accuracy
+from hw.networks.architectures import SlimResNet
+from hw.networks.network_files import ModelFile, save_model
 from kit.checkpoint import header
 from kit.errors import InputError
-from scenarios.job.new_model import read_new_model
+from scenarios.job.serve_stage import read_new_model
 from tests.hw.worlds import TINY, tiny_model
 
 TUPLES = tuple(product(TINY.widths, repeat=TINY.segments))

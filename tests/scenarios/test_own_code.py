@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.networks.registry import save_model
+from hw.networks.network_files import save_model
 from kit.plugins import REFUSING
-from scenarios.job import run
+from scenarios.job import main_job
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
@@ -64,7 +64,7 @@ def test_a_long_run_refuses_it_as_it_begins(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A router that comes last is refused before the network is trained."""
-    monkeypatch.setattr(run, "make_model", lambda _: pytest.fail("training began"))
+    monkeypatch.setattr(main_job, "make_model", lambda _: pytest.fail("training began"))
     named = (folder / "network.yaml").read_text().replace("'refused_net:Net'", "digits")
     (folder / "network.yaml").write_text(f"{named}validate: {{routers: ['refused_router:Net']}}\n")
     assert main(["run", "network.yaml", "--no-own-code"]) == 2

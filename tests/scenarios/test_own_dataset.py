@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from hw.networks.accuracy import Evaluation
+from hw.networks.accuracy_table import Evaluation
 from hw.networks.datasets import dataset_label
 from kit.errors import InputError
-from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.job.network import load_measured
+from scenarios.files.scenario_reading import load_scenario, relative_paths
+from scenarios.job.network_stages import load_measured
 from slimsched.cli import main
 
 SCENARIO = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
-from scenarios.files.reading import load_scenario
-from scenarios.world.materials import make_world
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.world.scenario_building import make_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.metrics.pareto import ParetoPoint, contributions, hypervolume, pareto_front, share_covered, worst_corner
+from scenarios.metrics.router_comparison import (
+    ParetoPoint,
+    contributions,
+    hypervolume,
+    pareto_front,
+    share_covered,
+    worst_corner,
+)
 
 SOME = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=8)  # few values: many ties
 

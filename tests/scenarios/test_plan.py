@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 import slimsched
-from hw.networks.accuracy import Evaluation
+from hw.networks.accuracy_table import Evaluation
 from kit.documents import read_json, write_json
-from scenarios.metrics.plan import Carried, Outcome, Plan, PlannedRouter
-from scenarios.metrics.prediction import NEW_RUNS
+from scenarios.metrics.result_documents import Carried, Outcome, Plan, PlannedRouter
 from scenarios.metrics.slo import Slo, has_floor
-from scenarios.metrics.statistics import MeanInterval
-from scenarios.runs.planning import (
+from scenarios.metrics.statistics import NEW_RUNS, MeanInterval
+from scenarios.runs.router_planning import (
     FULL,
     Trial,
     best_single,
@@ -32,8 +31,8 @@ from scenarios.runs.planning import (
     nearest_of,
 )
 from scenarios.show.answers import answers
-from scenarios.show.plan import format_plan, short_plan
-from scenarios.world.materials import load_world
+from scenarios.show.plan_table import format_plan, short_plan
+from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_answers import CLEAR, validation

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from kit.memo import Memo
-from scenarios.executors.campaign import ValidationPlan
-from scenarios.files.spec import ValidateSection
-from scenarios.job import validation
-from scenarios.job.validation import length_advice, predictions_of
-from scenarios.metrics.prediction import Range
+from kit.documents import Memo
+from scenarios.executors.validation_plan import ValidationPlan
+from scenarios.files.scenario_keys import ValidateSection
+from scenarios.job import validation_stage
+from scenarios.job.validation_stage import length_advice, predictions_of
+from scenarios.metrics.statistics import Range
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.predict import PredictedRun, predict
-from scenarios.runs.simulate import RunOptions, run_simulation, simulate_metrics
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from scenarios.runs.simulated_runs import PredictedRun, RunOptions, predict, run_simulation, simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 from tests.scenarios.folders import run_of
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "paper-live-quick.yaml"
@@ -75,7 +74,7 @@ def test_a_prediction_that_is_kept_is_not_made_again(
         kept = Memo(tmp_path / "kept", "")
         return predictions_of(run_of(RunFolder(tmp_path), ROUTERS), world, plan, plan.pairs()[:count], kept)
 
-    monkeypatch.setattr(validation, "predict", counted)
+    monkeypatch.setattr(validation_stage, "predict", counted)
     made(1)
     found = made(4)
     assert asked == [1, 3]

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.interference import Interference, require_quiet
-from hw.device import DeviceSpec
-from hw.networks.accuracy import Evaluation, load_accuracy
+from calibrate.device_identity import Interference, require_quiet
+from hw.device_settings import DeviceSpec
+from hw.networks.accuracy_table import Evaluation, load_accuracy
 from hw.telemetry import usable_cores
 from kit import checkpoint
 from kit.errors import InputError
 from policies.interfaces import GROUPS
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.executors import preflight
-from scenarios.executors.devices import chosen_devices, device_spec
-from scenarios.files.reading import load_scenario
-from scenarios.files.spec import DeviceSection
-from scenarios.job import comparison, network, profiles, run, validation
+from scenarios.executors.device_choice import chosen_devices, device_spec
+from scenarios.files.scenario_keys import DeviceSection
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job import comparing_stage, main_job, network_stages, profile_stages, validation_stage
 from scenarios.metrics import fidelity
 from slimsched.cli import main
 from tests import worlds
@@ -63,7 +63,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append("validate")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(validation, "validate_world", note)
+    monkeypatch.setattr(validation_stage, "validate_world", note)
     monkeypatch.setattr(preflight, "memory_bytes", lambda device: 8_000_000_000)
     return names
 
@@ -76,8 +76,8 @@ def no_work(begun: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
         begun.append("work")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(network, "train_model", note)
-    monkeypatch.setattr(profiles, "calibrate_device", note)
+    monkeypatch.setattr(network_stages, "train_model", note)
+    monkeypatch.setattr(profile_stages, "calibrate_device", note)
     return begun
 
 
@@ -132,7 +132,7 @@ def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
 ) -> None:
     """An old one by what torch was built for; one for a single process by the servers that are to share it."""
     board = FakeBoard(compute_mode=3)
-    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(board))
     pretend_gpu(monkeypatch, (5, 2), "sm_50", "sm_90")
     device = DeviceSection(kind="cuda")
     preflight.require_device(device, "mine.yaml", "servers.0.device")
@@ -308,9 +308,9 @@ def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
     tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as profiles are there: neither is a router compared nor an executor started."""
-    monkeypatch.setattr(comparison, "simulate_all", lambda *_, **__: begun.append("compare"))
+    monkeypatch.setattr(comparing_stage, "simulate_all", lambda *_, **__: begun.append("compare"))
     paper = "slimresnet18-paper.accuracy.json"
-    monkeypatch.setattr(run, "require_accuracy", lambda job: None)
+    monkeypatch.setattr(main_job, "require_accuracy", lambda job: None)
     assert validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef", verb="run") == 2
     assert "calibrate again" in capsys.readouterr().err
     assert begun == []
@@ -393,7 +393,7 @@ def test_a_full_gpu_is_refused_before_anything_starts(
 ) -> None:
     """It says who holds it, where NVML does; on a GPU with room nothing is said."""
     board = FakeBoard(vram_used_bytes=(8 << 30) - free_bytes, processes=pids)
-    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(board))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     pretend_gpu(monkeypatch, (9, 0), "sm_90")
     with pytest.raises(InputError, match=said) if said else nullcontext():
@@ -402,7 +402,7 @@ def test_a_full_gpu_is_refused_before_anything_starts(
 
 def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's library sees it: so it is not said that there is none."""
-    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: FakeNvml(FakeBoard()))
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(FakeBoard()))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     device = DeviceSection(kind="cuda")
@@ -411,6 +411,6 @@ def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pyte
         preflight.require_device(device, "mine.yaml", "servers.0.device")
     with pytest.raises(InputError, match=r"no device 'cuda:0' here \(the driver 999\.10 serves CUDA 12\.4"):
         chosen_devices("cuda:0")
-    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: None)
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: None)
     with pytest.raises(InputError, match="none is here; use kind: cpu"):
         preflight.require_device(device, "mine.yaml", "servers.0.device")

@@ -12,25 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.costs import costs_of
-from calibrate.datasheet import GPUS, synthesize
-from calibrate.host import MeasuredHost
-from hw.networks.registry import Network
+from calibrate.datasheet import GPUS, MeasuredHost, synthesize
+from calibrate.measurement_plan import costs_of
+from hw.networks.network_files import Network
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files import shipped
-from scenarios.files.reading import load_scenario, read_profile, relative_paths
+from scenarios.files import bundled_files
+from scenarios.files.scenario_reading import load_scenario, read_profile, relative_paths
 from scenarios.show.charts import save
-from scenarios.show.profile import described, error_table, range_table
+from scenarios.show.command_tables import described, error_table, range_table
 from scenarios.show.profile_charts import (
+    band_of_repeats_s,
+    stated_solo_error,
+    under_load,
     utilization_by_batch,
 )
-from scenarios.show.profile_curves import band_of_repeats_s, stated_solo_error, under_load
 from scenarios.show.report import profile_page
-from scenarios.world.materials import load_world
-from sim.host import HostTable
-from sim.profile import Profile, Range, Slowdown, StatedError
-from sim.steady import knee
+from scenarios.world.scenario_building import load_world
+from sim.device_profile import Profile, Range, Slowdown, StatedError
+from sim.host_and_network import HostTable
+from sim.simulated_device import knee
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
@@ -76,8 +77,8 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
     """Each is small, and what `make profiles` writes today; there is one of every GPU, and no other."""
     network = Network("slimresnet18", {}, "", "")
     costs = costs_of(network.build(), network.label, network.label)
-    host = MeasuredHost.from_yaml(shipped.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
-    files = {path.stem: path for path in shipped.SHIPPED_PROFILES.iterdir()}
+    host = MeasuredHost.from_yaml(bundled_files.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
+    files = {path.stem: path for path in bundled_files.SHIPPED_PROFILES.iterdir()}
     assert files.keys() == GPUS.keys()
     for key, path in files.items():
         assert path.read_text(encoding="utf-8") == synthesize(GPUS[key], costs, 128, host=host).to_yaml(), (
@@ -85,14 +86,14 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
         )
         assert path.stat().st_size < 60_000
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert shipped.SHIPPED.parent.name in packages["packages"]  # a wheel takes all files of a package
+    assert bundled_files.SHIPPED.parent.name in packages["packages"]  # a wheel takes all files of a package
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_shipped_profile_names_the_host_that_it_is_served_by(name: str) -> None:
     """Costs of deciding and ways were measured, and it says on what and how; nothing else in it was."""
     profile = read_profile(Path(name))
-    host = MeasuredHost.from_yaml(shipped.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
+    host = MeasuredHost.from_yaml(bundled_files.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
     assert (profile.router_host, profile.handover) == (host.router_host, host.handover)
     assert 0 < host.router_host.decision.image_s < host.router_host.decision.block_s < 1e-3
     assert 0 < host.router_host.returned.image_s < host.router_host.returned.block_s < 1e-3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scenarios.metrics.ranking import Promise, RankedRouter, Ranking
+from scenarios.metrics.router_comparison import Promise, RankedRouter, Ranking
 
 P99S = (0.0080, 0.0085, 0.0090, 0.0082, 0.0088)
 

@@ -8,10 +8,10 @@ import joblib
 import pytest
 from ray.util.joblib import register_ray
 
-from hw.ray.cluster import joined
+from hw.router.ray_cluster import joined
 from kit.errors import InputError
 from kit.parallel import each
-from scenarios.runs.simulate import simulate_all
+from scenarios.runs.simulated_runs import simulate_all
 from tests.ray_nodes import RayNodes
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, world_of

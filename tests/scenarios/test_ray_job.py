@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.show.validation import validation_notes
+from scenarios.show.validation_table import validation_notes
 from slimsched.cli import main
 from tests.ray_nodes import RAY_HOSTS, RayNodes
 from tests.scenarios.files import shorten_serving

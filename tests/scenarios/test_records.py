@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
-from policies.records import RunRecord
 from policies.replay import replay
-from scenarios.runs import records
+from policies.run_records import RunRecord
+from scenarios.runs import run_store
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.logs import LOG_FILE, read_cores, read_log, write_cores
-from scenarios.runs.records import read_runs, read_table, timeline, write_run
+from scenarios.runs.run_store import (
+    LOG_FILE,
+    read_cores,
+    read_log,
+    read_runs,
+    read_table,
+    timeline,
+    write_cores,
+    write_run,
+)
 from tests import worlds
 from tests.scenarios.folders import simulated
 
@@ -98,7 +106,7 @@ def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="arrived_ns: holds something that is no number"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
-    monkeypatch.setattr(records, "MAX_VALUES", 10)
+    monkeypatch.setattr(run_store, "MAX_VALUES", 10)
     with pytest.raises(InputError, match=r"11 rows of 1 columns; allowed are 10 values"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)

@@ -19,7 +19,7 @@ from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.runs.folder import RunFolder
 from scenarios.show.report import build_report, gather, origin_badge, profile_page, report
-from sim.profile import Profile
+from sim.device_profile import Profile
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.folders import flagged, leave_undrawn, run_folder

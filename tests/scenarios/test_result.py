@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from policies.records import STAGES, DeviceTotals, Downtime, RequestRecord, RequestStatus, RunRecord, ServerTotals
-from policies.reward import AccuracyPrior
+from policies.interfaces import AccuracyPrior
+from policies.run_records import STAGES, DeviceTotals, Downtime, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
-from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.result import percentile
+from scenarios.metrics.router_comparison import compare_results
+from scenarios.metrics.run_result import percentile
 from scenarios.metrics.slo import Slo
-from scenarios.show.comparison import comparison_table
-from scenarios.show.result import format_result
+from scenarios.show.command_tables import format_result
+from scenarios.show.comparison_table import comparison_table
 from tests.scenarios.folders import simulated, summary
 
 

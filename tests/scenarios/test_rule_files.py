@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from policies.rules.compass import CompassRule
-from policies.rules.context import ComposedRouter
-from policies.rules.controlled import ControlSpec
-from policies.rules.specs import LadderRule
-from policies.rules.widths import Ladder
-from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.files.router_names import display_name, learned_among, write_rule
-from scenarios.world.materials import load_world
-from scenarios.world.routers import deciding_in
+from policies.rules.rule_context import ComposedRouter
+from policies.rules.rule_params import LadderRule
+from policies.rules.rule_parts import ControlSpec, Ladder
+from scenarios.files.router_files import display_name, learned_among, write_rule
+from scenarios.files.scenario_reading import load_scenario, relative_paths
+from scenarios.world.scenario_building import load_world
+from scenarios.world.scenario_routers import deciding_in
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_engines import save_router, world_of

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hw.networks.accuracy import load_accuracy
+from hw.networks.accuracy_table import load_accuracy
 from kit.documents import read_json
-from scenarios.files.reading import load_scenario
-from scenarios.job import network, profiles, router, validation
-from scenarios.job.context import Run
-from scenarios.job.run import JobOutcome, carry_out
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job import network_stages, profile_stages, training_stage, validation_stage
+from scenarios.job.job_stages import Run
+from scenarios.job.main_job import JobOutcome, carry_out
 from slimsched.cli import main
 from tests.scenarios.files import shorten_serving
 
@@ -35,12 +35,12 @@ duration_s: 3
 warmup_s: 0.5
 """
 STAGES = {
-    "train_model": network,
-    "evaluate_model": network,
-    "calibrate_device": profiles,
-    "measure_serving": profiles,
-    "train_router": router,
-    "validate_world": validation,
+    "train_model": network_stages,
+    "evaluate_model": network_stages,
+    "calibrate_device": profile_stages,
+    "measure_serving": profile_stages,
+    "train_router": training_stage,
+    "validate_world": validation_stage,
 }
 
 

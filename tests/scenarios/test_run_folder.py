@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.memo import Memo
-from scenarios.runs import simulate
+from kit.documents import Memo
+from scenarios.runs import simulated_runs
 from scenarios.runs.folder import FILES, OWN, RunFolder
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -45,7 +45,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def same_wall_time() -> Iterator[None]:
     """Of every run, so that the same results are the same bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "time", SimpleNamespace(monotonic_ns=lambda: 0))
+        patch.setattr(simulated_runs, "time", SimpleNamespace(monotonic_ns=lambda: 0))
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kit.chance import stream
+from kit.random_streams import stream
 from scenarios.learn.tune import CrossEntropy, FloorMultiplier
 
 

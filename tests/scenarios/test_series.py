@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import InputError
-from scenarios.files.series import read_trace
+from scenarios.files.series_files import read_trace
 
 
 def _file(folder: Path, text: str) -> Path:

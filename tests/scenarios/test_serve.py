@@ -30,26 +30,24 @@ import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
-from hw.door.grpc_service import MESSAGES, SERVICE
-from hw.door.journal import Journal
-from hw.door.listening import require_certificate
-from hw.door.protocol import read_request
-from hw.door.segments import Segment, segments_in
+from hw.frontend.connections import Journal, require_certificate
+from hw.frontend.grpc_service import MESSAGES, SERVICE
+from hw.frontend.inference_protocol import read_request
+from hw.frontend.log_segments import Segment, segments_in
 from hw.networks.datasets import load_dataset
-from hw.networks.registry import ModelFile, save_model
-from hw.transport.tls import fresh_certificate
-from kit.chance import stream
+from hw.networks.network_files import ModelFile, save_model
+from hw.transport.peers import fresh_certificate
 from kit.errors import InputError, WorkError
+from kit.random_streams import stream
 from policies.interfaces import RouterConfig
-from policies.ppo.router import PPORouter
-from policies.rules.specs import LadderRule
+from policies.ppo.ppo_router import PPORouter
+from policies.rules.rule_params import LadderRule
 from policies.vocabulary import RequestArrived
-from scenarios.files.router_names import write_rule
-from scenarios.files.shipped import SHIPPED_SCENARIOS
-from scenarios.job.new_model import ModelOrders, endless_policy
-from scenarios.job.serving import _OperatorOrders, _served, _stopping
+from scenarios.files.bundled_files import SHIPPED_SCENARIOS
+from scenarios.files.router_files import write_rule
+from scenarios.job.serve_stage import ModelOrders, _OperatorOrders, _served, _stopping, endless_policy
 from scenarios.runs.folder import CONTROL, SERVED
-from scenarios.world.materials import load_world
+from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
 from tests.policies.ppo.problems import network_of, spec_of, tensors_of

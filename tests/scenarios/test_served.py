@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from kit.documents import read_json
 from kit.errors import WorkError
-from policies.records import RequestRecord
+from policies.run_records import RequestRecord
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import ComparisonDocument, compare_results
 from scenarios.metrics.fidelity import Predictions, ValidationRun, validate_results
-from scenarios.metrics.prediction import Range
-from scenarios.metrics.result import Result
+from scenarios.metrics.router_comparison import ComparisonDocument, compare_results
+from scenarios.metrics.run_result import Result
+from scenarios.metrics.statistics import Range
 from scenarios.show.charts import trade_off_chart
-from scenarios.show.comparison import comparison_table
-from scenarios.show.result import format_result
-from scenarios.show.summary import format_summary
-from scenarios.show.validation import errors_tables, saturation_tables, validation_notes
-from scenarios.show.words import require_completed
+from scenarios.show.command_tables import format_result
+from scenarios.show.comparison_table import comparison_table
+from scenarios.show.result_words import require_completed
+from scenarios.show.summary_table import format_summary
+from scenarios.show.validation_table import errors_tables, saturation_tables, validation_notes
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary, validation_run

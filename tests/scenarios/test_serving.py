@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from hw.networks.registry import ModelFile
+from hw.networks.network_files import ModelFile
 from kit.errors import InputError, WorkError
-from policies.records import BackgroundLoad, ChoreCost, RunRecord
-from scenarios.executors import serving
-from scenarios.executors.run import RealRun
-from scenarios.executors.serving import FULL, measure_serving, use_of, with_overheads
-from scenarios.metrics.result import Result
-from scenarios.runs.simulate import run_simulation
-from scenarios.world.materials import load_world
-from scenarios.world.world import World
+from policies.run_records import BackgroundLoad, ChoreCost, RunRecord
+from scenarios.executors import serving_measurement
+from scenarios.executors.executor_runs import RealRun
+from scenarios.executors.serving_measurement import FULL, measure_serving, use_of, with_overheads
+from scenarios.metrics.run_result import Result
+from scenarios.runs.simulated_runs import run_simulation
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 from tests.scenarios.files import write_scenario
 
 Ran = tuple[Result, RunRecord]
@@ -51,9 +51,9 @@ def world(tmp_path: Path) -> World:
     return load_world(write_scenario(tmp_path))
 
 
-def measure(host: Host, monkeypatch: pytest.MonkeyPatch, **options: Any) -> serving.ServingOverheads:
-    monkeypatch.setattr(serving, "real_cluster", lambda *_: nullcontext())
-    monkeypatch.setattr(serving, "run_on_hardware", host.serve)
+def measure(host: Host, monkeypatch: pytest.MonkeyPatch, **options: Any) -> serving_measurement.ServingOverheads:
+    monkeypatch.setattr(serving_measurement, "real_cluster", lambda *_: nullcontext())
+    monkeypatch.setattr(serving_measurement, "run_on_hardware", host.serve)
     return measure_serving(host.world, ModelFile(Path("model")), None, 0, **options)
 
 

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from calibrate.host import STAMP
-from policies.records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
-from policies.reward import RewardTerms
+from calibrate.datasheet import STAMP
+from policies.interfaces import RewardTerms
+from policies.run_records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
 from policies.vocabulary import ROUTER, HeadKey
-from scenarios.executors.serving import with_costs
 from scenarios.executors.serving_costs import SLICE_S, DeviceCosts, ServingCosts, costs_of
-from sim.profile import Profile
-from sim.tables import DeviceTables, compile_tables
+from scenarios.executors.serving_measurement import with_costs
+from sim.device_profile import Profile
+from sim.device_tables import DeviceTables, compile_tables
 from tests import worlds
 
 US = 1000

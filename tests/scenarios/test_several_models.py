@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import yaml
 
-from hw.networks.accuracy import Evaluation, load_accuracy, save_accuracy
-from hw.router.run_spec import ServedNetwork
-from kit.chance import stream
+from hw.networks.accuracy_table import Evaluation, load_accuracy, save_accuracy
+from hw.router.run_requests import ServedNetwork
 from kit.errors import InputError
-from policies.names import make_router
-from policies.plan_of import plan_of
-from scenarios.executors.checking import open_loop_world, profile_device
-from scenarios.files.reading import load_scenario
+from kit.random_streams import stream
+from policies.router_names import make_router
+from policies.router_plans import plan_of
+from scenarios.executors.device_calibration import open_loop_world, profile_device
+from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn.tune import knobs_of, require_possible
-from scenarios.runs.bound import FluidModel, overload_of
-from scenarios.runs.simulate import simulate_metrics
-from scenarios.world.materials import make_world
-from scenarios.world.world import World
-from sim.cluster import Simulation
-from sim.compiled.simulation import CompiledSimulation
+from scenarios.runs.fluid_bound import FluidModel, overload_of
+from scenarios.runs.simulated_runs import simulate_metrics
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import make_world
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.simulated_cluster import Simulation
 from tests import worlds
 from tests.parity.compare import difference
 

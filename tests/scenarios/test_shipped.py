@@ -14,21 +14,20 @@ import pytest
 
 from benchmarks.study import suite
 from benchmarks.study.paper import is_replica
-from hw.networks.accuracy import Evaluation, load_accuracy
+from hw.networks.accuracy_table import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.evaluation import evaluate
-from hw.networks.registry import ModelFile, Network
-from hw.networks.training import TrainingKnobs
+from hw.networks.network_files import ModelFile, Network
+from hw.networks.network_training import TrainingKnobs, evaluate
 from kit.errors import InputError
-from policies.registry import BASELINES, COMPASS
-from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import made_by
-from scenarios.files.shipped import FOLDERS, scenario_file
-from scenarios.files.spec import RatesWorkload
-from scenarios.job.network import training_knobs
-from scenarios.job.suite import load_case, read_suite
-from scenarios.runs.bound import overload_of
-from scenarios.world.materials import load_world
+from policies.router_kinds import BASELINES, COMPASS
+from scenarios.files.bundled_files import FOLDERS, scenario_file
+from scenarios.files.router_files import made_by
+from scenarios.files.scenario_keys import RatesWorkload
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job.comparing_stage import load_case, read_suite
+from scenarios.job.network_stages import training_knobs
+from scenarios.runs.fluid_bound import overload_of
+from scenarios.world.scenario_building import load_world
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "scenarios" / "data" / "models"

@@ -12,19 +12,14 @@ import numpy as np
 import pytest
 
 from policies.vocabulary import Choice, ClusterView
-from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.result import Result, Signature
-from scenarios.metrics.signatures import (
-    SignatureContext,
-    against_reference,
-    context_of,
-    signatures,
-)
-from scenarios.show.comparison import comparison_table
+from scenarios.metrics.failure_signs import SignatureContext, against_reference, context_of, signatures
+from scenarios.metrics.router_comparison import compare_results
+from scenarios.metrics.run_result import Result, Signature
+from scenarios.show.command_tables import format_result
+from scenarios.show.comparison_table import comparison_table
 from scenarios.show.report import build_report
-from scenarios.show.result import format_result
-from sim.cluster import ClusterSpec, Simulation
-from sim.costs import ProfileCosts
+from sim.device_tables import ProfileCosts
+from sim.simulated_cluster import ClusterSpec, Simulation
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario

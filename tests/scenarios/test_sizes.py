@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from kit import strict
-from scenarios.files.spec import DeviceSection, Scenario, ServerSection
-from scenarios.job import sizes
-from scenarios.job.context import Run
-from scenarios.job.sizes import cuts_text, devices_text, pressure_text
-from scenarios.world.build import estimated_capacity_img_s
-from scenarios.world.materials import load_world
+from scenarios.files.scenario_keys import DeviceSection, Scenario, ServerSection
+from scenarios.job import job_stages
+from scenarios.job.job_stages import Run, cuts_text, devices_text, pressure_text
+from scenarios.world.scenario_building import estimated_capacity_img_s, load_world
 from tests.scenarios.files import SCENARIO, write_scenario
 
 
@@ -38,12 +36,12 @@ def test_what_is_below_its_default_is_told() -> None:
 def test_devices_are_named_with_what_makes_them_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores: both are taken, so the router shares them; with a third one it has that to itself."""
     fast, slow = server("cpu0", cores=(0,)), server("cpu1", cores=(1,), onednn=False)
-    monkeypatch.setattr(sizes, "usable_cores", lambda: (0, 1))
+    monkeypatch.setattr(job_stages, "usable_cores", lambda: (0, 1))
     assert devices_text([fast, slow]) == (
         "devices: cpu0: core 0, 1 thread, cpu1: core 1, 1 thread without oneDNN, which makes it slower; "
         "the router's process and theirs share 2 cores"
     )
-    monkeypatch.setattr(sizes, "usable_cores", lambda: (0, 1, 2))
+    monkeypatch.setattr(job_stages, "usable_cores", lambda: (0, 1, 2))
     assert devices_text([fast, slow]).endswith("the router's process has core 2 to itself")
     assert devices_text([fast, server("any")]).endswith("the router's process and theirs share 3 cores")
     played = server("gpu0", emulated="t4", slowdown=20)
@@ -71,7 +69,7 @@ def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: flo
 def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that ran; one that is skipped took nothing."""
     now_s = [100.0]
-    monkeypatch.setattr("scenarios.job.context.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("scenarios.job.job_stages.time.monotonic", lambda: now_s[0])
     job = Run(scenario(), tmp_path / "run", say=lambda _: None)
 
     def work() -> list[Path]:

@@ -11,15 +11,15 @@ import yaml
 from msgspec.structs import replace
 
 from kit import strict
-from policies.admission import REFUSED
-from policies.records import RequestRecord
-from policies.reward import AccuracyPrior
+from policies.interfaces import AccuracyPrior
+from policies.router_queue import REFUSED
+from policies.run_records import RequestRecord
 from policies.vocabulary import NS_PER_S, GoalSet
-from scenarios.files.spec import Scenario
+from scenarios.files.scenario_keys import Scenario
 from scenarios.metrics.slo import Slo, SloAttainment, slo_document, window_edges_ns
-from scenarios.runs.simulate import simulate_metrics
+from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.show.wording import say
-from scenarios.world.materials import load_world
+from scenarios.world.scenario_building import load_world
 from scenarios.world.workloads import TraceSlice
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary

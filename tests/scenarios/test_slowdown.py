@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.records import RunRecord
-from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
-from sim.tables import DeviceTables, compile_tables
+from policies.run_records import RunRecord
+from scenarios.executors.validation_plan import mean_slowdown, observed_slowdowns
+from sim.device_tables import DeviceTables, compile_tables
 from tests import worlds
 
 REFERENCE_S = 3e-5

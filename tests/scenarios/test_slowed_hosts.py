@@ -16,12 +16,12 @@ import pytest
 
 from hw.networks.datasets import Dataset, load_dataset
 from kit.errors import WorkError
-from scenarios.executors.serving import FAR, ServingOverheads, measure_serving
-from scenarios.files.reading import load_scenario
-from scenarios.job.context import Run
-from scenarios.job.network import make_accuracy, make_model
-from scenarios.job.profiles import make_profiles
-from scenarios.world.world import World
+from scenarios.executors.serving_measurement import FAR, ServingOverheads, measure_serving
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job.job_stages import Run
+from scenarios.job.network_stages import make_accuracy, make_model
+from scenarios.job.profile_stages import make_profiles
+from scenarios.world.resolved_scenario import World
 
 pytestmark = [pytest.mark.workers, pytest.mark.release, pytest.mark.timeout(400)]
 

@@ -12,9 +12,9 @@ from benchmarks.study.keys_page import pages
 from kit import strict
 from kit.errors import InputError
 from kit.units import parse_duration
-from scenarios.files.reading import load_scenario
-from scenarios.files.series import read_trace
-from scenarios.files.spec import Scenario
+from scenarios.files.scenario_keys import Scenario
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.files.series_files import read_trace
 from tests.scenarios.files import SCENARIO, write_scenario
 
 

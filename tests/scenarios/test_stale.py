@@ -16,14 +16,14 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import slimsched
-from hw.networks.registry import save_model
+from hw.networks.network_files import save_model
 from kit.checkpoint import header
-from scenarios.files.reading import load_scenario, read_profile
-from scenarios.job import profiles
-from scenarios.job.context import Run
-from scenarios.job.network import make_accuracy, make_model
-from scenarios.job.profiles import make_profiles
-from scenarios.job.router import make_routers
+from scenarios.files.scenario_reading import load_scenario, read_profile
+from scenarios.job import profile_stages
+from scenarios.job.job_stages import Run
+from scenarios.job.network_stages import make_accuracy, make_model
+from scenarios.job.profile_stages import make_profiles
+from scenarios.job.training_stage import make_routers
 from slimsched.cli import main
 from tests import worlds
 from tests.scenarios import own_network
@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         patch.syspath_prepend(str(here))
-        patch.setattr(profiles, "calibrate_device", measured)
+        patch.setattr(profile_stages, "calibrate_device", measured)
         job = Run(load_scenario(Path("mine.yaml")), RUN, say=lambda _: None, quiet=True)
         with job.folder.opened(Path("mine.yaml")):
             make_model(job)

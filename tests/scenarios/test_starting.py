@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.files.reading import load_scenario
+from scenarios.files.scenario_reading import load_scenario
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scenarios.job import suite
-from scenarios.job.suite import SuiteFile, case_names, load_case, race, read_suite
-from scenarios.metrics.suite import Case, Equal, Run, SuiteScore, cases_of, rows_of
-from scenarios.runs.equal import EqualRuns
+from scenarios.job import comparing_stage
+from scenarios.job.comparing_stage import SuiteFile, case_names, load_case, race, read_suite
+from scenarios.metrics.result_documents import Case, Equal, Run, SuiteScore, cases_of, rows_of
 from scenarios.runs.folder import RunFolder
-from scenarios.show.suite import suite_table
-from scenarios.show.table import to_text
+from scenarios.runs.router_planning import EqualRuns
+from scenarios.show.comparison_table import suite_table
+from scenarios.show.tables import to_text
 from slimsched.cli import main
 
 RUN = Run(seed=1, accuracy=0.75, mean_s=0.01, p99_s=0.02, image_j=0.1, unserved=0.0)
@@ -74,13 +74,13 @@ def test_what_ships_is_a_suite() -> None:
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuiteFile:
     """Two drawn cases of few images; of one, figures are published."""
-    given = yaml.safe_load(suite.FILE.read_text())
+    given = yaml.safe_load(comparing_stage.FILE.read_text())
     given |= {"name": "tiny", "seeds": [300, 301], "scenarios": [], "drawn": {"a": 0.74, "b": 0.74}}
     given["clusters"] |= {"images": 2000, "servers": [2]}
-    monkeypatch.setattr(suite, "FILE", tmp_path / "suite.yaml")
-    monkeypatch.setattr(suite, "PUBLISHED", tmp_path / "suite.csv")
-    suite.FILE.write_text(yaml.safe_dump(given))
-    with suite.PUBLISHED.open("w", newline="") as file:
+    monkeypatch.setattr(comparing_stage, "FILE", tmp_path / "suite.yaml")
+    monkeypatch.setattr(comparing_stage, "PUBLISHED", tmp_path / "suite.csv")
+    comparing_stage.FILE.write_text(yaml.safe_dump(given))
+    with comparing_stage.PUBLISHED.open("w", newline="") as file:
         rows = rows_of((Case("drawn-a", 0.74, 0.001, {"compass": equal(1.0), "slackfit": equal(2.0, None)}),))
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -103,7 +103,7 @@ def test_a_race_runs_the_entrants_beside_what_is_published(tiny: SuiteFile, tmp_
     assert [case.name for case in found.cases] == [*case_names(tiny)] == ["drawn-a", "drawn-b"]
     first, second = found.cases
     assert list(first.routers) == ["compass", "slackfit", "ladder", "jsq"]
-    assert first.routers["compass"] == suite.published()[0].routers["compass"]
+    assert first.routers["compass"] == comparing_stage.published()[0].routers["compass"]
     assert list(second.routers) == ["ladder", "jsq"]
     for case in found.cases:
         its = case.routers["ladder"]
@@ -139,7 +139,7 @@ def test_an_interrupted_race_goes_on_from_what_is_finished(
         rule.write_text(other)
         race(["jsq", str(rule)], folder, quiet=True)
         assert played[5:] == [str(rule)] * 2
-        suite.FILE.write_text(suite.FILE.read_text() + "# another\n")
+        comparing_stage.FILE.write_text(comparing_stage.FILE.read_text() + "# another\n")
         race(["jsq"], folder, ["drawn-a"], quiet=True)
     assert played[7:] == ["jsq"]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from scenarios.metrics.catalogue import MEASURES
-from scenarios.show.numbers import interval, number, places, plural
-from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
+from scenarios.metrics.metric_catalogue import MEASURES
+from scenarios.show.tables import Column, Table, column, columns, interval, number, places, plural, to_markdown, to_text
 
 P99 = column(MEASURES["latency_p99_s"])
 WIDE = Table(

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-import scenarios.learn.train as train_module
 from kit import checkpoint
 from kit.errors import InputError, WorkError
 from policies.ppo import PPORouter
-from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import read_rule
-from scenarios.job.context import Run
-from scenarios.job.router import make_routers
+from scenarios.files.router_files import read_rule
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.job.job_stages import Run
+from scenarios.job.training_stage import make_routers
+from scenarios.learn import ppo_training as train_module
 from scenarios.learn.ppo import train_world
-from scenarios.learn.train import score_router
-from scenarios.runs.simulate import run_simulation
-from scenarios.world.materials import make_world
-from scenarios.world.world import World
+from scenarios.learn.ppo_training import score_router
+from scenarios.runs.simulated_runs import run_simulation
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import make_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -93,7 +93,7 @@ def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = write(tmp_path, ("compare: {routers: [random, ppo], seeds: [0]}", tuning))
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:  # what opens torch can't be opened: this is told before
-        for stage in ("scenarios.job.comparison", "scenarios.job.validation"):
+        for stage in ("scenarios.job.comparing_stage", "scenarios.job.validation_stage"):
             patch.setitem(sys.modules, stage, None)
         for command, names, kinds in (
             ("compare", "tuned:compass, tuned:fixed, ppo", "--router compass --router fixed --router ppo"),

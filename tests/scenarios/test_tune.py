@@ -13,21 +13,20 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from kit.documents import Memo
 from kit.errors import InputError
-from kit.memo import Memo
-from policies.registry import TUNED
+from policies.router_kinds import TUNED
 from policies.rules.compass import CompassRule
-from policies.rules.controlled import ControlSpec
-from policies.rules.holding import HoldSpec
-from policies.rules.specs import FixedRule, LadderRule
-from scenarios.files.router_names import made_by, read_router
+from policies.rules.rule_params import FixedRule, HoldSpec, LadderRule
+from policies.rules.rule_parts import ControlSpec
+from scenarios.files.router_files import made_by, read_router
 from scenarios.learn.evaluator import Decisions, Evaluator, TuningKnobs, lacking, latency_cost
 from scenarios.learn.tune import CrossEntropy, FloorError, knobs_of, options_of, tune_world
 from scenarios.learn.tuned_files import expected_decisions, save_tuned, tuned_text
-from scenarios.world.materials import load_world
-from scenarios.world.scoring import Scorer
-from scenarios.world.world import World
-from sim.compiled.scoring import RunScore
+from scenarios.world.resolved_scenario import World
+from scenarios.world.router_scores import Scorer
+from scenarios.world.scenario_building import load_world
+from sim.compiled.run_figures import RunScore
 from slimsched.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

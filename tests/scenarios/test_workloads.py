@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from kit.errors import InputError
 from policies.faults import Crash, Outage
-from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.files.spec import FlashWorkload, RatesWorkload, Workload, WorkloadSection
-from scenarios.world.materials import load_world
+from scenarios.files.scenario_keys import FlashWorkload, RatesWorkload, Workload, WorkloadSection
+from scenarios.files.scenario_reading import load_scenario, relative_paths
+from scenarios.world.resolved_scenario import World
+from scenarios.world.scenario_building import load_world
 from scenarios.world.workloads import TraceSlice, arrivals_ns
-from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.reward import AccuracyPrior
-from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
+from policies.interfaces import AccuracyPrior
+from sim.simulated_cluster import BernoulliCorrectness, MatrixCorrectness
 
 TABLE: dict[tuple[float, ...], float] = {(0.5, 0.5): 0.2, (0.5, 1.0): 0.7, (1.0, 1.0): 0.9}
 

@@ -12,23 +12,21 @@ import numpy as np
 import pytest
 
 from kit.errors import WorkError
-from policies.compiled.plan import PlanRow
-from policies.compiled.rules import LARGEST, RANDOM_WIDTH
+from policies.compiled.plan_layout import PlanRow
+from policies.compiled.rule_kernels import LARGEST, RANDOM_WIDTH
 from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
-from policies.plan_of import CompiledRouter
 from policies.ppo.kernels import Experience, Layout
 from policies.ppo.spec import PolicySpec
+from policies.router_plans import CompiledRouter
 from policies.vocabulary import NS_PER_S, Choice, Hold
-from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
-from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
-from sim.compiled.codes import BLOCKS_FULL, INSTANCES_FULL, MESSAGES_FULL, RECORDS_FULL, REQUESTS_FULL
-from sim.compiled.program import Program, Shape, margin, message_margin, program_of
+from sim.compiled.cluster_rows import Program, Shape, margin, message_margin, program_of
+from sim.compiled.compiled_run import RunRow, run_to_end
+from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.compiled.rollout import Rollouts
-from sim.compiled.run import RunRow
-from sim.compiled.run_plan import run_to_end
-from sim.compiled.simulation import CompiledSimulation
+from sim.compiled.row_layout import BLOCKS_FULL, INSTANCES_FULL, MESSAGES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.simulated_cluster import BernoulliCorrectness, ClusterSpec, MatrixCorrectness, RunSpec, Simulation
 from tests import worlds
 
 HIDDEN = (8, 8)
@@ -157,9 +155,9 @@ def planned(spec: ClusterSpec) -> CompiledRouter:
 COUNT = """
 import sys
 import numpy as np
-from sim.compiled.program import program_of
-from sim.compiled.run import RunRow
-from sim.compiled.run_plan import run_to_end
+from sim.compiled.cluster_rows import program_of
+from sim.compiled.compiled_run import RunRow
+from sim.compiled.compiled_run import run_to_end
 from tests.sim.test_compiled import planned, with_limit
 
 for limit in (5_000, 100_000):

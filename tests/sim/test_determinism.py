@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
+from sim.event_queue import ARRIVAL, HOST, Agenda, Kind, rank
 from tests import worlds
 
 

@@ -9,9 +9,9 @@ from gymnasium.utils.env_checker import check_env
 
 from kit.errors import InputError
 from policies.observation import ObservationSpec
-from policies.records import RunColumns
-from sim.cluster import RunSpec, Simulation
-from sim.env import SlimClusterEnv
+from policies.run_records import RunColumns
+from sim.cluster_env import SlimClusterEnv
+from sim.simulated_cluster import RunSpec, Simulation
 from tests import worlds
 
 

@@ -21,7 +21,7 @@ from policies.faults import (
     Squeeze,
     Supervision,
 )
-from policies.records import Downtime, RunRecord
+from policies.run_records import Downtime, RunRecord
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
@@ -37,10 +37,10 @@ from policies.vocabulary import (
     TransferFinished,
     UnloadInstance,
 )
-from sim.cluster import ClusterSpec, Simulation
-from sim.network import Attachment
-from sim.physics import parts_that_fit
-from sim.profile import Link
+from sim.device_profile import Link
+from sim.host_and_network import Attachment
+from sim.simulated_cluster import ClusterSpec, Simulation
+from sim.simulated_device import parts_that_fit
 from tests import worlds
 
 MS = 1_000_000

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.chance import stream
+from kit.random_streams import stream
 from policies.interfaces import RoutingPolicy
-from policies.names import make_router
-from policies.records import COMPLETED
 from policies.replay import replay_run
+from policies.router_names import make_router
 from policies.rules.compass import CompassRule, Numbers
-from policies.rules.controlled import ControlSpec
-from policies.rules.costs import path
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.specs import FixedRule, LadderRule, RouterSpec, RuleSpec
+from policies.rules.rule_context import path
+from policies.rules.rule_params import FixedRule, LadderRule, RouterSpec, RuleSpec
+from policies.rules.rule_parts import ControlSpec
+from policies.run_records import COMPLETED
 from policies.vocabulary import (
     FOLLOW_NS,
     NS_PER_S,
@@ -32,8 +32,8 @@ from policies.vocabulary import (
     RequestCompleted,
 )
 from scenarios.metrics.slo import tuples_run
-from sim.cluster import ClusterSpec, RunSpec, Simulation
-from sim.compiled.simulation import CompiledSimulation
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.scenarios import Scenario

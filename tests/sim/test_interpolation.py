@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 
-from sim.interpolation import (
-    affine_s,
-    ascending,
-    fit_affine,
-    interpolate_latency_s,
-    interpolate_linear,
-    latency_table_s,
-)
+from sim.device_model import affine_s, ascending, fit_affine, interpolate_latency_s, interpolate_linear, latency_table_s
 
 
 @st.composite

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.chance import hashed_share
+from kit.random_streams import hashed_share
 from kit.units import nanoseconds
-from sim.network import FREE, PACKET_BYTES, PRESETS, Attachment, Interconnect, rounds
-from sim.profile import Link
+from sim.device_profile import Link
+from sim.host_and_network import FREE, PACKET_BYTES, PRESETS, Attachment, Interconnect, rounds
 
 FAST = Link(latency_s=1e-6, bandwidth_bytes_s=1e9)
 SLOW = Link(latency_s=1e-3, bandwidth_bytes_s=1e6)

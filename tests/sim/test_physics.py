@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.device import BatchLoad, Sharing, clock_ratio, crowding, slow_downs
-from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import Profile
-from sim.tables import DeviceTables, compile_tables
-from sim.telemetry import WindowedSensor
+from sim.device_model import BatchLoad, Sharing, clock_ratio, crowding, slow_downs
+from sim.device_profile import Profile
+from sim.device_tables import DeviceTables, compile_tables
+from sim.simulated_device import RunningBatch, SimulatedDevice, WindowedSensor
 from tests import worlds
 
 MS = 1_000_000

@@ -1,4 +1,4 @@
-"""The known answers of `docs/simulation-in-detail.md` are those of `kit.chance`."""
+"""The known answers of `docs/simulation-in-detail.md` are those of `kit.random_streams`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.chance import derived_seed, hashed, hashed_share, stream
+from kit.random_streams import derived_seed, hashed, hashed_share, stream
 
 PAGE = Path("docs/simulation-in-detail.md").read_text(encoding="utf-8")
 WORDS = {"hash": hashed, "salt": derived_seed, "share": hashed_share, "stream": stream}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.agenda import Agenda
-from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import Slowdown
-from sim.server import SharedDevice
-from sim.tables import DeviceTables, compile_tables
+from sim.device_profile import Slowdown
+from sim.device_tables import DeviceTables, compile_tables
+from sim.event_queue import Agenda
+from sim.simulated_device import RunningBatch, SimulatedDevice
+from sim.simulated_server import SharedDevice
 from tests import worlds
 
 SLOWDOWN = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from policies.vocabulary import NS_PER_S
-from sim.physics import RunningBatch, SimulatedDevice
-from sim.steady import AT_ONCE, LOADS, SteadyPoint, knee, shared_device, steady_points
-from sim.tables import DeviceTables, compile_tables
+from sim.device_tables import DeviceTables, compile_tables
+from sim.simulated_device import (
+    AT_ONCE,
+    LOADS,
+    RunningBatch,
+    SimulatedDevice,
+    SteadyPoint,
+    knee,
+    shared_device,
+    steady_points,
+)
 from tests import worlds
 
 KEY = (1, 1.0, 0.0)

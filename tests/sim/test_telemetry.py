@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from policies.vocabulary import NS_PER_S
-from sim.cluster import Simulation
-from sim.compiled.simulation import CompiledSimulation
+from sim.compiled.compiled_simulation import CompiledSimulation
+from sim.simulated_cluster import Simulation
 from tests import worlds
 
 BEFORE_THE_SERVER = 3  # of a request's stages

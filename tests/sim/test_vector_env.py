@@ -13,11 +13,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from policies.faults import Crash, Outage
 from policies.observation import ObservationSpec
-from policies.records import RunColumns
-from sim.cluster import ClusterSpec, RunSpec, Simulation
+from policies.run_records import RunColumns
+from sim.cluster_env import SlimClusterEnv
 from sim.compiled import UnsupportedScenario
-from sim.compiled.env import SlimClusterVectorEnv
-from sim.env import SlimClusterEnv
+from sim.compiled.vector_env import SlimClusterVectorEnv
+from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
 from tests import worlds
 
 NS_PER_S = 1_000_000_000

@@ -17,19 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from hw.device import DeviceSpec
-from hw.networks import members
-from hw.networks.accuracy import Evaluation, load_accuracy
+from hw.device_settings import DeviceSpec
+from hw.networks import user_networks
+from hw.networks.accuracy_table import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
-from hw.networks.family import Family, Member, MemberNetwork, ranked
-from hw.networks.members import Judged, dominated, judged, members_of, timed, weights_of
-from hw.networks.ordinary import GivenNetwork
-from hw.networks.pictures import test_sample as sample_of
-from hw.networks.registry import ModelFile, Network, model_hash, save_model
+from hw.networks.datasets import test_sample as sample_of
+from hw.networks.model_families import Family, Member, MemberNetwork, ranked
+from hw.networks.network_files import ModelFile, Network, model_hash, save_model
+from hw.networks.third_party_networks import GivenNetwork
+from hw.networks.user_networks import Judged, dominated, judged, members_of, timed, weights_of
 from kit.errors import InputError
-from scenarios.files.reading import load_scenario, read_profile
-from sim.profile import Profile
-from slimsched import adding
+from scenarios.files.scenario_reading import load_scenario, read_profile
+from sim.device_profile import Profile
+from slimsched import models
 from slimsched.cli import main
 from tests import worlds
 
@@ -89,16 +89,16 @@ def weights(tmp_path: Path) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are not measured: two with known curves stand for those here."""
 
-    def calibrated(written: adding._Written, widths: Sequence[float]) -> Mapping[str, Profile]:
+    def calibrated(written: models._Written, widths: Sequence[float]) -> Mapping[str, Profile]:
         written._write_scenario(120.0)
         return {name: _profile(written, widths, speed) for name, speed in (("cpu0", 1.0), ("cpu1", 0.5))}
 
-    monkeypatch.setattr(adding._Written, "calibrated", calibrated)
-    monkeypatch.setattr(adding, "_held_together", lambda scenario, spec: {"cpu1": [spec.labels[0]]})
+    monkeypatch.setattr(models._Written, "calibrated", calibrated)
+    monkeypatch.setattr(models, "_held_together", lambda scenario, spec: {"cpu1": [spec.labels[0]]})
 
 
-def _profile(written: adding._Written, widths: Sequence[float], speed: float) -> Profile:
-    spec = ModelFile(written.folder / adding.MODEL, Network(f"{__name__}:Pooled")).build().spec
+def _profile(written: models._Written, widths: Sequence[float], speed: float) -> Profile:
+    spec = ModelFile(written.folder / models.MODEL, Network(f"{__name__}:Pooled")).build().spec
     known = worlds.profile("a", speed=speed, segments=1, widths=tuple(widths))
     model = known.model.model_copy(update={"labels": spec.labels, "nests": spec.nests})
     return known.model_copy(update={"model": model})
@@ -121,10 +121,10 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
     assert [each.get("dominated_by") is not None for each in document["members"]] == [False, False, True]
     assert all(low < each["top1"] < high for each in document["members"] for low, high in [each["top1_ci95"]])
     named = Network(f"{__name__}:Pooled")
-    model, metadata = ModelFile(out / adding.MODEL, named).load()
+    model, metadata = ModelFile(out / models.MODEL, named).load()
     assert isinstance(model, Family)
     assert model.spec.labels == ('Pooled {"pool": 2, "idle": 0}', 'Pooled {"pool": 1, "idle": 4}')
-    table = load_accuracy(out / adding.ACCURACY)
+    table = load_accuracy(out / models.ACCURACY)
     assert isinstance(table, Evaluation)
     assert table.hash == metadata["hash"]
     data = load_dataset("digits")
@@ -134,9 +134,9 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
         right = plain(torch.from_numpy(data.test_images)).argmax(1).numpy() == data.test_labels
         assert share == right.mean()
         assert share == by_label[model.spec.labels[model.spec.widths.index(width)]]["top1"]
-    scenario = load_scenario(out / adding.SCENARIO)
+    scenario = load_scenario(out / models.SCENARIO)
     assert (scenario.name, scenario.workload.model_dump()["rate_img_s"]) == ("zoo", 120.0)
-    assert Path(scenario.model.checkpoint or "") == out / adding.MODEL
+    assert Path(scenario.model.checkpoint or "") == out / models.MODEL
 
 
 @pytest.mark.usefixtures("measured")
@@ -144,8 +144,8 @@ def test_all_are_kept_where_that_is_asked_for(weights: Path, tmp_path: Path) -> 
     """In a folder of any name: that of the scenario is near."""
     out = tmp_path / "my zoo: 1"
     assert _add(NAMES, "--weights", str(weights), "--images", "digits", "--out", str(out), "--keep-all") == 0
-    assert len(ModelFile(out / adding.MODEL, Network(f"{__name__}:Pooled")).build().spec.widths) == 3
-    assert load_scenario(out / adding.SCENARIO).name == "my-zoo-1"
+    assert len(ModelFile(out / models.MODEL, Network(f"{__name__}:Pooled")).build().spec.widths) == 3
+    assert load_scenario(out / models.SCENARIO).name == "my-zoo-1"
 
 
 def test_names_carry_their_kind_on_and_forms_and_options_stand_behind_them() -> None:
@@ -254,7 +254,7 @@ def test_what_is_larger_than_a_device_is_refused(
     weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It would serve nothing there."""
-    monkeypatch.setattr("hw.device.local_devices", lambda: [DeviceSpec(), DeviceSpec(vram_bytes=1000)])
+    monkeypatch.setattr("hw.device_settings.local_devices", lambda: [DeviceSpec(), DeviceSpec(vram_bytes=1000)])
     words = [NAMES, "--weights", str(weights), "--images", "digits", "--out", str(tmp_path / "out")]
     assert _add(*words) == 2
     assert "takes 0 MB, and a device here has 0 MB for networks; leave it out" in capsys.readouterr().err
@@ -272,7 +272,7 @@ def test_too_few_pictures_are_refused(
 def test_int8_is_refused_beside_a_gpu(
     weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hw.device.local_devices", lambda: [DeviceSpec("cuda"), DeviceSpec()])
+    monkeypatch.setattr("hw.device_settings.local_devices", lambda: [DeviceSpec("cuda"), DeviceSpec()])
     torch.save({}, weights / "resnet18.pt")
     assert _add("torchvision:resnet18 int8", "--weights", str(weights), "--images", "digits") == 2
     assert "'resnet18 int8' runs on CPUs alone" in capsys.readouterr().err
@@ -283,11 +283,11 @@ def test_scales_of_int8_are_of_images_of_all_classes(tmp_path: Path, monkeypatch
     shown = list[Tensor]()
     images = np.arange(900, dtype=np.float32).reshape(-1, 1, 1, 1).repeat(3, axis=1)
     data = Dataset("any", images[:0], np.arange(0), images, np.arange(900) // 90, 10)
-    monkeypatch.setattr(members, "read_weights", lambda _: {})
-    monkeypatch.setattr(members, "take_weights", lambda *_: None)
-    monkeypatch.setattr(members, "fitted", lambda module, *_: (GivenNetwork(nn.Identity(), module), ""))
-    monkeypatch.setattr(members, "right", lambda *_, **__: np.ones(900, bool))
-    monkeypatch.setattr(members, "Int8Network", lambda _, images: shown.append(images))
+    monkeypatch.setattr(user_networks, "read_weights", lambda _: {})
+    monkeypatch.setattr(user_networks, "take_weights", lambda *_: None)
+    monkeypatch.setattr(user_networks, "fitted", lambda module, *_: (GivenNetwork(nn.Identity(), module), ""))
+    monkeypatch.setattr(user_networks, "right", lambda *_, **__: np.ones(900, bool))
+    monkeypatch.setattr(user_networks, "Int8Network", lambda _, images: shown.append(images))
     (member,) = members_of("torchvision:resnet18 int8", SOURCE)
     judged(member, tmp_path, data, SOURCE, lambda *_: None)
     assert np.bincount(shown[0][:, 0, 0, 0].numpy().astype(int) // 90, minlength=10).min() >= 20
@@ -350,7 +350,7 @@ def test_a_lead_that_may_be_chance_is_told() -> None:
     """That of two images in a hundred may be, that of ten is not; of what is left out nothing is said."""
     known = {"a": 0.9, "b": 0.88, "c": 0.78, "d": 0.77}
     found = [_judged(label, top1) for label, top1 in known.items()]
-    close = adding._within_chance(found, {"d": found[2]})
+    close = models._within_chance(found, {"d": found[2]})
     assert [(best.member.label, following.member.label) for best, following in close] == [("a", "b")]
 
 
@@ -359,7 +359,9 @@ def test_passes_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [_judged("a"), _judged("b")]
     true_s, calls = dict(zip([id(each.network) for each in found], [1.0, 0.9], strict=True)), itertools.count()
     monkeypatch.setattr(
-        members, "_pass_s", lambda network, _: true_s[id(network)] * (9 if next(calls) < members._PASSES else 1)
+        user_networks,
+        "_pass_s",
+        lambda network, _: true_s[id(network)] * (9 if next(calls) < user_networks._PASSES else 1),
     )
     data = Dataset("any", *(np.zeros((8, 3, 4, 4), np.float32), np.zeros(8, np.int64)) * 2, 1)
     assert [each.pass_s for each in timed(found, data, "cpu")] == [1.0, 0.9]

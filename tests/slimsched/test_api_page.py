@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import scenarios.gym
+import scenarios.cluster_gym
 import slimsched
 from tests.test_docs import ROOT
 
@@ -22,13 +22,15 @@ LONG = (*MEASURING, "slimsched.run(")
 def _examples() -> list[str]:
     """In the page's order: the environment's, then those of the functions."""
     shown = [getattr(slimsched, name.partition(".")[2]) for name in SHOWN if name.startswith("slimsched.")]
-    docs = [inspect.getdoc(each) or "" for each in (scenarios.gym, *shown)]
+    docs = [inspect.getdoc(each) or "" for each in (scenarios.cluster_gym, *shown)]
     found = [re.findall(r"^ +```python\n(.*?)^ +```$", doc, re.DOTALL | re.MULTILINE) for doc in docs]
     return [inspect.cleandoc("\n" + example) for examples in found for example in examples]
 
 
 def test_everything_public_is_on_it() -> None:
-    assert sorted(SHOWN) == sorted(["slimsched", "scenarios.gym", *(f"slimsched.{name}" for name in slimsched.__all__)])
+    assert sorted(SHOWN) == sorted(
+        ["slimsched", "scenarios.cluster_gym", *(f"slimsched.{name}" for name in slimsched.__all__)]
+    )
 
 
 def run(examples: list[str], folder: Path) -> str:

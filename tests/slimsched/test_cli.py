@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scenarios.runs.folder import RunFolder
-from sim.profile import Profile
+from sim.device_profile import Profile
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
 from slimsched.launching import flags_of, function_of

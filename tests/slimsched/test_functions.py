@@ -15,9 +15,9 @@ from torch import nn
 
 import slimsched
 from kit.documents import read_json
-from policies.ppo.router import PPORouter
-from scenarios.executors.checking import SERVING_S
-from scenarios.files.router_names import made_by
+from policies.ppo.ppo_router import PPORouter
+from scenarios.executors.device_calibration import SERVING_S
+from scenarios.files.router_files import made_by
 from slimsched import InputError, Step
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
@@ -339,8 +339,8 @@ def test_devices_are_calibrated(scenario: Path, monkeypatch: pytest.MonkeyPatch)
         asked.append(wanted)
         return PROFILE
 
-    monkeypatch.setattr("scenarios.executors.calibrate.calibrate_device", measured)
-    monkeypatch.setattr("scenarios.executors.checking.with_serving", lambda profile, *_, **__: profile)
+    monkeypatch.setattr("scenarios.executors.device_calibration.calibrate_device", measured)
+    monkeypatch.setattr("scenarios.executors.device_calibration.with_serving", lambda profile, *_, **__: profile)
     found = slimsched.calibrate(model="slimresnet-pairs", device="cpu:0", budget_s=100, out="here", batch_limit=8)
     assert found.profiles == (Path("here/cpu0.yaml"),)
     assert (asked[0].batch_limit, asked[0].budget_s) == (8, 100 - SERVING_S)

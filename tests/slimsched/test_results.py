@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
-from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import validate_results
+from scenarios.metrics.metric_catalogue import MEASURES, OF_SERVERS
+from scenarios.metrics.router_comparison import compare_results
 from slimsched import Comparison, Estimate, InputError, RunResult, ServerResult, Validation
 from slimsched.results import LABELS
 from tests.scenarios.folders import simulated

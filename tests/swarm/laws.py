@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from hw.host.clock import NEVER_NS
-from hw.transport.clock_offset import OffsetEstimate
+from hw.clock import NEVER_NS
 from hw.transport.messages import ComeUp, Deliver, Pong, Rejected, Returned, Start
+from hw.transport.peers import OffsetEstimate
 from policies.faults import PLANNED, WORKER_HUNG, Outage
-from policies.ledger import Ledger
-from policies.records import RunRecord
 from policies.replay import replay_run
+from policies.run_ledger import Ledger
+from policies.run_records import RunRecord
 from policies.vocabulary import (
     NS_PER_S,
     Block,
@@ -29,8 +29,8 @@ from policies.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from hw.router.loop import RouterLoop
-    from hw.transport.arena import Slab
+    from hw.router.router_loop import RouterLoop
+    from hw.transport.shared_memory import Slab
     from tests.swarm.mix import Mix
     from tests.swarm.wires import Agenda
 

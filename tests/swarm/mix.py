@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from kit.chance import stream
+from kit.random_streams import stream
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.interfaces import RouterConfig
 from policies.vocabulary import NS_PER_S

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.agent.emulated import EmulatedDevice
-from hw.agent.outfit import AgentSpec, SchedulerSpec
-from hw.router.agents import AgentSlot, make_all_ready
-from hw.router.draining import Operator, Order, Wish
-from hw.router.loop import Parts, RouterLoop, Routing
-from hw.router.run_spec import HardwareRun, ServedNetwork
-from hw.router.server import HardwareServer
-from kit.chance import stream
-from policies.greedy import GreedyKnobs
-from policies.ledger import Ledger
-from policies.records import RunRecord
-from policies.reward import AccuracyPrior, RewardWeights
+from hw.agent.emulated_lanes import EmulatedDevice
+from hw.agent.lanes import AgentSpec, SchedulerSpec
+from hw.router.agent_handles import AgentSlot, make_all_ready
+from hw.router.interventions import Operator, Order, Wish
+from hw.router.router_loop import Parts, RouterLoop, Routing
+from hw.router.run_requests import HardwareRun, ServedNetwork
+from hw.router.server_port import HardwareServer
+from kit.random_streams import stream
+from policies.greedy_scheduler import GreedyKnobs
+from policies.interfaces import AccuracyPrior, RewardWeights
+from policies.run_ledger import Ledger
+from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold, HoldRule
 from tests.swarm.laws import Laws
 from tests.swarm.mix import ACTIVATION_BYTES, GROUPS, INPUT_BYTES, MS, WIDTHS, Mix

@@ -12,20 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.door.journal import Journal
-from hw.door.segments import LogBounds, SegmentLog
-from hw.door.tally import Tally
-from hw.host.clock import NEVER_NS, RunClock
-from hw.host.collections import CollectionMeter
-from hw.router.agents import make_all_ready
-from hw.router.loop import Parts, RouterLoop, Routing, RunProgress
-from hw.router.run_spec import HardwareRun
-from hw.router.traffic import PlannedTraffic
-from kit.chance import stream
+from hw.clock import NEVER_NS, RunClock
+from hw.frontend.client_requests import Tally
+from hw.frontend.connections import Journal
+from hw.frontend.log_segments import LogBounds, SegmentLog
+from hw.host_resources import CollectionMeter
+from hw.router.agent_handles import make_all_ready
+from hw.router.router_loop import Parts, RouterLoop, Routing, RunProgress
+from hw.router.run_requests import HardwareRun, PlannedTraffic
+from kit.random_streams import stream
 from policies.faults import Supervision
-from policies.interfaces import RouterConfig
-from policies.reward import AccuracyPrior, RewardWeights
-from policies.router import RouterCore
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig
+from policies.router_core import RouterCore
 from policies.vocabulary import NS_PER_S, RequestArrived
 from tests.swarm import play
 from tests.swarm.mix import GROUPS, INPUT_BYTES, MS, US, WIDTHS, Mix

@@ -9,9 +9,8 @@ from functools import partial
 
 import pytest
 
-from hw.agent.outfit import AgentSpec, Fitting
-from hw.router.draining import Order
-from hw.router.rolling import NewModel, Rolling
+from hw.agent.lanes import AgentSpec, Fitting
+from hw.router.interventions import NewModel, Order, Rolling
 from policies.vocabulary import RunBatch
 from tests.swarm.mix import Mix
 from tests.swarm.play import Drawer, play_mix

@@ -13,18 +13,16 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from hw.agent.emulated import EmulatedLanes, EmulatedSensor, Ended, Key
-from hw.agent.lanes import Tell, explain
-from hw.agent.outfit import AgentSpec, Fitting
-from hw.agent.process import Agent
-from hw.host.waiting import Host, readable
-from hw.router.agents import AgentHandle
-from hw.router.server import START_LIMIT_NS
-from hw.transport.arena import Arena, LinkLostError
+from hw.agent.agent_process import Agent
+from hw.agent.emulated_lanes import EmulatedLanes, EmulatedSensor, Ended, Key
+from hw.agent.lanes import AgentSpec, Fitting, Tell, explain
+from hw.clock import Host, readable
+from hw.router.agent_handles import AgentHandle
+from hw.router.server_port import START_LIMIT_NS
+from hw.transport.agent_port import AgentEnd, Mirror, PortBrokenError, PortClosedError, RouterEnd, SentLog
 from hw.transport.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
-from hw.transport.port import AgentEnd, Mirror, PortBrokenError, PortClosedError, RouterEnd, SentLog
-from hw.transport.step_log import StepLog
-from kit.chance import stream
+from hw.transport.shared_memory import Arena, LinkLostError, StepLog
+from kit.random_streams import stream
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
 from tests.swarm.laws import DRAINED_IN_NS, FIRST_PING, Laws
@@ -40,7 +38,7 @@ class Killed(BaseException):
 
 
 class ToyDevice:
-    """`hw.agent.emulated.DeviceBehavior`: passes take their time, and do not slow each other down."""
+    """`hw.agent.emulated_lanes.DeviceBehavior`: passes take their time, and do not slow each other down."""
 
     segments: int
     context_bytes = 0
@@ -178,7 +176,8 @@ class Mover(Executor):
 
 
 class FarArena(Arena):
-    """`hw.transport.landing.FarArena` without its sockets: another host's arena, written to when `commit` ends.
+    """`hw.transport.direct_transfers.FarArena` without its sockets: another host's arena, written to when `commit`
+    ends.
 
     The receiver may have it although the sender hears of a lost link; an epoch that is fenced off writes nothing.
     """
@@ -274,7 +273,7 @@ class Process:
         self._guarded(live)
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
-        """See `hw.agent.outfit.Outfit`."""
+        """See `hw.agent.lanes.Outfit`."""
         mix = self.world.mix
         device = ToyDevice(mix.router.segments, mix.vram_bytes, mix.pass_ns)
         lanes = EmulatedLanes(device, self._arenas, self.index, tell, clock_ns, lambda: Mover(self))
@@ -394,7 +393,8 @@ class NearHandle(AgentHandle):
 
 
 class FarHandle(AgentHandle):
-    """An agent on another host, as `hw.ray.agents.RayAgent`: it joins, and what is asked of its host takes its time."""
+    """An agent on another host, as `hw.router.ray_agents.RayAgent`: it joins, and what is asked of its host takes its
+    time."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.joining = Tapped(world.laws, process, heard=self._hear_log)
@@ -481,7 +481,7 @@ class Tapped(RouterEnd):
 
 @dataclass
 class World:
-    """All of it; `hw.router.agents.Carrier` for the cluster that is under test."""
+    """All of it; `hw.router.agent_handles.Carrier` for the cluster that is under test."""
 
     mix: Mix
     agenda: Agenda
@@ -527,7 +527,7 @@ class World:
         return self.agenda.now_ns < self.faults_end_ns
 
     def _wait(self, descriptors: Collection[int], wait_s: float | None) -> list[int]:
-        """See `hw.host.waiting.readable`: the world goes on meanwhile."""
+        """See `hw.clock.readable`: the world goes on meanwhile."""
         agenda = self.agenda
         entered_ns = agenda.now_ns
         if self._stops and self._stops[0] <= entered_ns:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.learning.learned import (
+from jobs.learning.scoring_network import (
     SIZES,
     JobNet,
     Learned,

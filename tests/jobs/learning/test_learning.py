@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.learning.learned import (
-    SIZES,
-    JobNet,
-    Learned,
-    LearnedSpec,
-    NamedPolicy,
-    fresh_weights,
-    read_learned,
-)
+from jobs.job_simulation import JobWorld
+from jobs.job_traces import JobTrace
+from jobs.learning.scoring_network import SIZES, JobNet, Learned, LearnedSpec, NamedPolicy, fresh_weights, read_learned
 from jobs.learning.training import (
     BASELINES,
     JobPPOKnobs,
@@ -32,12 +26,10 @@ from jobs.learning.training import (
     table_of,
     train,
 )
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, policy_of
-from jobs.sim.world import JobWorld
-from jobs.trace import JobTrace
-from kit.chance import stream
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.named_policies import JobPolicy, policy_of
 from kit.errors import InputError
+from kit.random_streams import stream
 from tests.jobs.sim.worlds import S, jobs, run
 
 WORLD = JobWorld((NodeGroup(2, 4),))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.policies.choices import NAMES, WAIT, Choosing, View, uses, ways
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, policy_of
+from jobs.policies.chosen_queueing import NAMES, WAIT, Choosing, View, uses, ways
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.named_policies import JobPolicy, policy_of
 from tests.jobs.sim.worlds import jobs, run, seconds
 
 CHOICE = JobPolicy("fifo", "choice", placement="lowest", learned="told")

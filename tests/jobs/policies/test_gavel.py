@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from jobs.policies.orders import Demands, fifo, finish_time, least_jct, max_min
+from jobs.policies.job_orders import Demands, fifo, finish_time, least_jct, max_min
 
 Numbers = NDArray[np.float64]
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.choices import Choosing, View
-from jobs.policies.cluster import Pool
-from jobs.policies.mapping import Candidate, Programme, candidates
-from jobs.policies.policy import JobPolicy, policy_of, shown_name
+from jobs.policies.chosen_queueing import Candidate, Choosing, Programme, View, candidates
+from jobs.policies.job_cluster import Pool
+from jobs.policies.named_policies import JobPolicy, policy_of, shown_name
 from tests.jobs.sim.worlds import jobs, run, seconds
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import JobArrived, NodeGroup
-from jobs.policies.orders import Accounts, Features, JobBook, MultifactorKnobs
-from jobs.policies.policy import JobPolicy
-from jobs.sim.jobs import NodeOutage
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.job_records import NodeOutage
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.policies.job_cluster import JobArrived, NodeGroup
+from jobs.policies.job_orders import Accounts, Features, JobBook, MultifactorKnobs
+from jobs.policies.named_policies import JobPolicy
 from tests.jobs.sim.worlds import S, jobs
 
 DAY_S = 86_400

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import JobArrived
-from jobs.policies.history import DurationHistory, GittinsTables, inverse_gittins_s
-from jobs.policies.orders import OBJECTIVES, ORDERS, Features, JobBook, order_of
-from jobs.policies.policy import JobPolicy, policy_of, shown_name
+from jobs.policies.job_cluster import JobArrived
+from jobs.policies.job_orders import OBJECTIVES, ORDERS, Features, JobBook, order_of
+from jobs.policies.named_policies import JobPolicy, policy_of, shown_name
+from jobs.policies.run_times import DurationHistory, GittinsTables, inverse_gittins_s
 from kit.errors import InputError
 
 S = 1_000_000_000

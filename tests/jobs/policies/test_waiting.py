@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.policies.waiting import WaitingClass
+from jobs.policies.preemption import WaitingClass
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.sampled_from([0.0, 1.0, 2.0])), max_size=60)
 

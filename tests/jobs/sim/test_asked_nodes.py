@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, Speeds
-from jobs.policies.policy import policy_of
-from jobs.policies.scheduler import JobScheduler
-from jobs.sim.jobs import NodeOutage, sampled_variability
+from jobs.job_records import NodeOutage, sampled_variability
+from jobs.policies.job_cluster import JobArrived, NodeGroup, Pool, RefuseJob, Speeds
+from jobs.policies.job_scheduler import JobScheduler
+from jobs.policies.named_policies import policy_of
 from tests.jobs.sim.test_laws import BLIND, KNOWING, drawn, watched
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 

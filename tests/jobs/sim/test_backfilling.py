@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import NodeGroup
+from jobs.policies.job_cluster import NodeGroup
 from tests.jobs.sim import brute_force
 from tests.jobs.sim.worlds import jobs, run, seconds
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import NodeGroup
-from jobs.sim.bound import BoundProblem, lower_bound
+from jobs.policies.job_cluster import NodeGroup
+from jobs.wait_bound import BoundProblem, lower_bound
 from tests.jobs.sim.worlds import jobs, one_pool, run
 
 Row = tuple[int, int, int]  # release, run, GPUs

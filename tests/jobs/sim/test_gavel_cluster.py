@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup, Speeds
-from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import NodeGroup, Speeds
+from jobs.policies.named_policies import PreemptionKnobs, policy_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TYPES = ("v100", "p100", "k80")

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import (
+from jobs.job_records import JobsRecord, NodeOutage
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import (
     PLACEMENTS,
     JobCommand,
     JobEvent,
@@ -21,10 +24,7 @@ from jobs.policies.cluster import (
     StartJob,
     Wake,
 )
-from jobs.policies.policy import KINDS, PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobsRecord, NodeOutage
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
+from jobs.policies.named_policies import KINDS, PreemptionKnobs, policy_of
 from tests.jobs.sim.worlds import S, require_sane
 
 BLIND = [

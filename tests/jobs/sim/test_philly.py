@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.bound import lower_bound
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.named_policies import PreemptionKnobs, policy_of
+from jobs.wait_bound import lower_bound
 from tests.jobs.sim.worlds import one_pool
 
 ROOT = Path(__file__).resolve().parents[3]

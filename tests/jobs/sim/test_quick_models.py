@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jobs.trace import JobTrace
-from kit.chance import stream
+from jobs.job_traces import JobTrace
+from kit.random_streams import stream
 from tests.jobs.sim.quick_models import Jobs, ListModel, ends_on_one_node_s
 from tests.jobs.sim.worlds import run, seconds
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup, Speeds
-from jobs.policies.policy import PreemptionKnobs, policy_of, shown_name
-from jobs.sim.jobs import NodeOutage
-from jobs.trace import JobTrace
+from jobs.job_records import NodeOutage
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import NodeGroup, Speeds
+from jobs.policies.named_policies import PreemptionKnobs, policy_of, shown_name
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 
 ROUNDS = PreemptionKnobs(round_s=100, restart_s=0)

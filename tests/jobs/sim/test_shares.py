@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import PLACEMENTS, NodeGroup, Pool, Wake
-from jobs.policies.orders import MultifactorKnobs
-from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
-from jobs.sim.jobs import NodeOutage, sampled_variability
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
+from jobs.job_records import NodeOutage, sampled_variability
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import PLACEMENTS, NodeGroup, Pool, Wake
+from jobs.policies.job_orders import MultifactorKnobs
+from jobs.policies.named_policies import JobPolicy, PreemptionKnobs, policy_of
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
 
 PACKING = ["fifo", "fifo-first-fit", "smallest", "saf-requested-strict", "sjf-history", "multifactor", "qssf-worst-fit"]

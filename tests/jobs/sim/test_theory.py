@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.named_policies import PreemptionKnobs, policy_of
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 LOAD = 0.7

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup, Variability
-from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobsRecord, NodeOutage, sampled_variability
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace, read_trace
-from scenarios.files.shipped import SHIPPED
+from jobs.job_records import JobsRecord, NodeOutage, sampled_variability
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace, read_trace
+from jobs.policies.job_cluster import NodeGroup, Variability
+from jobs.policies.named_policies import PreemptionKnobs, policy_of
+from scenarios.files.bundled_files import SHIPPED
 from tests.jobs.sim.test_laws import drawn
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
 

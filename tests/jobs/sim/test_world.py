@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup, Speeds
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.sim.jobs import NodeOutage, sampled_outages, snapshot_at
-from jobs.sim.world import JobWorld
+from jobs.job_records import NodeOutage, sampled_outages, snapshot_at
+from jobs.job_simulation import JobWorld
+from jobs.policies.job_cluster import NodeGroup, Speeds
+from jobs.policies.named_policies import JobPolicy, PreemptionKnobs
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
-from jobs.sim.bound import BoundProblem
-from jobs.sim.jobs import NOT_YET, JobsRecord
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import JobTrace
+from jobs.job_records import NOT_YET, JobsRecord
+from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_traces import JobTrace
+from jobs.policies.job_cluster import NodeGroup
+from jobs.policies.named_policies import JobPolicy, PreemptionKnobs, policy_of
+from jobs.wait_bound import BoundProblem
 
 S = 1_000_000_000
 FREE = PreemptionKnobs(round_s=10, restart_s=0)

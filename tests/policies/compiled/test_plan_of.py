@@ -10,22 +10,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-import policies.plan_of
-from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet, blank_sheet
-from policies.compiled.milp import view_of
-from policies.compiled.plan import PlanRow, alike_of, cost_table, work_keys
-from policies.compiled.rules import Variant, VariantSteps
+import policies.router_plans
+from policies.compiled.adaptive_kernels import view_of
+from policies.compiled.plan_layout import (
+    NONE,
+    OUTSIDE,
+    Plan,
+    PlanRow,
+    SeenServer,
+    Sheet,
+    alike_of,
+    blank_sheet,
+    cost_table,
+    work_keys,
+)
+from policies.compiled.rule_kernels import Variant, VariantSteps
 from policies.interfaces import ELSEWHERE, HERE, IN_RACK, WAYS, Alike, RouterConfig, RoutingPolicy
-from policies.names import make_router
-from policies.plan_of import plan_of
-from policies.rules import costs as rule_costs
-from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.groups import LargestGroup
-from policies.rules.infaas import Variants, make_variants
-from policies.rules.milp import Milp
-from policies.rules.placements import LeastWork, RoundRobin, ShortestDelay, ShortestQueue, Sticky
-from policies.rules.slackfit import SlackFit
-from policies.rules.widths import FixedWidths, Ladder
+from policies.router_names import make_router
+from policies.router_plans import plan_of
+from policies.rules import rule_context as rule_costs
+from policies.rules.proteus import Milp
+from policies.rules.published_rules import SlackFit, Variants, make_variants
+from policies.rules.rule_context import ComposedRouter, RouterContext
+from policies.rules.rule_parts import (
+    FixedWidths,
+    Ladder,
+    LargestGroup,
+    LeastWork,
+    RoundRobin,
+    ShortestDelay,
+    ShortestQueue,
+    Sticky,
+)
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, WorkKey
 from tests import worlds
 from tests.parity.scenarios import Scenario
@@ -161,7 +177,7 @@ def test_python_decides_where_there_is_no_compiled_form(what: str) -> None:
 def test_tables_of_transfers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     router = make_router("shortest-delay", CONTEXT)
     assert plan_of(router, CONFIG) is not None
-    monkeypatch.setattr(policies.plan_of, "MAX_TRANSFERS", 100)
+    monkeypatch.setattr(policies.router_plans, "MAX_TRANSFERS", 100)
     assert plan_of(router, CONFIG) is None
     assert plan_of(make_router("sticky", CONTEXT), CONFIG) is not None, "it asks for no transfers"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.compiled.record import INT, REAL, Record
+from policies.compiled.plan_layout import INT, REAL, Record
 
 
 class Inner(Record):

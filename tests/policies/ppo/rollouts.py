@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from kit.chance import derived_seed
 from kit.jit import Singles
+from kit.random_streams import derived_seed
+from policies.interfaces import RewardTerms
 from policies.observation import Floats
 from policies.ppo import PolicySpec
 from policies.ppo.kernels import Experience, Layout, act, empty, joined
-from policies.reward import RewardTerms
 from tests.policies.cluster_views import WIDTHS
 
 SPEC = PolicySpec(segments=4, widths=WIDTHS, groups=(1, 4, 16), power_limits_w=(250.0, 250.0, 100.0))

@@ -5,7 +5,7 @@ import torch
 
 from kit.jit import entry, singles
 from policies.ppo.kernels import TILE, Layout, exp, multiply, tanh
-from scenarios.files.spec import TrainingSection
+from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import loss_of
 from tests.policies.ppo.problems import (
     HOLDS_S,

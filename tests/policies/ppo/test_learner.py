@@ -7,7 +7,7 @@ import torch
 
 from kit.errors import WorkError
 from policies.ppo.kernels import Experience
-from scenarios.files.spec import TrainingSection
+from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import PolicyNetwork, Trainer, advantages, explained_variance, loss_of
 from tests.policies.ppo.problems import HOLDS_S, Doubles, experience_of, hidden_of, masked_softmax, spec_for
 

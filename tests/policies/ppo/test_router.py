@@ -18,12 +18,12 @@ from safetensors.numpy import save
 from kit import checkpoint
 from kit.errors import InputError
 from kit.jit import Ints, Reals, Singles, entry, ints, reals, singles
-from policies.compiled.layout import bits
+from policies.compiled.plan_layout import bits
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
 from policies.ppo.kernels import CompiledRouter
-from policies.ppo.router import EndlessRouter, PPORouter
+from policies.ppo.ppo_router import EndlessRouter, PPORouter
 from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView
 from tests.policies.cluster_views import WIDTHS, choice_of, server, view
@@ -239,7 +239,7 @@ def test_looking_at_a_router_needs_neither_numba_nor_torch() -> None:
 import sys
 import msgspec
 import numpy as np
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 shapes = {"trunk.0.weight": (4, 5), "trunk.0.bias": 4, "heads.weight": (3, 4), "heads.bias": 3}
 weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
@@ -260,7 +260,7 @@ import sys
 import msgspec
 import numpy as np
 from kit.jit_cache import IS_ON
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from tests.policies.cluster_views import choice_of, server, view
 router = PPORouter.load(sys.argv[1])
 seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))

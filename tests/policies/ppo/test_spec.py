@@ -10,10 +10,10 @@ import pytest
 
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
-from policies.ppo.router import PPORouter
+from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
-from scenarios.files.reading import load_scenario
-from scenarios.world.materials import make_world
+from scenarios.files.scenario_reading import load_scenario
+from scenarios.world.scenario_building import make_world
 from tests.scenarios.files import write_scenario
 
 WIDTHS = (0.5, 1.0)

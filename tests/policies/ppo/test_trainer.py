@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kit import checkpoint
-from kit.chance import derived_seed
+from kit.random_streams import derived_seed
 from policies.ppo import PPORouter
-from policies.ppo.router import CHECKPOINT
-from scenarios.files.spec import TrainingSection
+from policies.ppo.ppo_router import CHECKPOINT
+from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import PolicyNetwork, Trainer, exploration
 from sim.compiled.rollout import Rollouts
 from tests.policies.ppo.rollouts import BEST, SPEC, BanditRollouts, best_server

@@ -1,0 +1,421 @@
+"""Opening of a device for calibration: the bench of its agents, and the fastest way to compute there.
+
+It only translates; the plan decides what to measure.
+
+It composes the probe, the detection of other programs, the meter's self-test and the bench, which are independent.
+"""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - what others use of the cores is a share of real time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import psutil
+
+from calibrate.calibration_log import PADDED_SIZES, CalibrationRequest, logged_stamp
+from calibrate.device_identity import (
+    Interference,
+    Probe,
+    assumed_power,
+    meter_of,
+    on_cores,
+    on_gpu,
+    open_nvml,
+    open_sensor,
+    power_model,
+    probe,
+    require_quiet,
+    sensor_model,
+)
+from calibrate.measurement_bench import Loop, SharedLoop, SteadyLoad, bandwidth_bytes_s
+from calibrate.measurement_plan import LEAD_S, PAUSE_S, QUIET_S, padded_sizes, powers_of_two
+from calibrate.power_meter import (
+    Meter,
+    SelfTest,
+    SensorTrust,
+    Watch,
+    Watched,
+    fall_s,
+    past_rise,
+    sampled,
+    self_test,
+    wait_until_flat,
+    watch,
+)
+from calibrate.profile_fit import DeviceFacts
+from hw.agent.instances import Way, quickest, race
+from hw.agent.torch_outfit import torch_agents
+from hw.device_settings import DeviceSpec, formats_of
+from hw.networks.network_files import ModelFile
+from hw.router.agent_handles import transfer_round
+from hw.router.local_agents import AgentProcess, start_agents
+from hw.telemetry import Sensor, process_cpu_s
+from hw.telemetry.nvml import other_processes
+from hw.transport.messages import (
+    Benchmark,
+    BenchmarkBesideLoad,
+    BenchmarkDispatch,
+    BenchmarkInstance,
+    BenchmarkLoad,
+    BenchmarkPaths,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    BesideLoadResult,
+    InstanceResult,
+    Point,
+    Timed,
+    TogetherResult,
+)
+from kit.errors import WorkError
+from policies.vocabulary import NS_PER_S, Provenance
+
+GPU_LEAD_S: Final = 0.4  # before processes begin together: instances choose kernels and capture passes first
+LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin together
+MAX_APART: Final = 0.05  # share of a set's time in which not all processes ran; above it, repeat with more lead
+
+
+def apart_share(results: Sequence[TogetherResult]) -> float:
+    """Return the share of the time from the first begin to the last end in which not all processes ran."""
+    whole_ns = max(each.ended_ns for each in results) - min(each.began_ns for each in results)
+    all_ns = min(each.ended_ns for each in results) - max(each.began_ns for each in results)
+    return 1.0 - max(0, all_ns) / whole_ns if whole_ns > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentBench:
+    """`calibrate.measurement_bench.Bench` on an agent.
+
+    Attributes:
+        peer: index of the arena of another server's agent, to move activations to; None if no link is measured.
+        sibling: a second process on the same device, for sets across processes; None without such sets.
+        cores: cores of a CPU device.
+        receiver: that other server's agent, if it copies received activations onto a GPU.
+    """
+
+    agent: AgentProcess
+    peer: int | None
+    meter: Meter
+    sibling: AgentProcess | None = None
+    cores: tuple[int, ...] = ()
+    receiver: AgentProcess | None = None
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
+        """See `Bench`."""
+        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk), Timed)
+        return timed.samples_s[0], timed.vram_bytes
+
+    def unload(self, instance: int) -> float:
+        """See `Bench`."""
+        return self.agent.ask(BenchmarkUnload(instance), Timed).samples_s[0]
+
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
+        """See `Bench`."""
+        return self._loop(self.timed(point, warmup, repeats, min_s, self._pause_s if paused else 0.0))
+
+    @property
+    def _pause_s(self) -> float:
+        """In serving, a batch finds its thread asleep and its caches evicted; on a GPU a cold host is a cost of it."""
+        return PAUSE_S if self.cores else 0.0
+
+    def _loop(self, result: BenchmarkResult) -> Loop:
+        """Convert a result for storage, with a GPU's clocks before they fall."""
+        clock_mhz = self.meter.sensor.details().sm_clock_mhz
+        return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s, clock_mhz)
+
+    def points(
+        self, instance: int, points: Sequence[Point], warmup: int, repeats: int, min_s: float
+    ) -> tuple[list[Loop], int]:
+        """See `Bench`."""
+        message = BenchmarkInstance(instance, tuple(points), warmup, repeats, min_s, self._pause_s)
+        result = self.agent.ask(message, InstanceResult)
+        return [self._loop(loop) for loop in result.loops], result.captured
+
+    def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
+        """See `Bench`."""
+        return self.agent.ask(BenchmarkPaths(tuple(paths), repeats), Timed).samples_s
+
+    def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
+        """See `Bench`."""
+        result = self.agent.ask(BenchmarkBesideLoad(point, segment, width, QUIET_S), BesideLoadResult)
+        return result.quiet_s, result.beside_s
+
+    def timed(self, point: Point, warmup: int, repeats: int, min_s: float, pause_s: float = 0.0) -> BenchmarkResult:
+        """Time forward passes of a point alone in the agent's process."""
+        return self.agent.ask(Benchmark(point, warmup, repeats, min_s, pause_s), BenchmarkResult)
+
+    def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
+        """See `Bench`."""
+        agents = [self.agent]
+        if across:
+            assert self.sibling is not None, "a plan without a second process asks for no set across processes"
+            agents.append(self.sibling)
+        first_s = LEAD_S if self.cores else GPU_LEAD_S
+        for times in LEAD_TIMES if across else (0,):
+            before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(times * first_s * NS_PER_S)
+            for index, agent in enumerate(agents):
+                mine = tuple(points[index :: len(agents)])
+                agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))
+            results = [agent.expect(TogetherResult) for agent in agents]
+            if (apart := apart_share(results)) <= MAX_APART:
+                break
+        background_share = max(_CoreUse.of(self.cores, agents).background_share(before), apart if across else 0.0)
+        members = [results[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
+        return SharedLoop(members, background_share)
+
+    def dispatch(self, point: Point, number: int) -> Sequence[float]:
+        """See `Bench`."""
+        return self.agent.ask(BenchmarkDispatch(point, number, PAUSE_S), Timed).samples_s
+
+    def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
+        """See `Bench`."""
+        assert self.peer is not None, "a plan without a peer asks for no transfer"
+        return transfer_round(self.agent, self.peer, size_bytes, number, PAUSE_S, receiver=self.receiver)
+
+    def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
+        """See `Bench`."""
+        pause_s = self.pause_s(point, duty)
+        with sampled(self.meter.sensor) as take:
+            result = self.timed(point, 5, 2, duration_s, pause_s)
+            watched = take()
+        power = self.meter.mean(watched, self.meter.rise_s)
+        return SteadyLoad(
+            images=len(result.samples_s) * point.batch,
+            elapsed_s=result.wall_s,
+            power_w=power.power_w,
+            utilization=power.utilization,
+            provenance=power.provenance,
+            sm_utilization=power.sm_utilization,
+            busy_s=sum(result.samples_s),
+            sm_clock_mhz=power.sm_clock_mhz,
+        )
+
+    def pause_s(self, point: Point, duty: float) -> float:
+        """Return the pause after each pass for which passes take `duty` of the time."""
+        if duty >= 1.0:
+            return 0.0
+        seen = self.timed(point, 5, 5, 0.0)
+        return (1 / duty - 1) * sorted(seen.samples_s)[len(seen.samples_s) // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreUse:
+    """CPU time of a CPU device's cores at one moment, used by all and by our agents."""
+
+    cores: int
+    at_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def of(cls, cores: Sequence[int], agents: Sequence[AgentProcess]) -> _CoreUse:
+        everywhere = psutil.cpu_times(percpu=True)
+        times = [everywhere[core] for core in cores]
+        idle_s = sum(used.idle + getattr(used, "iowait", 0.0) for used in times)
+        own_s = sum(process_cpu_s(agent.pid) for agent in agents)
+        return cls(len(cores), time.monotonic_ns() / NS_PER_S, sum(map(sum, times)) - idle_s, own_s)
+
+    def background_share(self, before: _CoreUse) -> float:
+        """Return the share of the cores that other programs have used since `before`; 0 if the device has none."""
+        foreign_s = self.busy_s - before.busy_s - (self.own_s - before.own_s)
+        return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0
+
+
+IDLE_DROPPED = 0.25  # of an idle measurement: it may still reflect earlier load
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open bench, with the known facts of its device.
+
+    Attributes:
+        warnings: warnings about measurements on this device, one sentence each.
+    """
+
+    bench: AgentBench
+    probed: Probe
+    facts: DeviceFacts
+    warnings: tuple[str, ...] = ()
+
+
+@contextmanager
+def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
+    """Open a device for measurement, with a second process on it.
+
+    Args:
+        idle_s: time for which each idle power is sampled.
+        load: the point that keeps the device busy for the sensor's self-test.
+        fall_look_s: time for which it is sampled after that, to see how long its clocks stay up; 0 omits this.
+
+    Raises:
+        InputError: the device does not exist, or others use it.
+        WorkError: the device or a process failed.
+    """
+    device, file = wanted.device, wanted.file
+    sensor = open_sensor(device, ())
+    probed = probe(device, sensor)
+    meter = meter_of(device, probed, sensor)
+    others = interference(device, sensor)
+    require_quiet(meter.device, others, wanted.allow_busy)
+    _settle(device, meter, probed)
+    bare = _idle_looks(meter, probed, idle_s)
+    bandwidth = bandwidth_bytes_s(device)  # its process has ended, so memory of contexts is the agents' alone
+    with bench_of(file, device, wanted.peer, sibling=True) as bench:
+        _settle(device, bench.meter, probed)
+        context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
+        tested = sensor_test(bench.meter, probed, context, lambda seconds: bench.solo(load, 1, 2, seconds))
+        after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if probed.metered and fall_look_s else []
+        bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
+        probed, meter = _stamped(probed, tested, others), replace(meter, trust=tested.trust)
+        facts = DeviceFacts(
+            info=probed.info,
+            execution=device.execution(),
+            cores=len(device.physical[1]) if device.kind == "cpu" else 1,
+            bandwidth_bytes_s=bandwidth,
+            power=power_model(
+                device, probed, _idle_w(device, meter, probed, bare), _idle_w(device, bench.meter, probed, context)
+            ),
+            sensor=sensor_model(device, wanted.sensor_period_s, sensor),
+            context_bytes=bench.agent.wait_until_ready().context_bytes,
+            fall_s=fall_s(after, bench.meter.rise_s),
+            padded_sizes=device.warm_sizes,
+        )
+        notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
+        with naming_a_lost_device(meter):
+            yield Opened(bench, probed, facts, (*notable, *tested.warnings))
+
+
+@contextmanager
+def bench_of(
+    file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, sibling: bool = False
+) -> Iterator[AgentBench]:
+    """Start agents on a device; yields the bench with its meter."""
+    named = [("calibrated", device)]
+    named += [("sibling", device)] if sibling else []
+    has_own_peer = peer is not None and not (sibling and peer == device)
+    named += [("peer", peer or device)] if has_own_peer else []
+    with torch_agents(named, file) as specs, start_agents(specs) as agents:
+        on_device = agents[: 2 if sibling else 1]
+        sensor = open_sensor(device, tuple(agent.pid for agent in on_device))
+        yield AgentBench(
+            agent=agents[0],
+            peer=len(agents) - 1 if peer else None,
+            meter=meter_of(device, probe(device, sensor), sensor),
+            sibling=on_device[-1] if sibling else None,
+            cores=device.physical[1] if device.kind == "cpu" else (),
+            receiver=agents[-1] if peer and peer.kind == "cuda" else None,
+        )
+
+
+@contextmanager
+def naming_a_lost_device(meter: Meter) -> Iterator[None]:
+    """Convert errors of a lost device: an agent only detects that its own call failed."""
+    try:
+        yield
+    except WorkError as error:
+        if not meter.sensor.sample().lost or str(error).startswith(meter.device):
+            raise
+        raise WorkError(f"{meter.device} is lost; reset or reboot it ({error})") from error
+
+
+def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
+    """Return others' use of a device that this process has not opened yet."""
+    if device.kind == "cpu":
+        return on_cores(device.physical[1])
+    pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    return on_gpu(sensor, other_processes(*open_nvml(device), pids))
+
+
+def _settle(device: DeviceSpec, meter: Meter, probed: Probe) -> None:
+    """Wait until effects of earlier load have ended: a GPU's clocks take seconds to fall."""
+    if device.kind == "cuda" and probed.metered:
+        wait_until_flat(meter.sensor)
+
+
+def _idle_looks(meter: Meter, probed: Probe, idle_s: float, settle_s: float = 0.0) -> list[Watched]:
+    return idle_looks(meter, idle_s, settle_s) if probed.metered else []
+
+
+def idle_looks(
+    meter: Meter,
+    idle_s: float,
+    settle_s: float,
+    pause: Callable[[float], object] = time.sleep,
+    look: Watch = watch,
+) -> list[Watched]:
+    """Sample an idle device.
+
+    Args:
+        settle_s: time in which readings may still reflect earlier load; these are dropped.
+        pause: waits for a number of seconds.
+        look: runs an action while sampling the sensor.
+    """
+    return past_rise(look(meter.sensor, lambda: pause(settle_s + idle_s)), settle_s)
+
+
+def _idle_w(device: DeviceSpec, meter: Meter, probed: Probe, looks: Sequence[Watched]) -> tuple[float, Provenance]:
+    """Return the mean power over these looks; the assumed one without a power sensor."""
+    if not probed.metered:
+        assumed = assumed_power(device, probed.info.name)
+        return assumed.idle_w, assumed.provenance
+    lasted_s = looks[-1].at_s - looks[0].at_s if looks else 0.0
+    mean = meter.mean(looks, IDLE_DROPPED * lasted_s)
+    return mean.power_w, mean.provenance
+
+
+def sensor_test(
+    meter: Meter, probed: Probe, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch
+) -> SelfTest:
+    """Test the bench's own sensor: a sensor without its processes would see a CPU that is never used.
+
+    Args:
+        idle: looks at that sensor while the processes are idle.
+        load: keeps the device busy for a number of seconds.
+    """
+    if not probed.metered:
+        return SelfTest(SensorTrust(), "no power reading to test")
+    return self_test(meter, idle[round(IDLE_DROPPED * len(idle)) :], load, look)
+
+
+def _stamped(probed: Probe, tested: SelfTest, others: Interference) -> Probe:
+    stamps = {**probed.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
+    stamps |= tested.trust.stamps() if probed.metered else {}
+    return Probe(probed.info.model_copy(update={"stamps": stamps}), probed.metered and tested.trust.power)
+
+
+Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[Way]]
+
+
+def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:
+    """Return the calibration with the fastest way at the padded sizes, and the times in words (empty for one way).
+
+    A resumed log determines both: the rest is measured as its begin was.
+
+    Raises:
+        InputError: the file is not a model.
+        WorkError: the device failed.
+    """
+    device, words = wanted.device, ""
+    if device.kind != "cuda":
+        return wanted, words
+    begun, candidates = _begun(wanted), wanted.candidates or (device,)
+    if begun is None:
+        ways = timed(wanted.file, candidates, powers_of_two(wanted.batch_limit))
+        best = quickest(ways)
+        begun = replace(best.device, warm_sizes=padded_sizes(wanted.batch_limit, best.block_s))
+        words = "; ".join(map(str, ways)) if len(ways) > 1 else ""
+    return replace(wanted, device=begun, peer=begun if wanted.peer == wanted.device else wanted.peer), words
+
+
+def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
+    """Return a log's candidate, with its sizes; None if it matches none (and is refused), or without a log."""
+    stamp = logged_stamp(wanted.log_path)
+    execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
+    formats, candidates = formats_of(execution), wanted.candidates or (wanted.device,)
+    sizes = tuple(int(size) for size in stamp.get(PADDED_SIZES, "").split(",") if size.isdigit())
+    ways = (replace(way, warm_sizes=sizes) for way in candidates if formats and sizes)
+    return next((way for way in ways if replace(way, **formats) == way), None)

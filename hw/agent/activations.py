@@ -1,0 +1,346 @@
+"""An agent's activations between batches, the GPU memory that they hold, and the account of all its device memory.
+
+A block is counted from the time that one of its rows is kept until the last one is forgotten. Rows of a block leave at
+different times if a router splits a batch. Copying the rest out at once would cost each such batch a copy and a wait,
+and most of these blocks are gone within milliseconds. So a block counts as *thin* when less than half of it is needed,
+and thin ones are copied out only when blocks hold more than twice the needed bytes and `SLACK_BYTES`, or when memory is
+short. Each copy is less than half as large as its block: over all its copies, the needed
+part of a block is copied less than once in whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hw.agent.cuda import finish, lacks_memory
+from hw.networks.servable import Row, gather, gather_into, has_channels_last, rows_of
+from hw.transport.messages import Input, Move, Moved
+from hw.transport.shared_memory import Arena
+
+
+class MemoryBudget:
+    """Bytes of a device, taken and given back by several threads.
+
+    Args:
+        total_bytes: of all that is taken together.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.used_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> None:
+        """Count these bytes.
+
+        Raises:
+            MemoryError: fewer are left; none is counted.
+        """
+        with self._lock:
+            if self.used_bytes + size_bytes > self.total_bytes:
+                raise MemoryError(f"{size_bytes} bytes more than {self.used_bytes} exceed {self.total_bytes}")
+            self.used_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Give these bytes back."""
+        with self._lock:
+            self.used_bytes -= size_bytes
+
+
+SLACK_BYTES: Final = 1 << 28
+"""About 32 of the largest blocks that serving makes (8.4 MB), and 6 % of the smallest GPU that torch still serves."""
+
+
+class _Kept:
+    """A block, and the requests whose rows of it are kept."""
+
+    def __init__(self, block: Tensor, rows: dict[int, Row]) -> None:
+        self.block = block
+        self.rows = rows
+        self.held_bytes = block.untyped_storage().nbytes()  # with padding, and other data in it
+        self.row_bytes = block[0].nbytes
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether less than half is needed."""
+        return 2 * len(self.rows) * self.row_bytes < self.held_bytes
+
+
+class KeptBlocks:
+    """The ledger of one agent. The caller holds the lock of its activations.
+
+    Args:
+        budget: counts the bytes that blocks hold.
+        slack_bytes: that blocks may hold beyond twice the needed bytes.
+    """
+
+    def __init__(self, budget: MemoryBudget, slack_bytes: int = SLACK_BYTES) -> None:
+        self._budget = budget
+        self._slack_bytes = slack_bytes
+        self._kept: dict[int, _Kept] = {}  # by the block's identity: it lives as long as it is here
+        self.held_bytes = 0
+        self.wanted_bytes = 0
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether copies of the needed rows would free more than they cost."""
+        return self.held_bytes > 2 * self.wanted_bytes + self._slack_bytes
+
+    def holds(self, row: Row) -> bool:
+        """Return whether its block is counted here."""
+        return id(row[0]) in self._kept
+
+    def add(self, rows: Mapping[int, Row]) -> None:
+        """Count the blocks of these, by request.
+
+        Raises:
+            MemoryError: they exceed the budget; nothing is counted.
+        """
+        blocks = {id(block): block for block, _ in rows.values()}
+        fresh = {key: _Kept(block, {}) for key, block in blocks.items() if key not in self._kept}
+        size_bytes = sum(kept.held_bytes for kept in fresh.values())
+        self._budget.take(size_bytes)
+        self.held_bytes += size_bytes
+        self._kept.update(fresh)
+        for key in blocks:
+            kept = self._kept[key]
+            of_block = rows if len(blocks) == 1 else {r: row for r, row in rows.items() if id(row[0]) == key}
+            kept.rows.update(of_block)
+            self.wanted_bytes += len(of_block) * kept.row_bytes
+
+    def remove(self, rows: Iterable[tuple[int, Row | Exception | None]]) -> None:
+        """Remove these, which are no longer needed; those of no block here belong to another store."""
+        for request, row in rows:
+            kept = self._kept.get(id(row[0])) if isinstance(row, tuple) else None
+            if kept is None or kept.rows.pop(request, None) is None:
+                continue
+            self.wanted_bytes -= kept.row_bytes
+            if not kept.rows:
+                del self._kept[id(kept.block)]
+                self._free(kept.held_bytes)
+
+    def thin(self) -> list[dict[int, Row]]:
+        """Return the needed rows, by request, of each block of which less than half is needed."""
+        return [dict(kept.rows) for kept in self._kept.values() if kept.is_thin]
+
+    def replace(self, rows: Mapping[int, Row], copies: Mapping[int, Row]) -> None:
+        """Replace a block by a smaller one with its needed rows; others cannot take that memory in between."""
+        (before,) = (self._kept.pop(key) for key in {id(block) for block, _ in rows.values()})
+        (block,) = {id(block): block for block, _ in copies.values()}.values()
+        after = self._kept[id(block)] = _Kept(block, dict(copies))
+        self._free(before.held_bytes - after.held_bytes)
+
+    def _free(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._budget.give_back(size_bytes)
+
+
+HANDED_OVER = ""
+"""The type of the numbers of activations that were not written to an arena: their store has them already."""
+
+
+def tensor_in(
+    arena: Arena, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False
+) -> Tensor:
+    """Return a view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
+    flat = torch.frombuffer(arena.buffer, dtype=dtype, count=prod(shape), offset=offset)
+    if not channels_last:
+        return flat.reshape(shape)
+    n, channels, height, width = shape
+    return flat.reshape(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return a contiguous batch; only images and feature maps (B, C, H, W) have more than one order."""
+    return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x.contiguous()
+
+
+def shares_memory(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors share one storage."""
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+class Activations:
+    """The store of one agent.
+
+    Args:
+        arenas: of all agents, by index.
+        own: this agent's index.
+        place: of outputs. Inputs that arrive are used in place: a GPU's pass copies them into its inputs.
+        kept: counts the GPU memory that blocks hold; None on a CPU.
+    """
+
+    def __init__(
+        self,
+        arenas: Sequence[Arena],
+        own: int,
+        place: torch.device,
+        kept: KeptBlocks | None = None,
+    ) -> None:
+        self._arenas = tuple(arenas)
+        self._own = own
+        self._place = place
+        self._kept = kept
+        self._lock = threading.Lock()  # for changes of counted data; readers need none
+        self._rows: dict[int, Row | Exception] = {}
+        self._handed: dict[int, list[Row]] = {}  # by their place in the arena, if nothing was written
+
+    @property
+    def moves_apart(self) -> bool:
+        """Whether a move waits for a network, and so needs a separate thread."""
+        return any(arena.waits for arena in self._arenas)
+
+    @property
+    def held_bytes(self) -> int:
+        """The GPU memory that waiting activations hold; 0 on a CPU."""
+        return 0 if self._kept is None else self._kept.held_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, given: Input) -> None:
+        """Keep the activations in this agent's arena; reading one that can't be kept raises the reason."""
+        try:
+            if given.dtype == HANDED_OVER:
+                self.put_rows(dict(zip(given.requests, self._handed.pop(given.offset), strict=True)))
+                return
+            shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
+            rows = rows_of(tensor_in(self._arenas[self._own], given.offset, shape, dtype, given.channels_last))
+            self._replace(dict(zip(given.requests, rows, strict=True)))
+        except Exception as error:
+            self._replace(dict.fromkeys(given.requests, error))
+
+    def _replace(self, rows: Mapping[int, Row | Exception]) -> None:
+        """Replace an entry by one that takes no GPU memory."""
+        self.forget(rows)
+        self._rows.update(rows)
+
+    def put_rows(self, rows: Mapping[int, Row | Exception]) -> None:
+        """Keep these (or why they are absent), instead of the previous ones, which are no longer read.
+
+        Raises:
+            MemoryError: they exceed the device's budget; the previous ones are kept.
+        """
+        if self._kept is None:  # the previous ones are just freed
+            self._rows.update(rows)
+            return
+        with self._lock:
+            counted = {request: row for request, row in rows.items() if isinstance(row, tuple)}
+            try:
+                self._kept.add(counted)
+            except MemoryError:
+                self._compact(self._kept)
+                self._kept.add(counted)
+            before = [(request, self._rows.pop(request, None)) for request in rows]
+            self._rows.update(rows)
+            self._uncount(self._kept, before)
+
+    def retain(self, requests: Sequence[int]) -> None:
+        """Copy these out of the arena, which will be overwritten; the copies are complete once this returns."""
+        kept = [request for request in requests if self._may_lie_in_arena(self._rows.get(request))]
+        if not kept:
+            return
+        try:
+            self._replace(dict(zip(kept, rows_of(_copy_of([self.row(request) for request in kept])), strict=True)))
+        except Exception as error:  # most often for want of memory: reading them raises it
+            self._replace(dict.fromkeys(kept, error))
+
+    def _may_lie_in_arena(self, row: Row | Exception | None) -> bool:
+        return isinstance(row, tuple) and (self._kept is None or not self._kept.holds(row))
+
+    def row(self, request: int) -> Row:
+        """Return a row to be read.
+
+        Raises:
+            KeyError: there is none.
+            Exception: the error because of which it could not be kept.
+        """
+        row = self._rows[request]
+        if isinstance(row, Exception):
+            raise row
+        return row
+
+    def send(self, message: Move) -> Moved:
+        """Write these activations into another agent's arena; they are there once this returns.
+
+        Raises:
+            KeyError: one is missing.
+        """
+        moved, rows = self.write(message)
+        finish(self._place)
+        size_bytes = len(rows) * rows[0][0][0].nbytes
+        self._arenas[message.destination].commit(message.offset, size_bytes, message.address)
+        return moved
+
+    def write(self, message: Move) -> tuple[Moved, list[Row]]:
+        """Do as `send`, without waiting for the device: the rows must be held until it is done with them."""
+        rows = [self.row(request) for request in message.requests]  # held: `compact` may free their blocks
+        (block, _), arena = rows[0], self._arenas[message.destination]
+        is_last = has_channels_last(block)
+        target = tensor_in(arena, message.offset, (len(rows), *block.shape[1:]), block.dtype, is_last)
+        gather_into(rows, target)
+        dtype = str(block.dtype).removeprefix("torch.")
+        return Moved(message.transfer, tuple(block.shape[1:]), dtype, is_last), rows
+
+    def hand_over(self, message: Move, other: Activations) -> Moved | None:
+        """Give these to a store of the same process, without a copy; return None if some are in an arena, whose place
+        will be reused."""
+        rows = [self.row(request) for request in message.requests]
+        if any(self._may_lie_in_arena(row) for row in rows):
+            return None
+        other._handed[message.offset] = rows
+        return Moved(message.transfer, tuple(rows[0][0].shape[1:]), HANDED_OVER, False)
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """Forget these: they will not be asked for again, and no pass reads them."""
+        if self._kept is None:
+            for request in requests:
+                self._rows.pop(request, None)
+            return
+        with self._lock:
+            self._uncount(self._kept, [(request, self._rows.pop(request, None)) for request in requests])
+
+    def clear(self) -> int:
+        """Forget all; return how many there were."""
+        count = len(self._rows)
+        self._handed.clear()
+        self.forget(list(self._rows))
+        return count
+
+    # -------------------------------------------------------------------------------------------- a GPU's memory
+
+    def compact(self) -> None:
+        """Copy the needed rows of blocks of which less than half is, so that these are freed; do nothing on a CPU."""
+        if self._kept is not None:
+            with self._lock:
+                self._compact(self._kept)
+
+    def _compact(self, kept: KeptBlocks) -> None:
+        for rows in kept.thin():
+            try:
+                copy = _copy_of([self.row(request) for request in rows])
+            except Exception as error:
+                if lacks_memory(error):  # also for the copy: it was worth a try
+                    return
+                raise
+            finish(self._place)  # `rows` hold the data that are read until here
+            copies = dict(zip(rows, rows_of(copy), strict=True))
+            self._rows.update(copies)
+            kept.replace(rows, copies)
+
+    def _uncount(self, kept: KeptBlocks, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
+        kept.remove(rows)
+        if kept.is_wasteful:
+            self._compact(kept)
+
+
+def _copy_of(rows: Sequence[Row]) -> Tensor:
+    """Return a block of these alone, in their order of memory."""
+    tensor = gather(rows)
+    return tensor.clone(memory_format=torch.preserve_format) if shares_memory(tensor, rows[0][0]) else tensor

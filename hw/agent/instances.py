@@ -1,0 +1,445 @@
+"""Instances on a device, as calibration times and agents serve them, and the fastest way to compute there.
+
+A library's preference cannot be derived: a norm that supports only one order of memory converts feature maps before and
+after it. So it is measured, in a separate process: it leaves no context behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import threading
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hw.agent import cuda
+from hw.agent.activations import MemoryBudget, in_format, shares_memory
+from hw.agent.cuda import Capture, CudaCapture, GraphedInstance, Repeated, finish, own_stream
+from hw.device_settings import MATHS, SHARE_VARIABLE, DeviceSpec
+from hw.networks.network_files import ModelFile
+from hw.networks.servable import Instance, Row, Servable, gather, gather_into, rows_of
+from hw.subprocesses import Tell, apart
+from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
+from hw.telemetry.nvml import process_vram_bytes
+from kit.errors import WorkError, in_a_line
+from policies.vocabulary import IMAGE
+
+NO_LABEL = -1
+_NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
+
+
+def open_device(device: DeviceSpec) -> torch.device:
+    """Pin this process and set torch up by the device's settings; return the place of tensors."""
+    if device.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, device.cores)
+    if device.kind == "cpu":
+        os.nice(_NICENESS)
+    torch.set_num_threads(device.threads)
+    if device.kind == "cuda":
+        is_tf32 = MATHS["tf32"] == "True"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
+        torch.backends.cudnn.benchmark = MATHS["cudnn_benchmark"] == "True"
+        torch.backends.cudnn.deterministic = MATHS["deterministic"] == "True"
+        if device.sm_percent is not None:
+            os.environ[SHARE_VARIABLE] = str(device.sm_percent)
+        torch.cuda.set_device(device.index)
+        torch.zeros(1, device="cuda")  # the context exists from here on
+        return torch.device("cuda", device.index)
+    _give_large_blocks_back()
+    torch.backends.mkldnn.enabled = device.onednn  # type: ignore[assignment]
+    # Its pool has a thread for each core of the machine, not only of the device: passes of 17 ms took 300 ms.
+    torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
+    return torch.device("cpu")
+
+
+def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
+    """Return `open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
+    if device.kind == "cpu":
+        return open_device(device), 0
+    with cuda.in_turn():  # if memory is not reported by process, as in a container, the device's decrease is taken
+        before_bytes = _used_vram_bytes(device)
+        place = open_device(device)
+        _open_libraries(place)
+        own_bytes = _own_vram_bytes(device)
+        return place, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
+
+
+def _open_libraries(place: torch.device) -> None:
+    """Load the libraries that a first pass would load: they belong to a context as much as CUDA's own memory."""
+    x = F.group_norm(F.conv2d(torch.ones(1, 8, 4, 4, device=place), torch.ones(8, 8, 3, 3, device=place)), 2)
+    F.linear(x.flatten(1), torch.ones(4, x[0].numel(), device=place))
+    finish(place)
+    torch.cuda.empty_cache()
+
+
+def context_bytes(device: DeviceSpec) -> int:
+    """Return the bytes of `open_measured` in a separate process, which ends at once; 0 if the device can't open."""
+    if device.kind == "cpu":
+        return 0
+    try:
+        return apart(partial(_context_bytes, device), lambda *_: None)
+    except WorkError:  # work on the device will report why
+        return 0
+
+
+def _context_bytes(device: DeviceSpec, _: Tell) -> int:
+    return open_measured(device)[1]
+
+
+def _own_vram_bytes(device: DeviceSpec) -> int | None:
+    """Return this process's memory on a GPU; None if NVML does not report it: in a container it has another number."""
+    nvml = load_nvml()
+    return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
+
+
+def _used_vram_bytes(device: DeviceSpec) -> int:
+    """Return the memory in use on a GPU, by any process; 0 if NVML does not report it."""
+    nvml = load_nvml()
+    return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
+
+
+def serve(
+    instance: Instance,
+    rows: Sequence[Row],
+    width: float,
+    previous_width: float,
+    padded: int,
+    memory_format: torch.memory_format,
+    launched: Callable[[], object] | None = None,
+    on: tuple[torch.device, torch.dtype] | None = None,
+) -> Tensor:
+    """Run one batch, from single activations to its outputs on an idle device: calibration times this very code.
+
+    Args:
+        rows: n images, or activations of one shape.
+        padded: the batch size that the device sees, zeros beyond n.
+        launched: called when all work is launched on the device, before the wait for it.
+        on: the place and type of the computation; by default those of the rows.
+
+    Returns:
+        (n, ...) outputs in separate memory; keeping a single row keeps them all.
+    """
+    y = launch(instance, rows, width, previous_width, padded, memory_format, on)
+    if launched is not None:
+        launched()
+    finish(y.device)  # the last of all: from here on any thread may read it
+    return y
+
+
+def launch(
+    instance: Instance,
+    rows: Sequence[Row],
+    width: float,
+    previous_width: float,
+    padded: int,
+    memory_format: torch.memory_format,
+    on: tuple[torch.device, torch.dtype] | None = None,
+) -> Tensor:
+    """Do as `serve`, without waiting for the device."""
+    shape = (padded, *rows[0][0].shape[1:])
+    replay = instance.replay(width, previous_width, shape) if isinstance(instance, GraphedInstance) else None
+    if replay is not None:
+        gather_into(rows, replay.inputs)
+        return replay(len(rows))
+    block = rows[0][0]
+    place, dtype = on or (block.device, block.dtype)
+    if padded == len(rows) and all(other.device == place for other, _ in rows):
+        x = in_format(gather(rows).to(dtype), memory_format)
+    else:
+        order = memory_format if len(shape) == 4 else torch.contiguous_format
+        x = torch.empty(shape, dtype=dtype, device=place, memory_format=order)
+        gather_into(rows, x)
+    y = instance.run(x, width, previous_width)
+    if shares_memory(x, y):  # the inputs' place will be written to again
+        y = y.clone()
+    return y[: len(rows)]
+
+
+def labels_of(logits: Tensor) -> list[int]:
+    """Return the largest one's index, of (n, classes); `NO_LABEL` if some are not finite. A GPU is waited for once."""
+    if (place := logits.device).type != "cpu":
+        logits = on_host(logits)
+        finish(place)
+    numbers = logits.float().numpy()
+    labels: list[int] = np.where(np.isfinite(numbers).all(axis=1), numbers.argmax(axis=1), NO_LABEL).tolist()
+    return labels
+
+
+def on_host(x: Tensor) -> Tensor:
+    """Return a copy in pinned memory, which is complete once the current stream has done its present work."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True)
+
+
+class Lane:
+    """An instance's own thread (and, on a GPU, its own stream): jobs run one after another in it."""
+
+    def __init__(self, device: DeviceSpec, place: torch.device) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(device, place), daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job after the previous ones; it must not raise."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Let the thread end when submitted jobs are done, without waiting for it: it may be the caller's own."""
+        self._jobs.put(None)
+
+    def stop(self) -> None:
+        """Finish the submitted jobs, then end the thread."""
+        self.end()
+        self._thread.join()
+
+    def _work(self, device: DeviceSpec, place: torch.device) -> None:
+        torch.set_num_threads(device.threads)  # OpenMP keeps the number by thread
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(cuda.own_stream(place))
+            while (job := self._jobs.get()) is not None:
+                job()
+
+
+class Instances:
+    """Makes instances of a model on a device, within the device's budget; its weights are in host memory.
+
+    Args:
+        model: with all its weights.
+        path: of its file, from which weights can be read again.
+        device: its settings.
+        place: of tensors, by `open_device`.
+        new_capture: of the passes of one instance, if the device has its passes captured.
+        budget: that others of the process use, too; None for all of the device's.
+    """
+
+    def __init__(
+        self,
+        model: Servable,
+        path: Path,
+        device: DeviceSpec,
+        place: torch.device,
+        new_capture: Callable[[torch.device], Capture] = CudaCapture,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        self.model = model
+        self._path = path
+        self.device = device
+        self.place = place
+        self._new_capture = new_capture
+        self.budget = budget or MemoryBudget(device.vram_bytes)
+
+    def make(self, segment: int, width: float, from_disk: bool = False) -> Instance:
+        """Return an instance on the device; raises `MemoryError` beyond the budget."""
+        needed = self._bytes(segment, width)
+        self.budget.take(needed)
+        try:
+            source = self.model.instance(segment, width, self._path if from_disk else None)
+            source = source if self.device.repeats == 1 else Repeated(source, self.device.repeats)
+            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
+            if self.device.graphs:
+                instance = GraphedInstance(instance, self._new_capture(self.place))
+            finish(self.place)
+        except BaseException:
+            self.budget.give_back(needed)
+            raise
+        return instance
+
+    def load(self, segment: int, width: float, from_disk: bool = False) -> Instance:
+        """Do as `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""
+        instance = self.make(segment, width, from_disk)
+        try:
+            self._warm_up(instance)
+        except BaseException:
+            self.free(instance)
+            raise
+        return instance
+
+    def _warm_up(self, instance: Instance) -> None:
+        """Run each of the device's sizes at every key that the instance serves, a narrower width's, too; the largest
+        first: later captures fit into its memory. Twice, if the second pass is captured."""
+        device, sights = self.device, 2 if self.device.graphs else 1
+        sizes = sorted(device.warm_sizes, reverse=True)
+        keys = self.model.spec.served_keys(instance.segment, instance.width)
+        for (width, previous), size in itertools.product(reversed(keys), sizes):
+            rows = self.inputs(instance.segment, previous, size)
+            try:
+                for _ in range(sights):
+                    serve(instance, rows, width, previous, size, device.memory_format)
+            except Exception as error:
+                if not cuda.lacks_memory(error):  # otherwise serving halves a batch that does not fit
+                    raise
+
+    def free(self, instance: Instance) -> None:
+        """Give the budget back; the tensors go with their last reference."""
+        self.budget.give_back(self._bytes(instance.segment, instance.width))
+
+    def _bytes(self, segment: int, width: float) -> int:
+        return self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
+
+    def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
+        """Return activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
+        shape = self.model.activation_shape(segment - 1, previous_width)
+        block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
+        return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
+
+
+def give_back(device: DeviceSpec, place: torch.device) -> None:
+    """Give freed memory back to the device (if it is short of it) or the system, not to an allocator's cache."""
+    if place.type == "cuda":
+        cuda.give_back(place, device.vram_bytes)
+    elif _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGE_BYTES, _KEPT_BYTES = 4 << 20, 64 << 20
+
+
+def _give_large_blocks_back() -> None:
+    """Free weights with their instance: glibc keeps the end of each thread's heap, however large, but no mapped block.
+
+    By default it maps ever fewer blocks, up to 32 MiB. The end of the main heap that is kept then stays at its largest
+    size, or every pass would request memory from the system again.
+    """
+    if _mallopt is not None:
+        _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        _mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def _find(name: str) -> Callable[..., int] | None:
+    try:
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return None
+    return function
+
+
+_malloc_trim, _mallopt = _find("malloc_trim"), _find("mallopt")
+
+
+def seconds_since(begin_ns: int) -> float:
+    """Return the time since then, by the clock that passes are timed with."""
+    return (time.monotonic_ns() - begin_ns) / 1e9
+
+
+MAY_LOSE: Final = 0.004  # of the labels, more than the first way loses: one of 256, a tie; more is another network
+WORTH: Final = 0.98  # of the time: less of a gain is noise, and the first way is taken
+ROUNDS: Final = 20
+_WARM_ROUNDS: Final = 3
+_IMAGES: Final = 256  # 5 s of 16 cores for the largest network that is bundled
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The result of one way of computing.
+
+    Attributes:
+        device: with this way's settings.
+        block_s: by its images, the median time of a block through all segments at the widest.
+        agreement: share of the labels of drawn images that equal those of the CPU's float32.
+    """
+
+    device: DeviceSpec
+    block_s: Mapping[int, float]
+    agreement: float
+
+    @property
+    def pass_s(self) -> float:
+        """The time of the largest block."""
+        return self.block_s[max(self.block_s)]
+
+    def __str__(self) -> str:
+        order = "channels_last" if self.device.channels_last else "contiguous"
+        return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of labels"
+
+
+def race(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
+    """Return each way of computing on one device, timed in turns in a separate process.
+
+    Args:
+        batches: images of the blocks that are timed.
+
+    Raises:
+        InputError: the file is not a model.
+        WorkError: the device failed.
+    """
+    try:
+        return apart(partial(raced, file, ways, batches), lambda *_: None)
+    except WorkError as error:
+        what = in_a_line(str(error))
+        raise WorkError(f"the ways to compute on {ways[0].kind}:{ways[0].index} can't be timed: {what}") from None
+
+
+def quickest(ways: Sequence[Way]) -> Way:
+    """Return the fastest way whose labels are the CPU's; the first one if no other is notably faster."""
+    best = ways[0]
+    for way in ways[1:]:
+        if way.agreement >= ways[0].agreement - MAY_LOSE and way.pass_s < WORTH * best.pass_s:
+            best = way
+    return best
+
+
+def raced(
+    file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int], tell: Tell = lambda *_: None
+) -> list[Way]:
+    """Do as `race`, in this process."""
+    place = open_device(ways[0])
+    model, _ = file.load()
+    generator = torch.Generator().manual_seed(0)
+    images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, max(batches)))
+    with torch.inference_mode(), own_stream(place):
+        right = model(images, (model.spec.widths[-1],) * model.spec.segments).argmax(dim=1)
+        runners = [_Runner(Instances(model, file.path, way, place)) for way in ways]
+        agreements = [float((runner.labels(images) == right).double().mean()) for runner in runners]
+        laps = list(product(runners, sorted(batches, reverse=True)))
+        for runner, batch in laps:
+            for _ in range(_WARM_ROUNDS):
+                runner.timed_s(block[:batch])
+        rounds = [[runner.timed_s(block[:batch]) for runner, batch in laps] for _ in range(ROUNDS)]
+    medians_s = dict(zip(laps, map(median, zip(*rounds, strict=True)), strict=True))
+    return [
+        Way(way, {batch: medians_s[runner, batch] for batch in batches}, agreement)
+        for way, runner, agreement in zip(ways, runners, agreements, strict=True)
+    ]
+
+
+class _Runner:
+    """All segments at the widest, in one way."""
+
+    def __init__(self, maker: Instances) -> None:
+        self._maker = maker
+        spec = maker.model.spec
+        self._instances: list[Instance] = [maker.make(s, spec.widths[-1]) for s in range(1, spec.segments + 1)]
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Return the labels of drawn images (n, C, H, W); (n,) on the CPU."""
+        return torch.cat([self._run(part).argmax(dim=1).cpu() for part in torch.split(images, 64)])
+
+    def timed_s(self, images: Tensor) -> float:
+        """Return the time of one block, from its images on the host to its logits."""
+        begin_ns = time.monotonic_ns()
+        self._run(images)
+        return (time.monotonic_ns() - begin_ns) / 1e9
+
+    def _run(self, images: Tensor) -> Tensor:
+        x = images.to(self._maker.place, self._maker.device.torch_dtype)
+        previous = IMAGE
+        for instance in self._instances:
+            rows = rows_of(x)
+            x = serve(instance, rows, instance.width, previous, len(rows), self._maker.device.memory_format)
+            previous = instance.width
+        return x.float()

@@ -1,0 +1,312 @@
+"""Which requests are admitted, how long they wait and are read, and which answers they get."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import re
+import sys
+import time  # noqa: TID251 - latencies
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hw.frontend.connections import Sparing
+from hw.frontend.inference_protocol import Answer, Request, RequestError, Served
+from hw.frontend.router_link import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.frontend.traffic_metrics import LivePage, Metrics
+from policies.router_queue import REFUSED
+
+DEADLINE: Final = "deadline"
+NO_LABEL: Final = "no_label"
+HEARD_S: Final = 2.0  # the router reports several times a second
+_AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
+_TRACE: Final = "traceparent"
+_TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the trace that a request is a part of, if its headers or metadata have one (W3C Trace Context)."""
+    given = headers.get(_TRACE, "")
+    return {_TRACE: given} if _TRACES.fullmatch(given) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on clients.
+
+    Attributes:
+        body_bytes: of a request.
+        held_bytes: of all requests that are being read, over HTTP and over gRPC each.
+        body_s: within which a request's body must arrive.
+        timeout_s: for an answer, unless the client asks for less.
+        connections: open at a time, at each port.
+        connections_each: of one address, over HTTP.
+    """
+
+    body_bytes: int = 1 << 24
+    held_bytes: int = 1 << 28
+    body_s: float = 30.0
+    timeout_s: float = 30.0
+    connections: int = 4096
+    connections_each: int = 2048
+
+
+class Admission:
+    """The path of readable requests to the router, and back.
+
+    Args:
+        tokens: the accepted ones, each with its limit of images inside; empty: no token is required.
+        carried_img_s: the servers' capacity in images a second, at most.
+        journal: logs requests that failed, or exceeded the p99 latency target.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        metrics: Metrics,
+        page: LivePage,
+        limits: Limits,
+        tokens: Mapping[bytes, int],
+        carried_img_s: float,
+        journal: Sparing,
+    ) -> None:
+        self._bridge = bridge
+        self._metrics = metrics
+        self._page = page
+        self._limits = limits
+        self._tokens = tokens
+        self._journal = journal
+        self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted, and the router reported within `HEARD_S`."""
+        return self._bridge.is_ready and self._bridge.heard_s < HEARD_S
+
+    @property
+    def asks_tokens(self) -> bool:
+        """Whether clients must present a token."""
+        return bool(self._tokens)
+
+    @property
+    def served(self) -> Served:
+        """The present model and its settings."""
+        return self._bridge.served
+
+    def require_model(self, name: str, version: str) -> None:
+        """Raise `RequestError` if another model is requested; an empty version is any."""
+        served = self.served
+        if name != served.name or version not in ("", served.version):
+            problem = f"nothing is at {f'{name}/{version}':.80}; the model is {served.name}, version {served.version}"
+            raise RequestError(problem, 404)
+
+    def token_in(self, authorization: str) -> bytes:
+        """Return the request's token, if it is known; empty if none is required.
+
+        Raises:
+            RequestError: it has none.
+        """
+        scheme, _, given = authorization.partition(" ")
+        for token in self._tokens if scheme.lower() == "bearer" else ():
+            if hmac.compare_digest(given.strip().encode("latin-1"), token):
+                return token
+        if self._tokens:
+            raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
+        return b""
+
+    async def answers(
+        self, request: Request, token: bytes, trace: Mapping[str, str], version: str = ""
+    ) -> list[Answer]:
+        """Return the answer of each image, in order; cancelled if the client has left (the router may then skip them).
+
+        Args:
+            trace: that it is a part of (`trace_of`).
+            version: the only one that may answer; empty: any.
+
+        Raises:
+            RequestError: it was not admitted, or has no answer.
+        """
+        began_s, count = time.perf_counter(), len(request.images)
+        wanted_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
+        its = self.served.request_classes[request.service_class]
+        timeout_s = min(self._limits.timeout_s, wanted_s, its.deadline_s)
+        self._metrics.arrived.inc(count)
+        self._require_room(count, token, timeout_s)
+        timeout_ns = round(timeout_s * 1e9)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = await self._bridge.submit(request.images, timeout_ns, request.service_class, token)
+        except FullError:
+            self._metrics.refused.labels("full").inc(count)
+            raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
+        except TimeoutError:
+            raise self._failure(DEADLINE, count, timeout_s, trace) from None
+        except FailedError as error:
+            if str(error) == REFUSED:
+                self._metrics.refused.labels("overload").inc(count)
+                raise RequestError("full: more could not be answered within the p99 latency promised", 429) from None
+            raise self._failure(str(error), count, timeout_s, trace) from None
+        except asyncio.CancelledError:
+            if time.perf_counter() - began_s >= timeout_s - _AHEAD_S:
+                self._failure(DEADLINE, count, timeout_s, trace)
+                raise asyncio.CancelledError(DEADLINE) from None
+            self._metrics.failed.labels("client_left").inc(count)
+            raise
+        if version not in ("", answers[0].version):
+            self._metrics.failed.labels("version").inc(count)
+            raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
+        took_s = time.perf_counter() - began_s
+        self._metrics.note_answered(request.service_class, answers, took_s, time.time())
+        self._page.note(took_s)
+        if self._bridge.is_late(took_s, request.service_class):
+            self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)
+        return answers
+
+    def _require_room(self, count: int, token: bytes, timeout_s: float) -> None:
+        if not self._bridge.is_ready:
+            reason = "draining" if self._bridge.is_draining else "not_ready"
+            self._metrics.refused.labels(reason).inc(count)
+            raise RequestError(f"{reason}: nothing is accepted now", 503)
+        if self._bridge.inside * self._least_s > timeout_s:
+            self._metrics.refused.labels(DEADLINE).inc(count)
+            raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
+        inside = self._bridge.inside_of[token]  # also those whose client has left, until the router lets them go
+        if inside + count > (most := self._tokens.get(token, sys.maxsize)):
+            self._metrics.refused.labels("token").inc(count)
+            problem = f"full: {inside} images of this token are inside, allowed are {most}"
+            raise RequestError(problem, 429)
+
+    def fault(self, error: Exception) -> RequestError:
+        """Log a fault of this program in one line; return the client's error."""
+        *_, last = traceback.extract_tb(error.__traceback__)
+        at = f"{Path(last.filename).name}:{last.lineno}"
+        self._journal.note("request_fault", error=f"{type(error).__name__}: {error}"[:200], at=at)
+        return RequestError("internal error; see the server's log", 500)
+
+    def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
+        self._metrics.failed.labels(reason).inc(count)
+        self._journal.note("request_failed", reason=reason, images=count, **trace)
+        if reason == NO_LABEL:
+            return RequestError("scores: not finite; some value of the image is too large", 400)
+        if reason == DEADLINE:
+            return RequestError(f"no answer within {timeout_s:g} s", 504)
+        if reason == ROUTER_GONE:
+            return RequestError("the router has ended", 503)
+        return RequestError(f"given up after several tries: {reason}", 500)
+
+
+SLOW_S: Final = 2.0  # after that a request that is still read gives way
+SHARE: Final = 4  # a client may hold one part in this number
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    """A request that is read, or waits to be."""
+
+    client: Hashable
+    size_bytes: int
+    limit: asyncio.Timeout
+    may_read: asyncio.Future[None]
+    began_s: float = 0.0
+    gives_way: bool = False
+
+
+class ReadingRoom:
+    """The room of one event loop.
+
+    Args:
+        most_bytes: for all requests that are being read.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held_bytes: Counter[Hashable] = Counter()  # by client
+        self._reading: dict[_Reader, None] = {}  # the oldest first, as in `_waiting`
+        self._waiting: dict[_Reader, None] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def place(self, client: Hashable, size_bytes: int, patience_s: float) -> AsyncIterator[None]:
+        """Wait for room, and hold it within the context.
+
+        Args:
+            client: the one that holds most gives way first.
+            size_bytes: the most that the request may have.
+            patience_s: for waiting and reading together.
+
+        Raises:
+            RequestError: there was not enough room in time (429), or the request did not come in time: by its patience,
+                or within `SLOW_S` if others wait (408).
+        """
+        reader: _Reader | None = None
+        try:
+            async with asyncio.timeout(patience_s) as limit:
+                may_read = asyncio.get_running_loop().create_future()
+                reader = _Reader(client, min(size_bytes, self._most_bytes), limit, may_read)
+                self._waiting[reader] = None
+                self._admit()
+                await reader.may_read
+                yield
+        except TimeoutError:
+            if reader is None or not reader.began_s:
+                raise RequestError("full: others send at this moment", 429) from None
+            text = f"{SLOW_S:g} s, and others wait" if reader.gives_way else f"{patience_s:g} s"
+            raise RequestError(f"the request took more than {text}", 408) from None
+        finally:
+            if reader is not None:
+                self._leave(reader)
+
+    def _leave(self, reader: _Reader) -> None:
+        self._waiting.pop(reader, None)
+        if reader in self._reading:
+            del self._reading[reader]
+            self._held_bytes[reader.client] -= reader.size_bytes
+            if not self._held_bytes[reader.client]:
+                del self._held_bytes[reader.client]
+        self._admit()
+
+    def _admit(self) -> None:
+        """Admit waiting requests, from the client that holds least first; slow ones in their way give way."""
+        for reader in sorted(self._waiting, key=lambda each: self._held_bytes[each.client]):
+            if reader.may_read.done() or not self._is_within_share(reader):
+                continue
+            if self._held_bytes.total() + reader.size_bytes <= self._most_bytes:
+                del self._waiting[reader]
+                self._reading[reader], reader.began_s = None, _now_s()
+                self._held_bytes[reader.client] += reader.size_bytes
+                reader.may_read.set_result(None)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        waiting = next((reader for reader in self._waiting if not reader.may_read.done()), None)
+        if waiting is not None:
+            self._hurry(waiting)
+
+    def _is_within_share(self, reader: _Reader) -> bool:
+        most_bytes = max(self._most_bytes // SHARE, reader.size_bytes)
+        return self._held_bytes[reader.client] + reader.size_bytes <= most_bytes
+
+    def _hurry(self, waiting: _Reader) -> None:
+        """End the oldest reading of the client that holds most, of those in the way; or check again when it is slow."""
+        is_alone = not self._is_within_share(waiting)
+        in_the_way = [reader for reader in self._reading if not is_alone or reader.client == waiting.client]
+        most = max(self._held_bytes[reader.client] for reader in in_the_way)
+        oldest = next(reader for reader in in_the_way if self._held_bytes[reader.client] == most)
+        now_s = _now_s()
+        slow_s = oldest.began_s + SLOW_S
+        ends_s = oldest.limit.when()
+        if now_s < slow_s:
+            self._look = asyncio.get_running_loop().call_at(slow_s, self._admit)
+        elif ends_s is None or ends_s > now_s:  # otherwise it is leaving
+            oldest.gives_way = True
+            oldest.limit.reschedule(now_s)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

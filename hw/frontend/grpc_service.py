@@ -1,0 +1,323 @@
+"""The Open Inference Protocol over gRPC, admitted by the same `Admission` as requests over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+from grpc.aio import ServicerContext as Context
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from numpy.typing import NDArray
+
+from hw.frontend.admission import DEADLINE, Admission, Limits, ReadingRoom, trace_of
+from hw.frontend.inference_protocol import (
+    EXTENSIONS,
+    INPUT,
+    JSON_BYTES,
+    Answer,
+    Infer,
+    Input,
+    Output,
+    Request,
+    RequestError,
+    Served,
+    configuration,
+    outputs_of,
+    repository_index,
+    request_of,
+    statistics,
+)
+from hw.frontend.traffic_metrics import Metrics
+from kit.plugins import own_version
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_CODES: Final = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.INTERNAL_SERVER_ERROR: grpc.StatusCode.INTERNAL,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_SOON: Final = (("grpc-retry-pushback-ms", "1000"),)
+_CONTENTS: Final = {"FP32": "fp32_contents", "UINT8": "uint_contents", "INT64": "int64_contents"}
+_UNCOMPRESSED: Final = 1  # a bit for each algorithm: no client may send a message that grows when it is read
+_IDLE_MS: Final = 75_000
+_HANDSHAKE_MS: Final = 5_000
+_STREAMS: Final = 256  # calls at a time of one connection; a client's library queues the others
+
+Call = Callable[[Any, Context], Awaitable[Any]]
+
+
+# Of this project's own messages: clients' packages have others of the same names in the default pool.
+_POOL: Final = descriptor_pool.DescriptorPool()
+
+
+def _read_messages() -> dict[str, type[Message]]:
+    """Return the classes of open_inference.proto, by name."""
+    described = files("hw.frontend").joinpath("open_inference.binpb").read_bytes()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(described).file
+    _POOL.Add(file)
+    _POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)  # for reflection
+    classes = message_factory.GetMessageClassesForFiles([file.name], _POOL)
+    return {name.rpartition(".")[2]: each for name, each in classes.items()}
+
+
+MESSAGES: Final[Mapping[str, Any]] = _read_messages()
+
+
+def read_call(message: Any, size_bytes: int, served: Served) -> Request:
+    """Parse a `ModelInferRequest`; its answers have the image's encoding, raw or not.
+
+    Args:
+        size_bytes: of the whole message.
+
+    Raises:
+        RequestError: it is not a valid request for this model.
+    """
+    raw = message.raw_input_contents
+    if not raw and size_bytes > JSON_BYTES:
+        problem = f"{size_bytes} bytes without raw_input_contents, allowed are {JSON_BYTES}; send the image there"
+        raise RequestError(problem, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    head = Infer(
+        [Input(each.name, list(each.shape), each.datatype, _parameters(each)) for each in message.inputs],
+        message.id,
+        _parameters(message) | {"binary_data_output": bool(raw)},
+        [Output(each.name, _parameters(each)) for each in message.outputs],
+    )
+    return request_of(head, lambda datatype, values: _values(message, datatype, values), served)
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    chosen = {name: each.WhichOneof("parameter_choice") for name, each in given.parameters.items()}
+    return {name: kind and getattr(given.parameters[name], kind) for name, kind in chosen.items()}
+
+
+def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
+    raw, tensor = message.raw_input_contents, message.inputs[0]
+    if raw:
+        if len(raw) > 1 or len(raw[0]) != values * datatype.itemsize or tensor.HasField("contents"):
+            found = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
+            wanted = f"its shape makes one of {values * datatype.itemsize}, and `contents` must be left out"
+            raise RequestError(f"raw_input_contents: {found:.80}; {wanted}")
+        return np.frombuffer(raw[0], datatype)
+    name = _CONTENTS[tensor.datatype]
+    given = getattr(tensor.contents, name)
+    if len(given) != values:
+        raise RequestError(f"{INPUT}.contents.{name}: found {len(given)} values, its shape makes {values}")
+    if datatype.kind == "u" and max(given) > np.iinfo(datatype).max:
+        raise RequestError(f"{INPUT}.contents.{name}: allowed are 0 to {np.iinfo(datatype).max}")
+    return np.array(given, datatype)
+
+
+def write_reply(request: Request, answers: list[Answer], served: Served) -> Message:
+    """Build a `ModelInferResponse`."""
+    about = {"model_name": served.name, "model_version": answers[0].version, "id": request.identity}
+    reply = MESSAGES["ModelInferResponse"](**about)
+    columns = outputs_of(answers)
+    for name, is_raw in request.outputs.items():
+        datatype, values = columns[name]
+        output = reply.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        if is_raw:
+            reply.raw_output_contents.append(values.tobytes())
+        else:
+            getattr(output.contents, _CONTENTS[datatype]).extend(values.ravel().tolist())
+    return reply
+
+
+class Calls:
+    """The answers to each call.
+
+    gRPC reports a message's size only after reading it. So each call holds room for the largest while it is read.
+    Others wait, and may send 64 KiB meanwhile.
+
+    Attributes:
+        largest_bytes: of a message.
+    """
+
+    def __init__(self, admission: Admission, metrics: Metrics, limits: Limits) -> None:
+        self.health = Health(admission)
+        self._admission = admission
+        self._metrics = metrics
+        self._limits = limits
+        served = admission.served
+        self.largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
+        self._room = ReadingRoom(limits.held_bytes)
+
+    @property
+    def _served(self) -> Served:
+        return self._admission.served
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the calls as a server takes them."""
+        unary = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._refusing(call),
+                MESSAGES[f"{name}Request"].FromString,
+                MESSAGES[f"{name}Response"].SerializeToString,
+            )
+            for name, call in unary.items()
+        }
+        # One message comes, as in the other calls; it is read as a stream, once its sender's token is known.
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(
+            self._refusing(self._infer, self._count), None, MESSAGES["ModelInferResponse"].SerializeToString
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _refusing(self, call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: None) -> Call:
+        """Return the call with a status for refusals; `count` is called for every one."""
+
+        async def answer(asked: Any, context: Context) -> Any:
+            code = grpc.StatusCode.INTERNAL
+            try:
+                reply = await call(asked, context)
+                code = grpc.StatusCode.OK
+                return reply
+            except RequestError as error:
+                code, refusal = _CODES[HTTPStatus(error.status)], error
+            except asyncio.CancelledError as error:  # the client left, or gRPC has ended it a moment before `Admission`
+                is_over = DEADLINE in error.args or context.time_remaining() == 0
+                code = grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED
+                raise
+            except Exception as error:  # a fault of ours ends one call
+                refusal = self._admission.fault(error)
+            finally:
+                count(code)
+            may_retry = refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            await context.abort(code, str(refusal), _SOON if may_retry else ())
+
+        return answer
+
+    async def _live(self, _: Message, __: Context) -> Message:
+        return MESSAGES["ServerLiveResponse"](live=True)
+
+    async def _ready(self, _: Message, __: Context) -> Message:
+        return MESSAGES["ServerReadyResponse"](ready=self._admission.is_ready)
+
+    async def _model_ready(self, asked: Any, _: Context) -> Message:
+        self._admission.require_model(asked.name, asked.version)
+        return MESSAGES["ModelReadyResponse"](ready=self._admission.is_ready)
+
+    async def _metadata(self, _: Message, context: Context) -> Message:
+        self._token_in(context)
+        return MESSAGES["ServerMetadataResponse"](name="slimsched", version=own_version(), extensions=EXTENSIONS)
+
+    async def _model_metadata(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        self._admission.require_model(asked.name, asked.version)
+        return MESSAGES["ModelMetadataResponse"](**self._served.metadata())
+
+    async def _model_config(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        self._admission.require_model(asked.name, asked.version)
+        return MESSAGES["ModelConfigResponse"](config=configuration(self._served))
+
+    async def _model_statistics(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        self._admission.require_model(asked.name or self._served.name, asked.version)
+        return MESSAGES["ModelStatisticsResponse"](**statistics(self._served, self._metrics.totals()))
+
+    async def _repository_index(self, asked: Any, context: Context) -> Message:
+        self._token_in(context)
+        models = repository_index(self._served, is_ready=self._admission.is_ready)
+        wanted = [each for each in models if each["state"] == "READY" or not asked.ready]
+        return MESSAGES["RepositoryIndexResponse"](models=wanted)
+
+    async def _infer(self, _: object, context: Context) -> Message:
+        token = self._token_in(context)
+        asked, size_bytes = await self._read(context, token or context.peer())
+        self._admission.require_model(asked.model_name, asked.model_version)
+        request = read_call(asked, size_bytes, self._served)
+        if (left_s := context.time_remaining()) is not None:  # the call's deadline holds, too
+            left_ns = max(0, round(left_s * 1e9))
+            request = replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
+        trace = trace_of(_metadata_of(context))
+        answers = await self._admission.answers(request, token, trace, asked.model_version)
+        return write_reply(request, answers, self._served)
+
+    def _count(self, code: grpc.StatusCode) -> None:
+        self._metrics.requests.labels(code.name).inc()
+
+    async def _read(self, context: Context, client: Hashable) -> tuple[Any, int]:
+        """Read the call's one message; return it and its size. gRPC refuses one that is too large."""
+        try:
+            async with self._room.place(client, self.largest_bytes, self._limits.body_s):
+                body = await context.read()
+            return MESSAGES["ModelInferRequest"].FromString(body), len(body)
+        except (DecodeError, TypeError):  # grpc.aio.EOF isn't bytes
+            raise RequestError("the message is no ModelInferRequest") from None
+
+    def _token_in(self, context: Context) -> bytes:
+        return self._admission.token_in(_metadata_of(context).get("authorization", ""))
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """`grpc.health.v1`, which Kubernetes' probes call; without `Watch`, as its specification allows."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def Check(self, request: Any, context: Context) -> Any:  # noqa: N802 - gRPC's name
+        """Return whether requests are accepted; the empty service is the whole server."""
+        if request.service not in ("", SERVICE):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r:.80}")
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.SERVING if self._admission.is_ready else states.NOT_SERVING)
+
+
+def _metadata_of(context: Context) -> dict[str, str]:
+    return {name: str(value) for name, value in context.invocation_metadata() or ()}
+
+
+async def start_grpc(calls: Calls, address: str, certificate: Path | None, limits: Limits) -> Any:
+    """Start a server, and return it listening.
+
+    Args:
+        address: its port is reserved for this user (`hw.frontend.connections.listen`).
+    """
+    options = (
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_receive_message_length", calls.largest_bytes),
+        ("grpc.http2.bdp_probe", 0),  # otherwise a call may send 4 MiB before it is read, and not 64 KiB
+        ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    )
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+    server.add_generic_rpc_handlers((calls.handler(),))
+    health_pb2_grpc.add_HealthServicer_to_server(calls.health, server)
+    reflection.enable_server_reflection(
+        (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), server, _POOL
+    )
+    if certificate is None:
+        server.add_insecure_port(address)
+    else:
+        shown = certificate.read_bytes()  # both are in it
+        server.add_secure_port(address, grpc.ssl_server_credentials([(shown, shown)]))
+    await server.start()
+    return server

@@ -1,0 +1,448 @@
+"""The weights of a user's trained network, read without running them, and the members of a family made of such.
+
+Weights of `torch.save` are pickles, which can hold code. They are opened by torch's own reader of weights alone, in a
+separate process with a limit to its memory, and converted to safetensors. What that reader refuses stays refused.
+
+The order of a family is that of time on this machine, not of multiply-accumulates: across architectures sixty times as
+many may take five times as long. A member that another one matches in both is of no use to any router. Passes are timed
+in turns, so that other load slows all of them equally.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import tempfile
+import time  # noqa: TID251 - members are ordered by what a pass takes
+import warnings
+import zipfile
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hw.networks.accuracy_table import Evaluation, options_of
+from hw.networks.datasets import Dataset, spread
+from hw.networks.model_families import MAX_MEMBERS, Family, Form, Member, MemberNetwork, own_classes, ranked
+from hw.networks.network_conversion import fitted
+from hw.networks.network_files import MAX_BYTES, model_hash
+from hw.networks.network_training import right
+from hw.networks.third_party_networks import Int8Network, Named, Rescale, build_given, build_quantizable, library_maker
+from hw.subprocesses import Tell, apart
+from kit.errors import InputError, WorkError, in_a_line
+from kit.files import require_file
+
+SAFE_TORCH: Final = "2.6"  # CVE-2025-32434: before it a file could get round weights_only
+_SPARE_BYTES: Final = 1 << 30
+_LIKELY: Final = 0.9  # of the names and shapes of a network's weights
+_COPIES: Final = 3  # of the weights in memory: as read, whole, and written
+_NESTS: Final = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "module")
+_HOOKED: Final[Mapping[str, str]] = {  # in the names of weights that hooks make, and the function that removes those
+    r"_orig$": "torch.nn.utils.prune.remove",
+    r"weight_[guv]$": "torch.nn.utils.remove_weight_norm or remove_spectral_norm",
+    r"\.parametrizations\.": "torch.nn.utils.parametrize.remove_parametrizations",
+    r"_packed_params|\.zero_point$": "saving them before quantization",
+}
+_FOREIGN: Final[Mapping[bytes, str]] = {
+    b"": "is empty",
+    b"<": "is a web page: the download went wrong",
+    b"version https://git-lfs": "is a pointer of git-lfs, not the file: `git lfs pull` fetches it",
+}
+
+
+def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> str:
+    """Fill a network with the weights that `read_weights` found in a file.
+
+    Returns:
+        The selection among them, in words; empty if they were taken unchanged.
+
+    Raises:
+        InputError: the weights are of another network, of other classes, or not finite.
+    """
+    wanted = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+    found, chosen = _without_prefix(found, wanted, path)
+    found, renamed = _out_of_a_sequence(found, wanted)
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - module.state_dict().keys())
+    remedies = (_HOOKED[each] for each in _HOOKED if any(re.search(each, name) for name in found))
+    if missing and (remedy := next(remedies, "")):
+        problem = f"holds weights that the network makes by hooks ({', '.join(extra[:3])}); {remedy} comes first"
+        raise InputError(str(path), "", problem)
+    if missing or extra:
+        lists = [
+            f"{what}: {', '.join(names[:3])}" for what, names in (("missing", missing), ("too many", extra)) if names
+        ]
+        problem = f"holds weights of another network ({len(missing)} {'; '.join(lists)})"
+        raise InputError(str(path), "", f"{problem}; name the network that they are of{_likely(found)}")
+    found, of_classes = _of_its_classes(found, wanted, dataset)
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            problem = f"is {tuple(found[name].shape)}, the network has {tuple(tensor.shape)}"
+            if name == [each for each in wanted if wanted[each].dim() > 1][-1] and len(found[name]) != dataset.classes:
+                problem += f": the weights know {len(found[name])} classes, {dataset.name} has {dataset.classes}"
+                if all(re.fullmatch(r"n\d{8}", each) for each in dataset.names):  # WordNet's numbers
+                    raise InputError(str(path), name, f"{problem}; name the folders by their classes, such as tench")
+            raise InputError(str(path), name, f"{problem}; name the network and the images that the weights are of")
+        if found[name].is_floating_point() and found[name].itemsize == 1:
+            raise InputError(str(path), name, f"is of {found[name].dtype}; save the weights as float16 or float32")
+        if not found[name].isfinite().all():
+            raise InputError(str(path), name, "holds numbers that are not finite")
+    module.load_state_dict(found, strict=False)
+    return "; ".join(filter(None, (chosen, renamed, of_classes)))
+
+
+def _likely(found: Mapping[str, Tensor]) -> str:
+    """Return which of torchvision's networks has weights of these names and shapes, all but the head."""
+    from torchvision import models
+
+    shapes, shares = {(name, tuple(tensor.shape)) for name, tensor in found.items()}, dict[str, float]()
+    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+        for name in models.list_models(models):
+            with suppress(NotImplementedError):  # RegNets compute their widths by tensors
+                own = {(key, tuple(tensor.shape)) for key, tensor in models.get_model(name).state_dict().items()}
+                shares[name] = len(own & shapes) / len(own | shapes)
+    best = max(shares, key=lambda name: shares[name])
+    return f": torchvision:{best}, it seems" if shares[best] > _LIKELY else ""
+
+
+def _of_its_classes(
+    found: dict[str, Tensor], wanted: Mapping[str, Tensor], dataset: Dataset
+) -> tuple[dict[str, Tensor], str]:
+    """Select from ImageNet's weights those of a folder's classes, if all its names are of these."""
+    from torchvision.models import ResNet18_Weights
+
+    known = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
+    exact, places = ({of(name): place for place, name in enumerate(known)} for of in (str, str.lower))
+    named = [name.replace("_", " ") for name in dataset.names]  # two of ImageNet's differ by a capital letter
+    own = [exact.get(name, places.get(name.lower(), -1)) for name in named]
+    heads = [
+        name
+        for name, tensor in wanted.items()
+        if found[name].shape != tensor.shape == (len(own), *found[name].shape[1:]) and len(found[name]) == len(known)
+    ]
+    if not heads or min(own) < 0:
+        return found, ""
+    return {
+        **found,
+        **{name: found[name][own] for name in heads},
+    }, f"of ImageNet's classes the {len(own)} of the folder"
+
+
+def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], str]:
+    """Remove the prefix of wrappers before the network's names, and tensors without it; return a description, too.
+
+    It is the prefix by which most of the wanted names are there.
+
+    Raises:
+        InputError: all are there by several prefixes.
+    """
+    if wanted.keys() <= found.keys():
+        return found, ""
+    starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in found}
+    by_prefix = Counter(name[:at] for name in found for at in starts[name] if name[at:] in wanted)
+    (prefix, count), *others = [*by_prefix.most_common(), ("", 0)]
+    if count < len(wanted) / 2:  # it is another network
+        return found, ""
+    if others and others[0][1] == count == len(wanted):
+        names = ", ".join(each for each, of in by_prefix.items() if of == count)
+        raise InputError(str(path), "", f"holds several sets of weights ({names}); save the one that you mean")
+    kept = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    return kept, f"{len(found) - len(kept)} tensors without {prefix!r} are left out" if len(kept) < len(found) else ""
+
+
+def _out_of_a_sequence(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """Rename a layer that differs from a missing one only by a number in its name, next to parts without weights.
+
+    This is the usual head of transfer learning, a dropout and a linear layer. Returns a description, too.
+    """
+    lacking = wanted.keys() - found.keys()
+    names: dict[str, list[str]] = {}
+    for name in found.keys() - wanted.keys():
+        layer, _, last = name.rpartition(".")
+        outer, _, number = layer.rpartition(".")
+        if number.isdigit() and (inner := f"{outer}.{last}") in lacking:
+            names.setdefault(inner, []).append(name)
+    if not lacking or names.keys() != lacking or any(len(each) > 1 for each in names.values()):
+        return found, ""
+    of = {each[0]: name for name, each in names.items()}
+    layers = ", ".join(sorted({name.rpartition(".")[0] for name in of}))
+    return {of.get(name, name): tensor for name, tensor in found.items()}, f"{layers}, and nothing beside it"
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return tensors by name: of safetensors, or of a `state_dict` that `torch.save` wrote.
+
+    Raises:
+        InputError: the file is missing, damaged, of another kind, or holds more than weights.
+    """
+    require_file(path, MAX_BYTES)
+    with path.open("rb") as file:
+        head = file.read(64)
+    for begin, problem in _FOREIGN.items():
+        if head == b"" == begin or (begin and head.lstrip().startswith(begin)):
+            raise InputError(str(path), "", problem)
+    if head[8:9] == b"{":
+        return _of_safetensors(path)
+    if head[:2] != b"PK" and head[:1] != b"\x80":
+        raise InputError(str(path), "", "is neither safetensors nor of torch.save; name the file of the weights")
+    if torch.__version__ < SAFE_TORCH:
+        problem = f"torch {torch.__version__} does not open files of torch.save safely"
+        raise InputError(str(path), "", f"{problem}; take torch {SAFE_TORCH} or later, or safetensors")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "weights.safetensors"
+        try:
+            apart(partial(_convert, path, target), lambda *_: None)
+        except WorkError as error:
+            raise InputError(str(path), "", f"can't be read ({in_a_line(str(error))})") from None
+        return _of_safetensors(target)
+
+
+def _of_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(str(path), "", f"cannot be read as safetensors ({in_a_line(str(error))})") from None
+    return found
+
+
+def _convert(path: Path, target: Path, _: Tell) -> None:
+    """Convert the file, in a separate process, whose memory has a limit from here on."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        if any("/code/" in name for name in names):
+            raise InputError(str(path), "", "is TorchScript, which is code; save the network's state_dict()")
+        if any(name.endswith(".npy") for name in names):
+            raise InputError(str(path), "", "is NumPy's .npz; save the network's state_dict() by torch.save")
+        if any("exported_program" in name or name.endswith("archive_format") for name in names):
+            raise InputError(str(path), "", "is a program of torch.export; save the network's state_dict()")
+    limit = psutil.Process().memory_info().vms + _COPIES * path.stat().st_size + _SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        with torch.serialization.safe_globals([Namespace]):  # of older scripts: their arguments, next to the weights
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in _state_dict(loaded, path).items()}
+        save_file(tensors, target)
+    except InputError:
+        raise
+    except Exception as error:  # whatever is in the file
+        raise InputError(str(path), "", _why(error)) from None
+
+
+def _why(error: Exception) -> str:
+    """Return the reader's long error in one line."""
+    text = str(error)
+    if found := re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) ([\w.]+)", text):
+        what = found[1] or found[2]
+        if what.isdigit():
+            return "holds objects that are no tensors, such as NumPy's arrays; save the network's state_dict()"
+        return f"holds code ({what}), not only weights, and nothing of it was run; save the network's state_dict()"
+    if isinstance(error, MemoryError) or "allocate memory" in text:
+        return "takes far more memory than its size tells; it is damaged, or made to do harm"
+    return f"is damaged, cut short, or not of torch.save ({in_a_line(f'{type(error).__name__}: {text}', 120)})"
+
+
+def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
+    """Return the weights, at any depth in the saved object."""
+    while isinstance(found, Mapping):
+        nested = [name for name, value in found.items() if isinstance(value, Mapping)]
+        averaged = [name for name in nested if "ema" in str(name).lower()]
+        chosen = [name for name in nested if name in _NESTS]
+        if len(chosen) + len(averaged) > 1:
+            names = ", ".join(map(str, (*chosen, *averaged)))
+            raise InputError(str(path), "", f"holds several sets of weights ({names}); save the one that you mean")
+        if not chosen and not averaged:
+            break
+        found = found[(chosen or averaged)[0]]
+    tensors = (
+        {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+        if isinstance(found, Mapping)
+        else {}
+    )
+    if not tensors:
+        raise InputError(str(path), "", "holds no weights by name; save the network's state_dict()")
+    return tensors
+
+
+ENDINGS: Final = (".safetensors", ".pt", ".pth", ".bin")
+BATCH: Final = 8  # images of a pass that a member is ordered by
+_PASSES: Final = 7
+NOISE: Final = 0.05  # of the fastest of this number of passes
+_SHOWN: Final = 200  # images by which the scales of int8 are found
+_TRIED: Final = 48  # images at least to determine a normalisation, or a quarter: its effect is the largest of all
+_FLOAT: Final = "float32"
+
+
+def members_of(text: str, source: str) -> list[Member]:
+    """Parse networks between commas: `torchvision:resnet18,resnet34`, `my_nets:Net {"depth": 3} bfloat16`.
+
+    A prefix before a colon also applies to later names without one.
+
+    Raises:
+        InputError: the text is not valid, a network is named twice, or two user's classes are.
+    """
+    found: list[Member] = []
+    kind, forms = "", get_args(Form)
+    for words in _between_commas(text):
+        name, _, rest = words.partition(" ")
+        rest, form = rest.strip(), _FLOAT
+        if rest.rpartition(" ")[2] in forms:
+            rest, _, form = rest.rpartition(" ")
+        if ":" in name:
+            kind = name.partition(":")[0]
+        elif not kind:
+            raise InputError(
+                source, "", f"{name!r}: name torchvision:NAME, such as torchvision:resnet18, or module:Class"
+            )
+        short = name.rpartition(":")[2]
+        label = " ".join(filter(None, (short, rest.strip(), form if form != _FLOAT else "")))
+        if label in [each.label for each in found]:
+            raise InputError(source, "", f"{label!r} is named twice")
+        try:
+            found.append(Member(label=label, network=f"{kind}:{short}", options=options_of(rest), form=form))  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise InputError(source, "", f"{label!r:.80}: {error.errors()[0]['msg']}") from None
+        except ValueError as error:
+            remedy = f"behind a name stand options as JSON, then one of {', '.join(forms)}"
+            raise InputError(source, "", f"{error}; {remedy}") from None
+    if not 1 <= len(found) <= MAX_MEMBERS:
+        raise InputError(source, "", f"name 1 to {MAX_MEMBERS} networks, such as torchvision:resnet18")
+    if len(own := own_classes(found)) > 1:
+        problem = f"{', '.join(sorted(own))}: a family has one class of your own at most"
+        raise InputError(source, "", f"{problem}; let its options tell which")
+    return found
+
+
+def _between_commas(text: str) -> Iterator[str]:
+    """Split at commas; those within braces do not count."""
+    depth, begin = 0, 0
+    for place, letter in enumerate(f"{text},"):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if letter == "," and depth <= 0:
+            if words := text[begin:place].strip():
+                yield words
+            begin = place + 1
+
+
+def weights_of(member: Member, place: Path, source: str) -> Path:
+    """Return the file of a member's weights: `place` itself, or in that folder the one of its name.
+
+    `resnet18.pt` is, and so is `resnet18-f37072fd.pth`; of a class with options `Net-3.pt`, with their values.
+
+    Raises:
+        InputError: there is none, or there are several.
+    """
+    if not place.is_dir():
+        return place
+    values = "".join(f"-{value}" for value in member.options.values())
+    name = member.network.rpartition(":")[2] + values
+    files = sorted(path for path in place.iterdir() if path.suffix in ENDINGS)
+    hashed = [path for path in files if path.stem.startswith(f"{name}-")]
+    found = [path for path in files if path.stem == name] or hashed
+    if len(found) == 1:
+        return found[0]
+    library_maker(Named(member.network, member.options, source, ""))  # raises if the network does not exist
+    named = f"several files may be {name}'s: {', '.join(path.name for path in found)}; keep one"
+    missing = f"no weights of {member.label}: {name}.pt, .pth, .bin or .safetensors"
+    raise InputError(source, "", f"{place}: {named if found else missing}")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A member with its weights, its accuracy, and its time.
+
+    Attributes:
+        normalisation: of its images, in words.
+        correct: (images,) the test images that it classifies correctly.
+        pass_s: seconds of a pass of `BATCH` images on this machine; 0 if that was not timed yet.
+    """
+
+    member: Member
+    network: MemberNetwork
+    normalisation: str
+    correct: NDArray[np.bool_]
+    pass_s: float = 0.0
+
+    @property
+    def top1(self) -> float:
+        """The correct share of the test images."""
+        return float(self.correct.mean())
+
+
+def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: Callable[[int, int], None]) -> Judged:
+    """Return a member filled with its weights; raises `InputError` if it does not fit them, or the images."""
+    named = Named(member.network, member.options, source, "")
+    module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
+    chosen = take_weights(module, read_weights(file), file, data)
+    given, normalisation = fitted(module, data, member.label, max(_TRIED, len(data.test_labels) // 4))
+    rescale = given.rescale if isinstance(given.rescale, Rescale) else Rescale.nothing(data.test_images.shape[1])
+    if member.form == "int8":
+        known = data.train_images if len(data.train_labels) else data.test_images
+        with torch.inference_mode():
+            shown = spread(range(len(known)), _SHOWN)
+            module = Int8Network(module, rescale(torch.from_numpy(np.asarray(known[shown]))))
+    network = MemberNetwork(rescale, module, member.form).requires_grad_(requires_grad=False)
+    try:
+        correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
+    except Exception as error:  # in float32 it could: something in it has another form
+        problem = in_a_line(f"{type(error).__name__}: {error}")
+        raise InputError(source, "", f"{member.label!r} can't run so ({problem}); leave out {member.form}") from None
+    return Judged(member, network, ", and ".join(filter(None, (normalisation, chosen))), correct)
+
+
+def timed(members: Sequence[Judged], data: Dataset, place: str) -> list[Judged]:
+    """Return members with the fastest pass at `place`; they are run in turns."""
+    images = torch.from_numpy(np.asarray(data.test_images[:BATCH])).to(place, memory_format=torch.channels_last)
+    for each in members:
+        each.network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with torch.inference_mode():
+        took_s = [[_pass_s(each.network, images) for each in members] for _ in range(1 + _PASSES)]
+    for each in members:
+        each.network.to("cpu")
+    return [replace(each, pass_s=min(its)) for each, its in zip(members, zip(*took_s[1:], strict=True), strict=True)]
+
+
+def _pass_s(network: MemberNetwork, images: Tensor) -> float:
+    begin_ns = time.perf_counter_ns()
+    network(images).cpu()  # waits for a GPU
+    return (time.perf_counter_ns() - begin_ns) / 1e9
+
+
+def dominated(members: Sequence[Judged]) -> dict[str, Judged]:
+    """Return, by label, each member that another one dominates (as accurate, and as fast but for noise), and that one.
+
+    Of two equal ones the first named stays.
+    """
+    kept, found = list[Judged](), dict[str, Judged]()
+    for each in sorted(members, key=lambda one: (-one.top1, one.pass_s)):
+        as_quick = [other for other in kept if other.pass_s <= (1 + NOISE) * each.pass_s]
+        if as_quick:
+            found[each.member.label] = min(as_quick, key=lambda other: other.pass_s)
+        else:
+            kept.append(each)
+    return found
+
+
+def family_of(members: Sequence[Judged], data: Dataset) -> tuple[Family, Evaluation]:
+    """Return the family, from the fastest to the slowest, and its table."""
+    ordered = sorted(members, key=lambda each: each.pass_s)
+    family = Family(ranked([each.member for each in ordered], data.test_images.shape[1:], data.classes))
+    for width, each in zip(family.spec.widths, ordered, strict=True):
+        family.member(width).load_state_dict(each.network.state_dict())
+    correct = np.stack([each.correct for each in ordered], axis=1)
+    return family, Evaluation(tuple(family.spec.tuples()), correct, model_hash(family.state_dict()), data.name)

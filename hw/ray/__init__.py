@@ -1,1 +1,0 @@
-"""Agents on the hosts of a Ray cluster."""

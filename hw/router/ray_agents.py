@@ -1,0 +1,468 @@
+"""Agents on the hosts of a Ray cluster: an actor for each, its process, and its connections.
+
+The agent is a separate process, as on one host: Ray's threads take none of its time, and a pass takes as long as when
+it was calibrated.
+
+Ray finds the host, starts the agent there, transfers the model's bytes, and reports an agent's end. A run's messages
+and data use separate connections (`hw.transport.peers`, `hw.transport.direct_transfers`), whose certificate Ray has
+transferred: a call of an actor takes milliseconds (docs/cluster.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import multiprocessing
+import os
+import platform
+import signal
+import ssl
+import threading
+import time  # noqa: TID251 - waits for real hosts
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from hw.agent.lanes import AgentSpec, FarOutfit
+from hw.host_resources import core_count, machine_bytes
+from hw.router.agent_handles import AgentHandle
+from hw.router.local_agents import die_with_parent, live
+from hw.router.ray_cluster import HostFacts, Node, RayCluster, require_same_code
+from hw.telemetry import DeviceDescription, available_devices
+from hw.transport.agent_port import AgentEnd, Mirror, RouterEnd, SentLog
+from hw.transport.direct_transfers import FarArena, Landing, Routes
+from hw.transport.messages import FromAgent, ToAgent
+from hw.transport.peers import Encrypted, Hello, Listener, connected, fresh_certificate
+from hw.transport.shared_memory import Arena
+from kit.errors import WorkError, in_a_line
+from kit.files import atomic_path
+from kit.plugins import code_here, own_version
+
+CONNECT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FarStart:
+    """The arguments of an agent's process.
+
+    Attributes:
+        spec: of the agent; its outfit has no arenas yet.
+        own, agents: its index among all of the cluster.
+        arena_bytes: of each arena.
+        incarnation: see `hw.router.agent_handles.AgentHandle`.
+        log: the file on its host for its output; None: its keeper's.
+        model: the path on its host of the network's file; None if it needs none.
+        router: the address that the router listens on.
+        host: the address at which others reach this host.
+        certificate: the cluster's.
+    """
+
+    spec: AgentSpec
+    own: int
+    agents: int
+    arena_bytes: int
+    incarnation: int
+    router: str
+    host: str
+    certificate: bytes
+    log: Path | None = None
+    model: Path | None = None
+
+
+def begin(start: FarStart) -> SpawnProcess:
+    """Start the process, which ends with the calling thread."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_main, args=(start,), name=f"slimsched-{start.spec.name}", daemon=True
+    )
+    process.start()
+    return process
+
+
+def how_it_ended(process: SpawnProcess) -> str:
+    """Describe in a few words how it ended, once it has."""
+    code = process.exitcode
+    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _main(start: FarStart) -> None:
+    die_with_parent()
+    with contextlib.suppress(OSError, AttributeError):  # Ray lowers its workers' priority; root may restore it
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    if start.log is not None:
+        with start.log.open("ab") as log:
+            for standard in (1, 2):
+                os.dup2(log.fileno(), standard)
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from workers that request none; a scenario names ours
+    arena, routes = Arena(start.arena_bytes), Routes(start.incarnation, start.certificate)
+    landing = Landing(start.host, start.certificate, arena)
+    end = connected(start.router, start.certificate, Hello(start.incarnation, landing.address), CONNECT_S)
+    port = AgentEnd(ToAgent, Encrypted(end), arena)
+    far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
+    arenas = (*far[: start.own], arena, *far[start.own + 1 :])
+    assert isinstance(start.spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
+    spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, start.model))
+    live([(spec, port, SentLog(port))], landing.fence)
+
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Supervisor:
+    """A Ray actor that keeps a server's agents from start to end, one after another; they end with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: dict[int, SpawnProcess] = {}  # by incarnation
+        self._unwanted: set[int] = set()
+
+    def code(self) -> tuple[str, str]:
+        """Return the version and the code that run here."""
+        return own_version(), code_here()
+
+    def run(self, start: FarStart, model: bytes | None) -> str:
+        """Run an agent for its whole life; return how it ended.
+
+        Args:
+            model: the file of the network that is served, if the agent needs one.
+
+        Raises:
+            WorkError: the file can't be kept here.
+        """
+        path = None if model is None else kept(model)
+        with self._lock:
+            if start.incarnation in self._unwanted:
+                return "it was given up before it began"
+            process = self._processes[start.incarnation] = begin(
+                replace(start, model=path, log=fresh_log(start.spec.name))
+            )
+        process.join()
+        with self._lock:
+            del self._processes[start.incarnation]
+        return how_it_ended(process)
+
+    def signal(self, incarnation: int, number: int) -> None:
+        """Send an agent a signal for a planned fault."""
+        with self._lock:
+            process = self._processes.get(incarnation)
+            if process is not None and process.pid is not None and process.is_alive():
+                os.kill(process.pid, number)
+
+    def end(self, incarnation: int) -> None:
+        """End that agent, even if it has not begun."""
+        self._unwanted.add(incarnation)
+        self.signal(incarnation, signal.SIGKILL)
+
+
+LOGS: Final = "logs"
+MAX_LOGS: Final = 50  # of agents; older ones go
+
+
+def fresh_log(name: str) -> Path:
+    """Open a file for an agent's output; the oldest files are deleted."""
+    folder = cache() / LOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    for old in files[: max(0, len(files) + 1 - MAX_LOGS)]:
+        old.unlink(missing_ok=True)
+    began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    return folder / f"{name}-{began}-{os.getpid()}-{len(files)}.log"
+
+
+def kept_logs() -> dict[str, bytes]:
+    """Return the output of this host's agents, and of measurements in progress here, by name."""
+    files = [*(cache() / LOGS).glob("*.log"), *(cache() / "calibrations").rglob("*.jsonl")]
+    return {path.name: path.read_bytes() for path in files if path.stat().st_size}
+
+
+def kept(model: bytes) -> Path:
+    """Return the file with these bytes on this host; its name is their hash, so an existing file is the right one."""
+    name = hashlib.sha256(model).hexdigest()
+    path = cache() / "models" / f"{name}.safetensors"
+    if not _is_whole(path, name):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path) as temporary:
+                temporary.write_bytes(model)
+        except OSError as error:
+            problem = f"{len(model)} bytes of the model can't be kept in {path.parent} ({error.strerror})"
+            raise WorkError(f"host {platform.node()}: {problem}; make room there, or set XDG_CACHE_HOME") from None
+    return path
+
+
+def _is_whole(path: Path, name: str) -> bool:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == name
+    except OSError:
+        return False
+
+
+def cache() -> Path:
+    """Return this host's folder for files from others."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slimsched"
+
+
+def machine() -> str:
+    """Return a name of this machine, until it is started again: two hosts of one machine have the same one."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return platform.node()
+
+
+def _device_text(device: DeviceDescription) -> str:
+    name = f"cuda:{device.index}" if device.kind == "cuda" else device.kind
+    return f"{name} ({device.state})"
+
+
+def facts(host: str) -> HostFacts:
+    """Return this host's description of itself; it opens no device."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = ""
+    return HostFacts(
+        host=host,
+        machine=machine(),
+        python=platform.python_version(),
+        version=own_version(),
+        code=code_here(),
+        torch=torch,
+        cores=core_count(),
+        memory_bytes=machine_bytes(),
+        free_bytes=min(machine_bytes(), int(psutil.virtual_memory().available)),
+        disk_free_bytes=int(psutil.disk_usage(str(Path.home())).free),
+        devices=tuple(_device_text(device) for device in available_devices()),
+        niceness=0 if os.geteuid() == 0 else os.getpriority(os.PRIO_PROCESS, 0),
+    )
+
+
+_LOOK_S: Final = 0.2  # the period of polls for an absent host
+_ENDING_S: Final = 5.0
+_KILLING_S: Final = 1.0
+_AT_ONCE: Final = 8  # calls of an actor: an agent's whole life is one, and one that hangs may have a successor
+
+
+class RayAgent(AgentHandle):
+    """An agent that a Ray actor keeps.
+
+    Args:
+        spec: of the agent.
+        incarnation: no other agent's.
+        carrier: that has started it.
+
+    Attributes:
+        actor: that keeps it; None before it is asked to.
+        ended: once its actor is gone, or could not be made.
+    """
+
+    def __init__(self, spec: AgentSpec, incarnation: int, carrier: RayHosts) -> None:
+        self.joining = RouterEnd(FromAgent, heard=self._hear_log)
+        super().__init__(spec, self.joining, shares_clock=False)
+        self.incarnation = incarnation
+        self.ended = threading.Event()
+        self._carrier = carrier
+        self.actor: Any = None
+        self._is_given_up = False
+        self._log = bytearray()
+
+    @property
+    def pid(self) -> int:
+        """See `AgentHandle`: on its own host; 0 before it is ready."""
+        return 0 if self.ready is None else self.ready.pid
+
+    def log(self) -> Callable[[], bytes]:
+        """See `AgentHandle`: as far as it has arrived here, which is at least as far as the messages received."""
+        return partial(bytes, self._log)
+
+    def _hear_log(self, steps: bytes) -> None:
+        if steps:
+            self._log += steps
+        else:
+            self._log.clear()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """See `AgentHandle`."""
+        self._carrier.later(lambda actor: actor.signal.remote(self.incarnation, int(number)), self.actor)
+
+    def kill(self) -> None:
+        """See `AgentHandle`."""
+        self.give_up()
+        self.port.close()
+
+    def close(self) -> None:
+        """See `AgentHandle`."""
+        if self._is_given_up:  # a router that serves others must not wait for a host that is gone
+            return
+        self.say_goodbye()
+        if self.actor is not None:
+            self.ended.wait(_ENDING_S)
+        self.give_up()
+        self.ended.wait(_KILLING_S)
+
+    def give_up(self) -> None:
+        """End it, on any host, without waiting for that."""
+        self._is_given_up = True
+        self._carrier.later(lambda actor: actor.end.remote(self.incarnation), self.actor)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it has been given up."""
+        return self._is_given_up
+
+    def over(self, reason: str) -> None:
+        """Note that its actor has ended, or could not be made."""
+        self.ended.set()
+        self.joining.end(reason)
+
+    def _how_it_died(self) -> str:
+        self.ended.wait(_KILLING_S)
+        return self.joining.ended or "its connection ended"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeper:
+    node: Node
+    actor: Any
+
+
+class RayHosts:
+    """Starts each agent on the host that it is for.
+
+    Args:
+        cluster: that this process has joined.
+        hosts: the name of each agent's host.
+        model: the file of the network that is served, which every host gets; None if no agent needs one.
+    """
+
+    def __init__(self, cluster: RayCluster, hosts: Sequence[str], model: Path | None = None) -> None:
+        self._cluster = cluster
+        self._hosts = tuple(hosts)
+        self._certificate = fresh_certificate()
+        self._lives = itertools.count(1)
+        self._agents: dict[int, RayAgent] = {}  # by incarnation: those that have not connected yet
+        self._current: dict[int, RayAgent] = {}  # by server
+        self._arenas: tuple[Arena, ...] = ()
+        self._listener = Listener(cluster.here.address, self._certificate, self._admit)
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._model = None if model is None else cluster.ray.put(model.read_bytes())
+        self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Supervisor)
+        self._keepers: dict[int, _Keeper] = {}  # by server
+
+    # ------------------------------------------------------------------------------------------------- see `Carrier`
+
+    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
+        """See `Carrier`: what is written there is sent."""
+        self._arenas = tuple(
+            Mirror(size_bytes, lambda agent=agent: self._current[agent].joining)  # type: ignore[misc]
+            for agent in range(count)
+        )
+        return self._arenas
+
+    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+        """See `Carrier`: the agent's host makes them."""
+        return ()
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        """See `Carrier`: a host that is not there is waited for."""
+        handle = RayAgent(spec, next(self._lives), self)
+        self._agents[handle.incarnation] = self._current[agent] = handle
+        name = f"ray-{spec.name}-{handle.incarnation}"
+        threading.Thread(target=self._keep, args=(agent, handle), name=name, daemon=True).start()
+        return handle
+
+    def close(self) -> None:
+        """See `Carrier`."""
+        self._listener.close()
+        self._hands.shutdown()
+        for keeper in () if self._cluster.gone.is_set() else self._keepers.values():
+            with contextlib.suppress(Exception):  # Ray may be gone
+                self._cluster.ray.kill(keeper.actor)
+        for arena in self._arenas:
+            arena.close()
+
+    # --------------------------------------------------------------------------------------------- an agent's life
+
+    def _keep(self, agent: int, handle: RayAgent) -> None:
+        """Keep an agent from its placing to its end, in a separate thread."""
+        reason = "it was given up before it began"
+        try:
+            while not handle.is_given_up:
+                if (keeper := self._keeper_for(agent, handle)) is not None:
+                    reason = self._live(agent, handle, keeper)
+                    break
+                time.sleep(_LOOK_S)
+        except Exception as error:  # Ray's own errors have no common kind
+            reason = in_a_line(str(error)) or type(error).__name__
+        self._agents.pop(handle.incarnation, None)
+        handle.over(reason)
+
+    def _keeper_for(self, agent: int, handle: RayAgent) -> _Keeper | None:
+        """Return the actor that is to keep it: the previous agent's, if that lives. None if there is none now: its host
+        is not there, or turns out to be a dead one whose name another has.
+
+        Raises:
+            WorkError: the host has another version, or other code.
+        """
+        ray, node = self._cluster.ray, self._cluster.node_of(self._hosts[agent])
+        if node is None:
+            return None
+        keeper = self._keepers.get(agent)
+        if keeper is None or keeper.node != node:
+            keeper = _Keeper(node, self._class.options(scheduling_strategy=self._cluster.on(node)).remote())
+            self._keepers[agent] = keeper
+        code = keeper.actor.code.remote()
+        while not ray.wait([code], timeout=_LOOK_S)[0]:
+            if handle.is_given_up or self._cluster.node_of(node.host) != node:
+                return None
+        try:
+            require_same_code(node.host, *ray.get(code))
+        except ray.exceptions.RayError:  # it has died
+            del self._keepers[agent]
+            return None
+        return keeper
+
+    def _live(self, agent: int, handle: RayAgent, keeper: _Keeper) -> str:
+        """Run the agent for its whole life; return how it ended."""
+        start = FarStart(
+            spec=handle.spec,
+            own=agent,
+            agents=len(self._hosts),
+            arena_bytes=self._arenas[agent].size_bytes,
+            incarnation=handle.incarnation,
+            router=self._listener.address,
+            host=keeper.node.address,
+            certificate=self._certificate,
+        )
+        incarnation = keeper.actor.run.remote(start, self._model)
+        handle.actor = keeper.actor
+        if handle.is_given_up:  # while that was asked
+            handle.give_up()
+        return str(self._cluster.ray.get(incarnation))
+
+    def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
+        """Take the connection of an agent; one that has been given up is turned away."""
+        handle = self._agents.pop(hello.incarnation, None)
+        if handle is not None:
+            handle.address = hello.address
+        if handle is None or not handle.joining.join(Encrypted(end)):
+            end.close()
+
+    # ---------------------------------------------------------------------------------------------------- Ray, later
+
+    def later(self, ask: Any, actor: Any) -> Future[Any] | None:
+        """Call Ray from another thread, as the router's thread must not wait for it."""
+        if actor is None:
+            return None
+        with contextlib.suppress(RuntimeError):  # all is over
+            return self._hands.submit(ask, actor)
+        return None

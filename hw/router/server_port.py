@@ -1,0 +1,622 @@
+"""One server in the router's process: translates its agent's messages to events for the router's core, and back.
+
+It decides nothing and schedules nothing (the agent does). It supervises its agent and starts the next one when that has
+died, under a new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hw.clock import NEVER_NS, RunClock
+from hw.router.agent_handles import AgentHandle, AgentSlot
+from hw.router.run_meters import LateLedger, Watcher
+from hw.transport.agent_port import PortBrokenError, PortClosedError
+from hw.transport.messages import (
+    Captures,
+    ComeUp,
+    Deliver,
+    Done,
+    Fence,
+    Fenced,
+    Finished,
+    FromAgent,
+    Impair,
+    Input,
+    MoveBroken,
+    Moved,
+    Pong,
+    Preloaded,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Rejected,
+    Report,
+    Returned,
+    Sample,
+    Sampled,
+    Sense,
+    Start,
+    Stuck,
+    ToAgent,
+    Warm,
+)
+from hw.transport.peers import FailureDetector
+from hw.transport.shared_memory import Inbox, Slab, steps_of
+from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
+from policies.greedy_scheduler import GreedyKnobs
+from policies.run_records import AgentLog, ChoreCost, Downtime, ServerClock, ServerCounts, ServerTotals
+from policies.vocabulary import (
+    NS_PER_S,
+    Block,
+    RequestsRejected,
+    RequestsReturned,
+    RouterEvent,
+    ServerDown,
+    ServerReport,
+    ServerUp,
+    StragglerEnded,
+    StragglerStarted,
+    TelemetrySampled,
+)
+
+if TYPE_CHECKING:
+    from hw.agent.emulated_lanes import EmulatedDevice
+    from hw.device_settings import DeviceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareServer:
+    """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record.
+
+    Attributes:
+        trusts_counter: whether the device's energy counter may be used, if it has one.
+        sensor_period_s: of the device's sensor's readings.
+        machine: that it is on, if that is not the router's.
+        host: the machine's name, if the cluster has several; to an operator it means all servers there.
+        captured: number of its passes that were captured when its profile was measured, `31 of 64`; empty: all.
+    """
+
+    name: str
+    device: DeviceSpec | EmulatedDevice
+    knobs: GreedyKnobs
+    bare_idle_w: float
+    context_idle_w: float
+    trusts_counter: bool = True
+    sensor_period_s: float = 0.1
+    machine: str = ""
+    host: str = ""
+    captured: str = ""
+
+    @property
+    def physical(self) -> tuple[str, str, tuple[int, ...]]:
+        """The key that is equal for servers that share a device."""
+        return (self.machine, *self.device.physical)
+
+
+_DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
+START_LIMIT_NS = 300 * NS_PER_S  # for an agent that is started again; the first one has as long
+
+Judge = Callable[[tuple[int, ...], float, tuple[int, ...], bytes], tuple[bool, ...]]
+"""See `hw.router.run_requests.Traffic`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The part that all servers of a run share.
+
+    Attributes:
+        supervision: how agents are watched and restarted.
+        judge: which labels are right.
+        tell_router: queues an event for the router's core.
+        say: takes a line for people when an agent dies, hangs, or is back.
+        keep_log: whether agents log every step.
+        measures_costs: whether agents measure what they do besides passes.
+        keeps_record: whether the run's record is needed; otherwise nothing is kept that grows with it.
+        up: the epochs of those servers that are up.
+        deaths: servers whose agent has died, until that is noticed.
+    """
+
+    clock: RunClock
+    ledger: LateLedger[Watcher]
+    supervision: Supervision
+    judge: Judge
+    segments: int
+    tell_router: Callable[[RouterEvent], None]
+    say: Callable[[str], None]
+    keep_log: bool
+    measures_costs: bool
+    keeps_record: bool = True
+    up: dict[int, int] = field(default_factory=dict)
+    deaths: list[int] = field(default_factory=list)
+
+
+def _s(time_ns: int) -> str:
+    return f"{time_ns / NS_PER_S:.2f} s"
+
+
+class RemoteServer:
+    """A server during one run.
+
+    Args:
+        index: of the server in the cluster.
+        spec: of the server.
+        slot: of its agents.
+        inbox: the ledger of its arena.
+        run: the part shared with the others.
+    """
+
+    def __init__(self, index: int, spec: HardwareServer, slot: AgentSlot, inbox: Inbox, run: RunContext) -> None:
+        self.index = index
+        self.spec = spec
+        self.slot = slot
+        self.inbox = inbox
+        self.channels_last = spec.device.channels_last
+        self.epoch = 0
+        self.is_up = False
+        self.died = False
+        self.has_posted = False  # something waits for `flush`
+        self.is_doomed = False  # a planned fault has killed or stopped its agent
+        self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
+        self.downtimes: list[Downtime] = []
+        self.references: list[tuple[int, float]] = []  # (when, seconds)
+        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, reported steps, its end)
+        self.samples: list[Sample] = []  # that its agent has read of the device, and that are not yet taken
+        self.impairment = Impairment()
+        self.in_flight = 0  # requests there: whether a message is due soon
+        self.agent_cpu_ns = 0
+        self.chores: tuple[ChoreCost, ...] = ()
+        self._run = run
+        self._tell_router = run.tell_router
+        self._restarts = RestartPlan(run.supervision)
+        self._restart_at_ns: int | None = None  # None: it runs, is starting, or never comes back
+        self._up_from_ns = 0
+        self._is_starting = False
+        self._is_ready_early = False  # a new agent waits for the end of an outage
+        self._is_preloading = False
+        self._number = 0
+        self._detector = FailureDetector(run.supervision, 0)
+        self._heard_steps = 0
+        self._counts = ServerCounts()  # of this epoch
+        self._totals = ServerCounts()  # of earlier epochs
+        self._vram_peak_bytes = 0
+        self._captures = Captures()
+        self._is_finished = False
+        self._fences: dict[int, tuple[Slab, ...]] = {}  # slabs that a dead agent may still write to, until fenced off
+
+    # -------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def is_preloading(self) -> bool:
+        """Whether its preloads are not complete yet."""
+        return self._is_preloading and self.is_up
+
+    @property
+    def will_return(self) -> bool:
+        """Whether it is down, and not for good."""
+        is_to_start = self._is_starting or self._restart_at_ns is not None
+        return is_to_start and self._up_from_ns < NEVER_NS and not self.is_away
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether there is a process whose messages should be received."""
+        return self.is_up or self._is_starting
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its agent has sent its account of the run, or is gone."""
+        return self._is_finished or not self.is_up
+
+    @property
+    def port_number(self) -> int:
+        """The descriptor to select on."""
+        return self.slot.agent.port.fileno()
+
+    @property
+    def next_ns(self) -> int | None:
+        """The time at which something is due here that no message will trigger."""
+        if self.is_up or not self.will_return:
+            return None
+        return self._up_from_ns if self._is_ready_early else self._restart_at_ns
+
+    def totals(self, device: int, busy_s: float) -> ServerTotals:
+        """Return this server's row of the record."""
+        counts = self._totals + self._counts
+        return ServerTotals(
+            name=self.spec.name,
+            device=device,
+            busy_s=busy_s,
+            images=counts.images,
+            batches=counts.batches,
+            loads=counts.loads,
+            unloads=counts.unloads,
+            vram_peak_bytes=self._vram_peak_bytes,
+            captured=self._captures.captured,
+            to_capture=self._captures.tried,
+        )
+
+    # --------------------------------------------------------------------------------------------- up and down
+
+    def come_up(self) -> None:
+        """Serve, empty, in a new epoch; the agent was prepared."""
+        now_ns = self._run.clock.now_ns()
+        self.epoch += 1
+        self.is_up = True
+        self._is_starting = self._is_ready_early = False
+        self._run.up[self.index] = self.epoch
+        self._is_preloading = True
+        self._heard_steps = self.in_flight = 0
+        self._detector = FailureDetector(self._run.supervision, now_ns)
+        self._restarts.came_up(now_ns)
+        self.is_doomed = False
+        if (down := self._open_downtime) is not None:
+            self.downtimes[-1] = structs.replace(down, up_ns=now_ns)
+            self._run.say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
+        self.start_clock()
+        if self.impairment != Impairment():
+            self.impair(self.impairment)
+        self._tell_router(ServerUp(self.index, self.epoch))
+        self.send(ComeUp(self.epoch))
+
+    def retire(self) -> None:
+        """End its agent's service, for another one is to take over; nothing is in flight here."""
+        if self.is_up:
+            self.is_up = False
+            del self._run.up[self.index]
+            self._bury(PLANNED)
+            self._tell_router(ServerDown(self.index, self.epoch, PLANNED))
+
+    def take_over(self, start: Callable[[], AgentHandle], successor: AgentHandle) -> None:
+        """Serve from now on with this agent, which was prepared; later ones start the same way."""
+        self.slot.hand_over(start, successor)
+        self.died = self.is_away = False
+        self._restart_at_ns = None
+        self._detector = FailureDetector(self._run.supervision, self._run.clock.now_ns())
+        self._is_starting = self._is_ready_early = True
+        self.end_outage_if_due()
+
+    def begin_away(self) -> None:
+        """Begin without an agent: it was drained before the run."""
+        self.is_away, self._restart_at_ns = True, 0
+        self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
+
+    def start_clock(self) -> None:
+        """Start the agent's clock with the run, by its own reading of that moment as far as that is known."""
+        origin_ns = self._run.clock.origin_ns
+        if origin_ns is not None:
+            self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
+
+    def go_down(self, reason: str) -> None:
+        """Take it down: the agent is gone (or is ended now), and everything with it; `stay_down` sets until when."""
+        now_ns = self._run.clock.now_ns()
+        was_up, self.is_up = self.is_up, False
+        self._run.up.pop(self.index, None)
+        self.died = self._is_starting = self._is_ready_early = False
+        self.slot.agent.kill()
+        self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
+        if not was_up:
+            what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
+        else:
+            self._bury(reason)
+            is_planned = reason == PLANNED or self.is_doomed or self.is_away
+            if not self._run.keeps_record:
+                self.downtimes.clear()
+            self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
+            what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
+            self._tell_router(ServerDown(self.index, self.epoch, reason))
+        self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
+
+    def _bury(self, reason: str) -> None:
+        """Close an epoch: keep its log, and the counts of its last report; no message is due."""
+        self.in_flight = 0
+        self._keep_log(reason)
+        for slabs in self._fences.values():  # its next epoch has another address, unknown to their writers
+            self._cancel(slabs)
+        self._fences.clear()
+        self._totals += self._counts
+        self._counts = ServerCounts()
+
+    def _keep_log(self, ended: str) -> None:
+        if self._run.keep_log:
+            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+
+    def agent_logs(self) -> list[AgentLog]:
+        """Return the logs of every epoch; to be read after the run and before the next, for they are long."""
+        return [
+            AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
+            for epoch, log, heard, ended in self._lives
+        ]
+
+    def tell_absence(self) -> None:
+        """Report at the end of a run whether it is still down."""
+        if (down := self._open_downtime) is not None:
+            self._run.say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
+
+    @property
+    def _open_downtime(self) -> Downtime | None:
+        return self.downtimes[-1] if self.downtimes and self.downtimes[-1].up_ns is None else None
+
+    def _return_text(self, now_ns: int) -> str:
+        """Describe its return, once it is down."""
+        if self.is_away:
+            return "it was drained, and a new worker starts when it is returned"
+        if not self.will_return:
+            return "it does not come back"
+        assert self._restart_at_ns is not None, "it is down"
+        wait = f"a new worker starts in {_s(self._restart_at_ns - now_ns)}"
+        return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_s(self._up_from_ns)} on"
+
+    def stay_down(self, until_ns: int) -> None:
+        """Keep it down until this time, once it is down; `NEVER_NS`: for ever."""
+        self._up_from_ns = max(self._up_from_ns, until_ns)
+
+    def restart_if_due(self) -> None:
+        """Start the next agent when its time has come."""
+        now_ns = self._run.clock.now_ns()
+        if not self.will_return or self._restart_at_ns is None or now_ns < self._restart_at_ns:
+            return
+        self._restart_at_ns = None
+        self._is_starting = True
+        rules = self._run.supervision
+        self._detector = FailureDetector(replace(rules, stuck_ns=max(START_LIMIT_NS, rules.stuck_ns)), now_ns)
+        self._detector.asked("start", now_ns)
+        self.slot.start()
+
+    def excuse(self) -> None:
+        """Reset its timeouts: the router itself was away, so the agent is not to blame."""
+        self._detector.excuse(self._run.clock.now_ns())
+
+    def look_after(self) -> str | None:
+        """Ping the agent; return why it must be given up, None while it is well."""
+        now_ns = self._run.clock.now_ns()
+        if not self.has_agent:
+            return None
+        if self._detector.is_hung(now_ns):
+            return WORKER_HUNG
+        if self.is_up and (number := self._detector.ping(now_ns)) is not None:
+            self.send(self.slot.agent.ping(number))
+        return None
+
+    def _die(self) -> None:
+        self.died = True
+        self._run.deaths.append(self.index)
+
+    def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
+        """Process a new agent's first messages: ready, warm, empty; then it serves (not before an outage has ended)."""
+        agent = self.slot.agent
+        match message:
+            case Refused():
+                self._die()
+            case Ready():
+                agent.ready = message
+                self._number = agent.next_number()
+                self.send(agent.ping(-self._number))  # its clock may be another one
+                self.send(Warm(self._number, self.slot.warm_batches))  # also of nothing: the answer comes in any case
+            case Done(number) if self._is_starting and number == self._number:
+                agent.is_warm = True
+                self._number = agent.next_number()
+                self.send(self.preparation(self._number))
+            case Prepared(number) if self._is_starting and number == self._number:
+                self._detector.answered("start")
+                self._is_ready_early = True
+                self.end_outage_if_due()
+            case _:  # of an earlier run
+                pass
+
+    def preparation(self, number: int) -> Prepare:
+        """Return an agent's settings before it serves."""
+        return Prepare(number, self.index, self._run.keep_log, self._run.measures_costs)
+
+    def end_outage_if_due(self) -> None:
+        """Bring up an agent that was ready before its outage ended."""
+        if self._is_ready_early and self._run.clock.now_ns() >= self._up_from_ns:
+            self.come_up()
+
+    # -------------------------------------------------------------------------------------------------- to the agent
+
+    def send(self, message: ToAgent) -> None:
+        """Send the agent a message, with the next `flush`."""
+        self.has_posted = True
+        self.slot.agent.port.post(message)
+
+    def flush(self) -> bool:
+        """Send the pending messages; return whether all of them are sent.
+
+        If the agent is gone, `died` records it and the cluster takes the server down.
+        """
+        self.has_posted = False
+        if not self.has_agent or self.died:
+            return True
+        try:
+            self.has_posted = not self.slot.agent.port.flush()
+        except PortClosedError:
+            self._die()
+        return not self.has_posted
+
+    def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
+        """Hand a block over to the agent."""
+        self.in_flight += len(block.requests)
+        self.send(Deliver(block, inputs))
+
+    def asked(self, transfer: int) -> None:
+        """Note that the agent was asked to move something."""
+        self._detector.asked(("transfer", transfer), self._run.clock.now_ns())
+
+    @property
+    def address(self) -> str:
+        """See `hw.router.agent_handles.AgentHandle`."""
+        return self.slot.agent.address
+
+    @property
+    def incarnation(self) -> int:
+        """See `hw.router.agent_handles.AgentHandle`."""
+        return self.slot.agent.incarnation
+
+    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
+        """Cancel these slabs as soon as that incarnation of another agent certainly writes to them no more."""
+        if not incarnation or not self.is_up:
+            self._cancel(slabs)
+            return
+        number = self.slot.agent.next_number()
+        self._fences[number] = tuple(slabs)
+        self.send(Fence(number, incarnation))
+
+    def _cancel(self, slabs: Iterable[Slab]) -> None:
+        for slab in slabs:
+            self.inbox.cancel(slab)
+
+    def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
+        """Set whether it reads the device's sensor, and for which processes."""
+        self.send(Sense(period_ns, pids))
+
+    def straggle(self, factor: float) -> None:
+        """Be slow from now on, or (1) as fast as ever; recorded in both cores' logs."""
+        self.impair(replace(self.impairment, slow_factor=factor))
+        self._tell_router(StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index))
+
+    def impair(self, impairment: Impairment) -> None:
+        """Impair the server from now on, for the present agent and for later ones."""
+        self.impairment = impairment
+        if self.is_up:
+            self.send(Impair(impairment))
+
+    # ------------------------------------------------------------------------------------------------ from the agent
+
+    def receive(self) -> Sequence[FromAgent]:
+        """Return the agent's messages; `died` records that no more will come."""
+        try:
+            return self.slot.agent.port.receive()
+        except (PortClosedError, PortBrokenError):
+            self._die()
+            return ()
+
+    def hear(self, message: FromAgent) -> None:
+        """Process a message of the agent."""
+        match message:
+            case Returned():
+                self._take_back(message)
+            case Rejected(epoch, requests, reason, arrivals, steps):
+                self._heard_steps = steps
+                self.in_flight -= len(requests)
+                self.inbox.forget(requests)
+                if arrivals:
+                    self._run.ledger.note_arrivals(arrivals)
+                self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
+            case Report():
+                self._hear_report(message)
+            case Pong(number):
+                self._detector.ponged(number)
+                if self.slot.agent.note_pong(message) and self.is_up:
+                    self.start_clock()
+            case Moved(transfer) | MoveBroken(transfer):
+                self._detector.answered(("transfer", transfer))
+            case Fenced(number):
+                self._cancel(self._fences.pop(number, ()))
+            case Preloaded(_, captures):
+                self._is_preloading = False
+                self._hear_captures(captures)
+            case Stuck():
+                self._detector.give_up()
+            case Finished():
+                self._finish(message)
+            case Ready() | Done() | Prepared() | Refused():
+                self._wake_up(message)
+            case _:
+                raise AssertionError(f"not for a server: {message}")
+
+    def _take_back(self, message: Returned) -> None:
+        requests = message.requests
+        run, counts = self._run, self._counts
+        self._heard_steps = message.steps
+        self.in_flight -= len(requests)
+        if message.reference_s and run.keeps_record:
+            self.references.append((message.referenced_ns, message.reference_s))
+        counts.batches += 1
+        counts.images += len(requests)
+        self.inbox.forget(requests)
+        run.ledger.note_batch(self.index, message.told)
+        is_last = message.segment == run.segments
+        correct = run.judge(requests, message.width, message.labels, message.scores) if is_last else ()
+        self._tell_router(
+            RequestsReturned(
+                self.index, message.epoch, requests, message.segment, message.width, correct, message.residency
+            )
+        )
+
+    def _hear_report(self, message: Report) -> None:
+        """Pass a sample to the router's core at its receipt, and to the record at its reading."""
+        sample, now_ns = message.sample, self._run.clock.now_ns()
+        self._heard_steps = message.steps
+        self._counts = message.counts
+        self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_used_bytes)
+        utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
+        sampled_ns = min(sample.sampled_ns, now_ns)  # its clock is known to within an error
+        vram_bytes, queue_length = message.vram_used_bytes + message.activation_bytes, message.queue_length
+        read = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
+        self._run.ledger.note_reading(self.index, read)
+        if message.is_read:
+            self.samples.append(sample)
+        self._tell_router(
+            ServerReport(
+                self.index,
+                message.epoch,
+                sampled_ns,
+                now_ns,
+                queue_length,
+                utilization,
+                power_w,
+                vram_bytes,
+                message.residency,
+            )
+        )
+
+    def _hear_captures(self, captures: Captures) -> None:
+        """Check captures: other passes take longer; their number must be the profile's, or simulations are invalid."""
+        self._captures = captures
+        profiled = self.spec.captured
+        if captures.captured == captures.tried and profiled == "":
+            return
+        problem = f"{captures}" + (f", the others run eagerly ({captures.refused})" if captures.refused else "")
+        of_profile, all_of_profile = map(int, profiled.split(" of ")) if profiled else (1, 1)
+        if captures.captured * all_of_profile != of_profile * captures.tried:
+            problem += f"; its profile was measured with {profiled or 'all captured'}: calibrate it again"
+        self._run.say(f"WARNING: {self.spec.name}: {problem}")
+
+    def relay(self, sample: Sample) -> None:
+        """Process another agent's reading of the shared device's sensor."""
+        self.send(Sampled(sample))
+
+    def hear_late(self, message: FromAgent) -> None:
+        """Process a message after the run's end: later events do not count, except for the last reading."""
+        if isinstance(message, Finished):
+            self._finish(message)
+        elif isinstance(message, Report) and message.is_read:
+            self.samples.append(message.sample)
+        elif isinstance(message, Ready):  # it was starting: the next run would wait for this message
+            self.slot.agent.ready = message
+
+    def _finish(self, message: Finished) -> None:
+        self._heard_steps = message.steps
+        self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was reported
+        self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
+        self.agent_cpu_ns += message.cpu_ns
+        self.chores += message.chores
+        self._captures = message.captures
+        self._is_finished = True
+
+    @property
+    def clock(self) -> ServerClock | None:
+        """Its agent's clock; None if that is the router's own, and if it has no agent."""
+        if not self.is_up or (agent := self.slot.agent).shares_clock:
+            return None
+        return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)
+
+    def end_life(self) -> None:
+        """Keep, at the run's end, the log of an agent that is still up."""
+        if self.is_up:
+            self._keep_log("")

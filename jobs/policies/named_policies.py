@@ -1,0 +1,322 @@
+"""Policies for training jobs, by name and by parts, and the lines of `slurm.conf` that configure them.
+
+The correspondence was observed on a real Slurm 22.05: backfilling reserves for all waiting jobs, and only for the first
+with `bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does; a `nice` that grows with GPUs and
+time limit, given at submission by `job_submit.lua` (docs/jobs.md), as `saf` by time limits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from jobs.policies.job_cluster import PLACEMENTS
+from jobs.policies.job_orders import MULTIFACTOR, NEED_ESTIMATES, OBJECTIVES, ORDERS, MultifactorKnobs, Span, Time
+from jobs.policies.run_times import ESTIMATES, REQUESTED
+from kit.errors import InputError, nearest
+from kit.strict import StrictModel
+from kit.units import NS_PER_S
+
+EASY: Final = "easy"
+RESERVING: Final = (EASY, "conservative")
+CHOICE: Final = "choice"  # all jobs are in one line
+QUEUEINGS: Final = ("strict", "first-fit", *RESERVING, CHOICE)
+ROUNDS: Final = "rounds"
+NONE: Final = "none"
+BY_INDEX: Final = "by-index"
+PACKING: Final = ("strict", "first-fit")
+PREEMPTIONS: Final = (NONE, BY_INDEX)
+NEED_PREEMPTION: Final = ("round-robin",)
+_USUAL_S: Final = 60.0  # the default of a round and a restart
+
+
+class PreemptionKnobs(StrictModel):
+    """When running jobs make room, for policies that preempt; a policy's own file may say otherwise."""
+
+    round_s: Span | None = Field(
+        None,
+        description="while jobs wait, all are compared anew so often; null: 60 s, and 360 s for `gavel`",
+    )
+    hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1.0, description="a job gives way where its index is more than so many times that of the one that waits"
+    )
+    min_run_s: Time = Field(0.0, description="nor before it has run so long")
+    restart_s: Time | None = Field(
+        None, description="what the policy takes a restart to cost; null: what it costs (`cluster.restart_s`)"
+    )
+
+    @property
+    def round_ns(self) -> int:
+        """`round_s` in whole nanoseconds."""
+        return round((self.round_s or _USUAL_S) * NS_PER_S)
+
+    @property
+    def min_run_ns(self) -> int:
+        """`min_run_s` in whole nanoseconds."""
+        return round(self.min_run_s * NS_PER_S)
+
+    @property
+    def restart_ns(self) -> int:
+        """`restart_s` in whole nanoseconds."""
+        return round((_USUAL_S if self.restart_s is None else self.restart_s) * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPolicy:
+    """The parts of a policy from which a `JobScheduler` is built.
+
+    Attributes:
+        learned: the name of the learned chooser among waiting jobs; empty: the first in order is chosen.
+        bf_interval_ns: period of planning with reservations, between which only the first in order starts; 0 always
+            plans.
+        age_guard_ns: jobs that have waited longer come first, the oldest before all; 0: only the order decides.
+
+    Raises:
+        InputError: a word is unknown, or parts can't be combined.
+    """
+
+    order: str = "fifo"
+    queueing: str = "strict"
+    preemption: str = NONE
+    placement: str = "best-fit"
+    estimate: str = NONE
+    knobs: PreemptionKnobs = field(default_factory=lambda: PreemptionKnobs(round_s=_USUAL_S))
+    multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
+    learned: str = ""
+    bf_interval_ns: int = 0
+    age_guard_ns: int = 0
+
+    def __post_init__(self) -> None:
+        known = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
+        for key, words in (known | {"placement": tuple(PLACEMENTS), "estimate": ESTIMATES}).items():
+            if (word := getattr(self, key)) not in words:
+                raise InputError("policy", key, f"{word!r} is no {key}: {nearest(word, words)}")
+        for key, problem in self._contradictions():
+            raise InputError("policy", key, problem)
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield parts that can't be combined: the key that would have to change, and why."""
+        order = self.order
+        queueing = self.queueing
+        preempts = self.preemption != NONE
+        estimates = ", ".join(word for word in ESTIMATES if word != NONE)
+        asking = order if order in NEED_ESTIMATES else queueing if queueing in RESERVING else ""
+        if asking and self.estimate == NONE:
+            yield "estimate", f"{asking} asks how long jobs run: take one of {estimates}"
+        if (order in OBJECTIVES) != (queueing == ROUNDS):
+            yield (
+                "queueing",
+                f"{queueing} with the order {order}: {', '.join(OBJECTIVES)} go with {ROUNDS}, and no other",
+            )
+        if queueing == ROUNDS and not preempts:
+            yield "preemption", f"{ROUNDS} stop jobs: take {BY_INDEX}"
+        if preempts and queueing in RESERVING:
+            why = "keeps reservations, and jobs that are preempted break them: take first-fit"
+            yield "queueing", f"{queueing} {why}"
+        if order in NEED_PREEMPTION and not preempts:
+            yield "preemption", f"{order} goes round by preemption: take {BY_INDEX}"
+        if preempts and order == MULTIFACTOR:
+            why = f"is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
+            yield "preemption", f"{order} {why}"
+        if preempts and self.age_guard_ns:
+            yield "age_guard_s", f"is of jobs that wait, and says nothing of those that run: take preemption {NONE}"
+        if preempts and queueing == CHOICE:
+            yield "preemption", f"{queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
+        if PLACEMENTS[self.placement].is_programme and queueing != CHOICE:
+            yield "placement", f"{self.placement} lays whoever is chosen: take the queueing {CHOICE}"
+        if self.learned and queueing != CHOICE:
+            yield "queueing", f"{queueing} asks nobody whose turn it is: take {CHOICE}"
+
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether running jobs may be preempted."""
+        return self.preemption != NONE
+
+    @property
+    def packs_shares(self) -> bool:
+        """Whether GPUs are shared between jobs; otherwise each share holds a whole one
+        (`jobs.policies.job_cluster`)."""
+        return self.preemption == NONE and self.queueing in PACKING
+
+
+# ------------------------------------------------------------------------------------------------------------ baselines
+# All named policies for training jobs: the only list, used by names, help and checks.
+#
+# A name is a kind (`sjf`), followed by words that differ from the kind's own (`sjf-oracle`, `fifo-easy-requested`,
+# `saf-history-strict`), and by its guard of age (`qssf-easy-24h`). The name of a policy that uses true durations always
+# shows it.
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The words of one kind of policy; its estimate is `none` if a name must specify it.
+
+    Attributes:
+        round_s: the default round of its preemption.
+    """
+
+    order: str
+    queueing: str = "first-fit"
+    preemption: str = NONE
+    estimate: str = NONE
+    placement: str = "best-fit"
+    round_s: float = _USUAL_S
+
+
+_GAVEL: Final[Mapping[str, Any]] = {"queueing": ROUNDS, "preemption": BY_INDEX, "round_s": 360.0}
+KINDS: Final[Mapping[str, Kind]] = {
+    "fifo": Kind("fifo", "strict"),  # first come first served; the first that does not fit blocks
+    "fifo-easy": Kind("fifo", "easy"),  # the same with backfilling that does not delay it (Lifka, JSSPP'95)
+    "smallest": Kind("smallest"),  # fewest GPUs first
+    "sjf": Kind("sjf"),  # shortest job first
+    "saf": Kind("saf"),  # smallest area first: run time x GPUs (Zhang et al., SC'20)
+    "srtf": Kind("srtf", preemption=BY_INDEX),  # shortest remaining time first (Schrage 1968)
+    "srsf": Kind("srsf", preemption=BY_INDEX),  # shortest remaining GPU time first (Gu et al., NSDI'19)
+    "las": Kind("las", preemption=BY_INDEX),  # least attained service first (Nuyens and Wierman 2008)
+    "2dlas": Kind("2dlas", preemption=BY_INDEX),  # two queues by attained GPU time (Gu et al., NSDI'19)
+    "wfp3": Kind("wfp3"),  # -(wait / run time)^3 x GPUs (Tang et al., 2009)
+    "unicep": Kind("unicep"),  # -wait / (log2(GPUs) x run time) (Zhang et al., SC'20)
+    "f1": Kind("f1"),  # log10(run time) x GPUs + 870 log10(submission) (Carastan-Santos et al., SC'17)
+    "qssf": Kind("saf", estimate="history"),  # smallest predicted area first (Hu et al., SC'21)
+    "gittins": Kind("gittins", preemption=BY_INDEX),  # by the Gittins index of past durations (Gittins 1989)
+    "multifactor": Kind("multifactor"),  # Slurm's age, size and fair share (Slurm, priority/multifactor)
+    # In rounds, by a linear program of shares of unequal types (Narayanan et al., OSDI'20): max-min fairness; the
+    # same as if all types were equal; fair times of completion; first come first served; share of remaining work done.
+    "gavel": Kind("gavel-max-min", **_GAVEL),
+    "gavel-blind": Kind("gavel-blind", **_GAVEL),
+    "gavel-finish-time": Kind("gavel-finish-time", **_GAVEL),
+    "gavel-fifo": Kind("gavel-fifo", **_GAVEL),
+    "gavel-least-jct": Kind("gavel-least-jct", **_GAVEL),
+    "round-robin": Kind("round-robin", preemption=BY_INDEX),  # the longest wait first, in rounds
+}
+_IN_SLURM: Final = {  # Slurm's own terms for some
+    "backfill": "fifo-requested-conservative",
+    "sched/backfill": "fifo-requested-conservative",
+    "sched/builtin": "fifo",
+    "builtin": "fifo",
+    "fair-share": "multifactor-requested-conservative",
+    "fairshare": "multifactor-requested-conservative",
+    "priority/multifactor": "multifactor-requested-conservative",
+}
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "estimate": tuple(word for word in ESTIMATES if word != NONE),
+    "queueing": tuple(QUEUEINGS),
+    "placement": tuple(PLACEMENTS),
+}
+_UNITS_S: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_GUARD: Final = re.compile(r"-([1-9][0-9]{0,5})([dhms])$")
+
+
+def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
+    """Return the policy that a name means.
+
+    Raises:
+        InputError: the name is unknown, or does not specify the estimate of run times.
+    """
+    known = max((kind for kind in KINDS if f"{name}-".startswith(f"{kind}-")), key=len, default=None)
+    if name in _IN_SLURM:
+        raise InputError("policy", "", f"{name!r} is Slurm's word; here it is {_IN_SLURM[name]}")
+    if known is None:
+        raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
+    fields, rest = asdict(KINDS[known]), name.removeprefix(known)
+    own = PreemptionKnobs(round_s=fields.pop("round_s"))
+    if guard := _GUARD.search(rest):
+        fields["age_guard_ns"] = int(guard[1]) * _UNITS_S[guard[2]] * NS_PER_S
+        rest = rest[: guard.start()]
+    while rest:
+        part, word = _next_word(name, rest)
+        fields[part] = word
+        rest = rest.removeprefix(f"-{word}")
+    return JobPolicy(**fields, knobs=knobs or own)
+
+
+def _next_word(name: str, rest: str) -> tuple[str, str]:
+    for part, words in _PARTS.items():
+        for word in words:
+            if rest == f"-{word}" or rest.startswith(f"-{word}-"):
+                return part, word
+    known = [word for words in _PARTS.values() for word in words]
+    raise InputError("policy", "", f"{name!r} has no part {rest[1:]!r}: {nearest(rest[1:], known)}")
+
+
+def shown_name(policy: JobPolicy) -> str:
+    """Return the shortest name that means the policy's words (not its knobs)."""
+    if policy.age_guard_ns:
+        guard_s = policy.age_guard_ns // NS_PER_S
+        unit = next(unit for unit, unit_s in _UNITS_S.items() if guard_s % unit_s == 0)
+        return f"{shown_name(replace(policy, age_guard_ns=0))}-{guard_s // _UNITS_S[unit]}{unit}"
+    if policy.learned:
+        estimate = [] if policy.estimate == NONE else [policy.estimate]
+        return "-".join((policy.learned, policy.order, *estimate))
+    differing = {
+        name: [getattr(policy, part) for part in _PARTS if getattr(policy, part) != getattr(kind, part)]
+        for name, kind in KINDS.items()
+        if kind.order == policy.order and kind.preemption == policy.preemption
+    }
+    if differing:
+        name, words = min(differing.items(), key=lambda item: len(item[1]))
+        return "-".join((name, *words))
+    return "-".join((policy.order, policy.preemption, policy.queueing, policy.estimate, policy.placement))
+
+
+_BACKFILL: Final = "SchedulerType=sched/backfill"
+_MULTIFACTOR: Final = "PriorityType=priority/multifactor"
+SLURM: Final[Mapping[str, tuple[str, ...]]] = {
+    "fifo": ("SchedulerType=sched/builtin", "PriorityType=priority/basic"),
+    "fifo-easy-requested": (
+        _BACKFILL,
+        "SchedulerParameters=bf_job_part_count_reserve=1",
+        "PriorityType=priority/basic",
+    ),
+    "fifo-requested-conservative": (_BACKFILL, "PriorityType=priority/basic"),
+    "smallest": (_BACKFILL, _MULTIFACTOR, "PriorityWeightJobSize=1000", "PriorityFavorSmall=YES"),
+    "saf-requested-conservative": (_BACKFILL, _MULTIFACTOR, "JobSubmitPlugins=lua"),  # nice = GPUs x time limit
+    "multifactor-requested-conservative": (
+        _BACKFILL,
+        _MULTIFACTOR,
+        "PriorityFlags={0.flags}",
+        "PriorityWeightAge={0.weight_age:.0f}",
+        "PriorityWeightJobSize={0.weight_size:.0f}",
+        "PriorityWeightFairshare={0.weight_fairshare:.0f}",
+    ),
+}
+"""Settings of the policies that Slurm runs, by name; also the policies that a site with a log may run."""
+_NEAREST: Final[Mapping[str, str]] = {  # by order; of others, first come first served
+    **dict.fromkeys(("smallest", "sjf", "saf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
+    **dict.fromkeys(("multifactor", "wfp3", "unicep"), "multifactor-requested-conservative"),
+}
+_PREEMPTING: Final = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE")
+
+
+@dataclass(frozen=True, slots=True)
+class InSlurm:
+    """Slurm's substitute for a policy.
+
+    Attributes:
+        policy: the name of the policy that it runs.
+        is_same: whether it is the policy itself.
+        is_preemptive: whether jobs are stopped; in Slurm only by their QOS.
+        settings: lines of `slurm.conf`.
+    """
+
+    policy: str
+    is_same: bool
+    is_preemptive: bool
+    settings: tuple[str, ...]
+
+
+def in_slurm(policy: JobPolicy) -> InSlurm:
+    """Return the policy itself, or the nearest; Slurm's run times are time limits only, and placement is ignored."""
+    asked = replace(policy, placement="best-fit")
+    name, by_limits = shown_name(asked), shown_name(replace(asked, estimate=REQUESTED))
+    if policy.order == "saf" and policy.estimate == REQUESTED:  # its script uses time limits, and no history
+        by_limits = "saf-requested-conservative"
+    there = next((each for each in (name, by_limits) if each in SLURM), None)
+    runs = there or _NEAREST.get(policy.order, "fifo-requested-conservative")
+    settings = [line.format(policy.multifactor) for line in SLURM[runs]]
+    stops = _PREEMPTING if policy.is_preemptive else ()
+    return InSlurm(runs, name == runs, policy.is_preemptive, (*settings, *stops))

@@ -1,0 +1,463 @@
+"""Comparison of policies on training jobs; runs are Parquet files with a fingerprint, so that none is repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.job_records import DAY_S, Blocks, JobsRecord, are_done, by_day, by_job, figures, groups_of
+from jobs.job_scenario import JobsCase, require_a_fit
+from jobs.job_simulation import JobSimulation
+from jobs.job_traces import JobTrace
+from jobs.learning.scoring_network import NamedPolicy
+from jobs.policies.job_cluster import Cluster, Pool
+from jobs.policies.named_policies import EASY, NONE, RESERVING, in_slurm, shown_name
+from jobs.policies.run_times import HISTORY, REQUESTED
+from jobs.wait_bound import BoundProblem, lower_bound
+from kit.documents import inputs_hash
+from kit.errors import InputError
+from kit.files import atomic_path, lies_there
+from kit.parallel import each, results
+from kit.random_streams import stream
+from kit.strict import named_files, with_paths
+from kit.units import NS_PER_S
+
+RUN_SCHEMA: Final = "slimsched.jobsrun/1"
+SUFFIX: Final = ".jobsrun.parquet"
+_KEY: Final = b"slimsched"
+_SCALARS: Final = ("policy", "begun_ns", "ended_ns", "capacity_gpu_ns", "down_gpu_ns", "in_system_ns")
+_OF_THE_TRACE: Final = ("job_id", "submit_ns", "gpus", "gpu_share", "user", "vc", "work_ns")
+_COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in (*_SCALARS, "jobs"))
+_NOT_IN_A_RUN: Final = (
+    "name",
+    "policies",
+    "baseline",
+    "bound",
+    "preemption",
+    "multifactor",
+    "jitter_s",
+)  # a policy brings its own numbers
+
+
+def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
+    """Return a hash of all that a run depends on: the scenario's keys, the files that it names, the policy."""
+    scenario = with_paths(case.scenario, lambda text: Path(text).name)
+    said = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
+    read = [each.path for each in named_files(case.scenario) if each.key.partition(".")[0] not in _NOT_IN_A_RUN]
+    learned = None if named.learned is None else named.learned.content()
+    return inputs_hash(RUN_SCHEMA, said, repr(case.world.speeds), named.name, repr(named.policy), learned, *read)
+
+
+def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
+    """Write a run's columns with some of the trace's, and its sums."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: getattr(record.jobs, name) for name in _OF_THE_TRACE}
+    columns |= {name: getattr(record, name) for name in _COLUMNS}
+    scalars = {name: getattr(record, name) for name in _SCALARS}
+    text = json.dumps({"schema": RUN_SCHEMA, "made_of": made_of, **scalars}, sort_keys=True)
+    table = pyarrow.table({name: pyarrow.array(values) for name, values in columns.items()})
+    with atomic_path(path) as temporary:
+        parquet.write_table(table.replace_schema_metadata({_KEY: text.encode()}), temporary, compression="zstd")
+
+
+def read_run(path: Path, made_of: str, jobs: JobTrace) -> JobsRecord | None:
+    """Read a run of these jobs from its file; None if there is none, or its fingerprint differs.
+
+    Raises:
+        InputError: the file is not such a run, so it isn't overwritten.
+    """
+    from pyarrow import ArrowException, parquet
+
+    if not lies_there(path):
+        return None
+    try:
+        table = parquet.read_table(path)
+        said: dict[str, Any] = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+    except (ArrowException, OSError, ValueError):
+        raise InputError(str(path), "", "is no run of training jobs, or damaged; remove it") from None
+    if said.get("schema") != RUN_SCHEMA:
+        raise InputError(str(path), "", "was not made by `slimsched jobs`; move it elsewhere, or name another folder")
+    if said["made_of"] != made_of:
+        return None
+    columns = {name: table[name].to_numpy() for name in _COLUMNS}
+    return JobsRecord(jobs=jobs, **columns, **{name: said[name] for name in _SCALARS})
+
+
+# ------------------------------------------------------------------------------------------------------------- bounding
+# The bound of a case: a lower bound of completion times under any policy, with preemption and without.
+
+
+BOTH: Final = (False, True)  # without preemption, and with
+Numbers = NDArray[np.float64]
+
+
+Bound = Mapping[str, Any]  # the output of `bound_of`
+
+
+def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
+    """Return the best bound found in the scenario's number of passes, as a document.
+
+    No policy's mean completion time is below `jct_mean_s`; `wait_mean_s` is the same less the mean run time at full
+    speed on the fastest type; `prices` are hours of completion time that a GPU-hour is worth, by pool, over time.
+    `jobs` are the measured ones that can run at all. Other jobs and failures are left out: they could only make these
+    wait longer.
+
+    Raises:
+        InputError: no measured job fits into the cluster.
+    """
+    require_a_fit(case)
+    cluster = Cluster(case.world.groups)
+    run_s, best_s = _run_times(case, cluster)
+    measured = case.run_of(case.baseline).is_measured
+    counts = measured & np.isfinite(run_s).any(axis=1)
+    problem = BoundProblem(
+        case.jobs.submit_s[counts],
+        (case.jobs.gpus * case.jobs.gpu_share)[counts],
+        run_s[counts],
+        np.array([float(pool.gpus) for pool in cluster.pools]),
+    )
+    given = case.scenario.bound
+    bound = lower_bound(problem, is_preemptive, given.passes, given.cell_s)
+    jct_mean_s = bound.total_s / int(counts.sum())
+    prices = bound.prices
+    return {
+        "is_preemptive": is_preemptive,
+        "jobs": int(counts.sum()),
+        "jct_mean_s": jct_mean_s,
+        "wait_mean_s": jct_mean_s - float(best_s[counts].mean()),
+        "price_mean": float(prices.mean()),
+        "price_max": float(prices.max()),
+        "free_share": float((prices == 0).mean()),
+        "cell_s": bound.cell_s,
+        "begins_s": bound.begins_s,
+        "prices": dict(zip(_pool_names(cluster.pools), prices.tolist(), strict=True)),
+    }
+
+
+def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
+    """Return (n, pools) seconds by pool, infinite if a job may not run; (n,) on the fastest type that it may use."""
+    speeds = cluster.speeds(case.jobs.arrivals(), case.world.speeds)
+    fastest = speeds.max(axis=1)
+    for wanted, most in (
+        (case.jobs.gpus, [pool.gpus for pool in cluster.pools]),
+        (case.jobs.nodes, [len(pool.nodes) for pool in cluster.pools]),
+    ):
+        speeds[wanted[:, None] > np.array(most)] = 0.0
+    work_s = case.jobs.work_ns / NS_PER_S
+    with np.errstate(divide="ignore"):
+        return work_s[:, None] / speeds, work_s / np.where(fastest > 0, fastest, 1.0)
+
+
+def _pool_names(pools: Sequence[Pool]) -> list[str]:
+    """Return type and VC of each pool; and the node size, if two pools are otherwise equal."""
+    names = [f"{pool.gpus:,} {pool.gpu_type}{f' of {pool.vc}' if pool.vc else ''}" for pool in pools]
+    if len(set(names)) < len(names):
+        return [f"{name}, {pool.size} a node" for name, pool in zip(names, pools, strict=True)]
+    return names
+
+
+def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[Bound]:
+    """Compute the bounds without preemption (False) and with; calls `told` after each.
+
+    A bound with preemption also holds without, for schedules without preemption are a special case. So if both are
+    sought, the bound without is the larger of the two: its search stalls if many jobs are equal.
+    """
+    bounds = []
+    for is_preemptive in kinds:
+        bounds.append(bound_of(case, is_preemptive))
+        told()
+    largest = max(bounds, key=lambda each: float(each["jct_mean_s"]))
+    return [each if each["is_preemptive"] else {**largest, "is_preemptive": False} for each in bounds]
+
+
+# ------------------------------------------------------------------------------------------------------------ comparing
+# Policies on the same jobs, compared with one of them job by job, and with the bound.
+
+
+SCHEMA: Final = "slimsched.jobscomparison/1"
+RESULT_SCHEMA: Final = "slimsched.jobsresult/1"
+ByJob = Mapping[str, Numbers]  # as `figures.by_job` has it
+SAME_S: Final = 1.0  # waits that differ by less are the same
+
+
+def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
+    """Run one policy on a case."""
+    return JobSimulation(case.world, case.run_of(named)).run()
+
+
+def run_all(
+    case: JobsCase, jobs: int, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
+) -> dict[str, JobsRecord]:
+    """Run all policies of a case; returns runs by name, in order, and reads runs that are in the folder.
+
+    Args:
+        jobs: number of processes, unless another backend is configured.
+        folder: the folder in which each run is stored as soon as it is done.
+        told: is called with a policy's name when its run is available, and whether it was read from the folder.
+
+    Raises:
+        InputError: another file has the name of a run's file.
+    """
+    records: dict[str, JobsRecord] = {}
+    kept: dict[str, tuple[Path, str]] = {}  # file and fingerprint
+    if folder is not None:
+        for named in case.policies:
+            file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
+            kept[named.name] = folder / file, fingerprint(case, named)
+            if (record := read_run(*kept[named.name], case.jobs)) is not None:
+                records[named.name] = record
+                told(named.name, True)
+    missing = [named for named in case.policies if named.name not in records]
+    for place, record in each(run_policy, case, missing, jobs):
+        name = missing[place].name
+        records[name] = record
+        if name in kept:
+            write_run(*kept[name], record)
+        told(name, False)
+    return {named.name: records[named.name] for named in case.policies}
+
+
+GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the result a warning
+
+
+def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None:
+    """Give the best policy that stops no job a guard of age and reservations, if its longest wait grows.
+
+    The guard is a third of the baseline's longest wait. It reserves (`easy`): without a reservation small jobs keep
+    starting before the oldest job, until the GPUs that it needs happen to be free.
+
+    Returns:
+        None if no longest wait grows, or the policy already has a guard or cannot have one.
+    """
+    longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
+    named = next((named for named in case.policies if [named.name] == comparison["least"][-1:]), case.baseline)
+    policy, base_s = named.policy, longest_s[case.baseline.name]
+    if not 0 < GROWN * base_s < longest_s[named.name] or policy.is_preemptive or policy.learned or policy.age_guard_ns:
+        return None
+    unit_s = 3600 if base_s >= 6 * 3600 else 60
+    guard_ns = max(1, round(base_s / 3 / unit_s)) * unit_s * NS_PER_S
+    limits = HISTORY if np.isnan(case.jobs.requested_s).any() else REQUESTED
+    estimate = limits if policy.estimate == NONE else policy.estimate
+    queueing = policy.queueing if policy.queueing in RESERVING else EASY
+    policy = replace(policy, queueing=queueing, estimate=estimate, age_guard_ns=guard_ns)
+    return None if shown_name(policy) in longest_s else NamedPolicy(shown_name(policy), policy)
+
+
+def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Return (n,) each: the log's waits in seconds, 0 if missing; and which jobs have one and are done here.
+
+    At another load than the log's no job counts.
+    """
+    recorded_s = case.jobs.recorded_wait_s
+    both = are_done(mine) & np.isfinite(recorded_s) & (case.scenario.load is None)
+    return np.maximum(np.nan_to_num(recorded_s), 0.0), both
+
+
+def log_error(case: JobsCase, mine: ByJob) -> float | None:
+    """Return the mean of |simulated - recorded| waits, as a share of the recorded mean.
+
+    0 means equal waits of each job; 1 is the error of a simulation without any waits, so larger errors are meaningless.
+    (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None if the log has no waits,
+    or their mean is below a second.
+    """
+    recorded_s, both = recorded(case, mine)
+    if not both.any() or recorded_s[both].mean() < SAME_S:
+        return None
+    return float(np.abs(mine["wait_s"] - recorded_s)[both].mean() / recorded_s[both].mean())
+
+
+def _recorded_mean_s(case: JobsCase, mine: ByJob) -> dict[str, float] | None:
+    """Return the mean waits of the jobs of `log_error`, in the log and in simulation; None if it has none."""
+    recorded_s, both = recorded(case, mine)
+    if log_error(case, mine) is None:
+        return None
+    return {"log": float(recorded_s[both].mean()), "simulated": float(mine["wait_s"][both].mean())}
+
+
+# --------------------------------------------------------------------------------------------------------------- jitter
+# Sensitivity of means to single seconds: a job that arrives or ends a second later may start after others, which
+# changes everything after it.
+
+
+DRAWS: Final = 20
+Band = tuple[float, float]  # from the 5th to the 95th of a hundred
+
+
+def jittered_waits_s(case: JobsCase, jobs: int) -> Numbers:
+    """Simulate (draws, policies) mean waits; a draw is the same for all policies, and all cases of equal jobs."""
+    tasks = [(draw, place) for draw in range(DRAWS) for place in range(len(case.policies))]
+    return np.array(results(_jittered_wait_s, case, tasks, jobs)).reshape(DRAWS, -1)
+
+
+def _jittered_wait_s(case: JobsCase, task: tuple[int, int]) -> float:
+    draw, place = task
+    rng = stream(case.scenario.seed, f"job jitter {draw}")
+    came, ended = case.scenario.jitter_s * rng.uniform(size=(2, len(case.jobs)))
+    moved = replace(case.jobs, submit_s=case.jobs.submit_s + came, run_s=case.jobs.run_s + ended)
+    jobs = moved.rows(np.argsort(moved.submit_s, kind="stable"))
+    columns = by_job(run_policy(replace(case, jobs=jobs), case.policies[place]), case.scenario.cluster.gpus)
+    return float(columns["wait_s"][are_done(columns)].mean())
+
+
+def band(values: Numbers) -> Band:
+    """Return the draws' band."""
+    low, high = np.quantile(values, [0.05, 0.95]).tolist()
+    return low, high
+
+
+def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
+    """Return each policy's band, and that of its change against the baseline."""
+    waits_s = jittered_waits_s(case, jobs)
+    base_s = waits_s[:, case.policies.index(case.baseline)]
+    rows = [
+        {"policy": named.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
+        for named, mine_s in zip(case.policies, waits_s.T, strict=True)
+    ]
+    return {"jitter_s": case.scenario.jitter_s, "draws": DRAWS, "policies": rows}
+
+
+# ------------------------------------------------------------------------------------------------------------ documents
+
+
+def result_document(
+    case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
+) -> dict[str, Any]:
+    """Return one policy's run as a document, with the bounds of its kind."""
+    gpus, is_preemptive = case.scenario.cluster.gpus, named.policy.is_preemptive
+    return {
+        "schema": RESULT_SCHEMA,
+        "scenario": case.scenario.name,
+        "policy": named.name,
+        "is_preemptive": is_preemptive,
+        "load": case.offered_load,
+        **figures(record, gpus),
+        "bounds": _documents(bounds),
+        "above_bound": _above(by_job(record, gpus), bounds, is_preemptive),
+    }
+
+
+def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[Bound]) -> dict[str, Any]:
+    """Compare all runs; each but the baseline with the baseline, job by job."""
+    gpus = case.scenario.cluster.gpus
+    columns = {name: by_job(record, gpus) for name, record in runs.items()}
+    done = {name: are_done(each) for name, each in columns.items()}
+    base = columns[case.baseline.name]
+    blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
+    rows = []
+    for named in case.policies:
+        record, mine = runs[named.name], columns[named.name]
+        row = {
+            "policy": named.name,
+            "is_preemptive": named.policy.is_preemptive,
+            **figures(record, gpus),
+            "intervals": {name: blocks.mean(values, done[named.name]) for name, values in mine.items()},
+            "above_bound": _above(mine, bounds, named.policy.is_preemptive),
+            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[named.name]),
+            "slurm": asdict(in_slurm(named.policy)),
+        }
+        if mine is not base:
+            row["against_baseline"] = against(mine, base, blocks)
+            both = done[named.name] & done[case.baseline.name]
+            groups = groups_of(record, both, wait_mean_s=mine["wait_s"], baseline_wait_mean_s=base["wait_s"])
+            row["groups"] = [group | _won(mine, base, members) for group, members in groups]
+        rows.append(row)
+    least = _least(rows)
+    for row in rows:
+        policy = row["policy"]
+        row["behind"] = {  # the share by which the best one's mean wait is below its own, paired by job
+            name: blocks.share(columns[name]["wait_s"], columns[policy]["wait_s"], done[policy] & done[name])
+            for name in least
+            if name != policy
+        }
+    return {
+        "schema": SCHEMA,
+        "scenario": case.scenario.name,
+        "load": case.offered_load,
+        "gpus": gpus,
+        "jobs": len(case.jobs),
+        "warmup_s": case.scenario.warmup_s,
+        "days": case.jobs.days,
+        "run_cv2": case.jobs.run_cv2,
+        "baseline": case.baseline.name,
+        "baseline_log_error": log_error(case, base),
+        "recorded_wait_s": _recorded_mean_s(case, base),
+        "recorded_daily_wait_s": by_day(case.jobs.submit_s, *recorded(case, base)),
+        "first_day": int(case.jobs.submit_s[0] // DAY_S),
+        "least": least,
+        "block_s": blocks.block_s,
+        "bounds": _documents(bounds),
+        "policies": rows,
+    }
+
+
+def bound_document(case: JobsCase, bounds: Sequence[Bound]) -> dict[str, Any]:
+    """Return all bounds with their prices."""
+    return {
+        "schema": "slimsched.jobsbound/1",
+        "scenario": case.scenario.name,
+        "jobs": bounds[0]["jobs"],
+        "gpus": case.scenario.cluster.gpus,
+        "load": case.load,
+        "bounds": [{key: value for key, value in bound.items() if key != "jobs"} for bound in bounds],
+    }
+
+
+def _documents(bounds: Sequence[Bound]) -> list[dict[str, Any]]:
+    keys = ("is_preemptive", "jobs", "jct_mean_s", "wait_mean_s")
+    return [{key: bound[key] for key in keys} for bound in bounds]
+
+
+def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the policies with the least wait: of all that a scheduler could run, and of those that stop no job.
+
+    Policies that use true run times (`oracle`), or left jobs undone, are excluded.
+    """
+    able = [row for row in rows if "oracle" not in row["policy"] and not row["jobs"]["unfinished"]]
+    pools = able, [row for row in able if not row["is_preemptive"]]
+    best = [min(pool, key=lambda row: float(row["wait_s"]["mean"]))["policy"] for pool in pools if len(pool) > 1]
+    return list(dict.fromkeys(best))
+
+
+def _above(mine: ByJob, bounds: Sequence[Bound], is_preemptive: bool) -> dict[str, float] | None:
+    """Return how far a policy is above its bound; None without one, or if a job that the bound counts is not done."""
+    done = are_done(mine)
+    for bound in bounds:
+        if bound["is_preemptive"] == is_preemptive and int(done.sum()) == bound["jobs"]:
+            jct_mean_s = float(mine["jct_s"][done].mean())
+            return {
+                "wait_mean_s": float(mine["wait_s"][done].mean()) - bound["wait_mean_s"],
+                "jct_share": jct_mean_s / bound["jct_mean_s"] - 1,
+            }
+    return None
+
+
+def against(mine: ByJob, base: ByJob, blocks: Blocks) -> dict[str, Any]:
+    """Return the difference of means over jobs that both have done: relative (its interval decides), and absolute."""
+    both = are_done(mine) & are_done(base)
+    changes: dict[str, Any] = {}
+    for name, theirs in base.items():
+        changes[name] = {
+            "share": blocks.share(mine[name], theirs, both),
+            "difference": float((mine[name] - theirs)[both].mean()) if both.any() else None,
+        }
+    return {**changes, **_won(mine, base, both)}
+
+
+def _won(mine: ByJob, base: ByJob, both: NDArray[np.bool_]) -> dict[str, float | None]:
+    """Return the shares of jobs that wait less, and more, than under the baseline."""
+    if not both.any():
+        return {"less_wait_share": None, "more_wait_share": None}
+    change_s = (mine["wait_s"] - base["wait_s"])[both]
+    return {
+        "less_wait_share": float((change_s < -SAME_S).mean()),
+        "more_wait_share": float((change_s > SAME_S).mean()),
+    }

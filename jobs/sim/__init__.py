@@ -1,1 +1,0 @@
-"""Simulation of training jobs on a cluster: an agenda drives the decision core of `jobs.policies`."""

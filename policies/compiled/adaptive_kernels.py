@@ -1,0 +1,295 @@
+"""Compass, goal control, the lookahead and Proteus' plan, compiled: the same numbers as in `policies.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, inf
+
+import numpy as np
+
+from kit.jit import Ints, ints, kernel, kernel_of, reals
+from policies import goal_control
+from policies.compiled.plan_layout import (
+    INT,
+    NONE,
+    REAL,
+    Plan,
+    Record,
+    SeenServer,
+    Sheet,
+    batch_ns,
+    held,
+    is_up,
+    key_of,
+    largest_group,
+    looked,
+    looked_at,
+    seen_at,
+    transfer_ns,
+)
+from policies.goal_control import GoalControl
+from policies.interfaces import RouterConfig
+from policies.rules import compass
+from policies.rules.compass import REMEMBERED
+from policies.rules.proteus import Milp
+from policies.vocabulary import IMAGE, ClusterView, HeadKey, ServerView
+
+Replan = Callable[[Ints, Ints], None]
+
+
+class MilpMemory:
+    """The state of a `Milp`, in its router and in its plan.
+
+    Args:
+        codes: for each of the router's tuples, its widths by number.
+    """
+
+    def __init__(self, router: Milp, config: RouterConfig, codes: Sequence[Sequence[int]]) -> None:
+        self._router, self._config = router, config
+        self._codes = np.array(codes, np.int64)
+
+    def write(self, row: Ints) -> None:
+        """Copy the router's tuples, shares and placed counts into its plan."""
+        router, servers, reals, plan = self._router, self._config.servers, row.view(np.float64), Plan(row)
+        widths_at = plan.width_rule.rungs_at
+        row[widths_at : widths_at + servers * self._config.segments] = self._codes[list(router.plan.choice)].ravel()
+        reals[plan.shares_at : plan.shares_at + servers] = router.plan.shares
+        row[plan.placed_at : plan.placed_at + servers] = router.placed
+        plan.wake_ns = router.since_ns + router.period_ns
+
+    def replan(self, row: Ints, sheet: Ints) -> None:
+        """Let the router make a new plan at the end of a period."""
+        self._router.plan_anew(view_of(sheet, self._config))
+        self.write(row)
+
+    def keep(self, row: Ints) -> None:
+        """Copy the placed counts into the router."""
+        placed_at = Plan(row).placed_at
+        self._router.placed = row[placed_at : placed_at + self._config.servers].tolist()
+
+
+def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
+    """Return a sheet as a view: without work by key, memory and instances, which a sheet lacks."""
+    seen = Sheet(sheet)
+    servers = tuple(
+        ServerView(
+            valid=code != 0,
+            widths=tuple(holds[seen.segment]),
+            outstanding_requests=requests,
+            outstanding_blocks=blocks,
+            outstanding={},
+            utilization=utilization,
+            power_w=power_w,
+            vram_used_bytes=0,
+            loaded=(),
+            loading=(),
+        )
+        for holds, (code, _, requests, blocks, _, utilization, power_w) in zip(
+            config.holds, sheet[Sheet.size : seen.samples_at].view(SeenServer.dtype).tolist(), strict=True
+        )
+    )
+    head = HeadKey(seen.segment + 1, (IMAGE, *config.widths)[seen.previous_width], seen.location, seen.service_class)
+    return ClusterView(seen.now_ns, head, seen.candidates, seen.entered_ns, seen.fifo_length, seen.completed, servers)
+
+
+class Control(Record):
+    """`GoalControl`."""
+
+    floor = most = energy_weight = best = REAL
+    limit_ns = weighs = takes_over = now_ns = completed = late = INT
+    accuracy_sum = kept = span_s = images = debt = bias = floor_shift = REAL
+    judged = over = limit_bias = limit_shift = shift = REAL
+    end = INT
+
+
+def control_row(control: GoalControl) -> Ints:
+    """Return a controller's state in the form of a plan."""
+    row = Control.blank()
+    for name in Control.offsets:
+        setattr(row, name, getattr(control, name))
+    return row.numbers
+
+
+def keep_control(control: GoalControl, row: Control) -> None:
+    """Copy a plan's state into the controller that it was made from."""
+    for name in Control.offsets:
+        setattr(control, name, type(getattr(control, name))(getattr(row, name)))
+
+
+_is_stuck = kernel_of(goal_control.is_stuck)
+_keep_floor = kernel_of(goal_control.keep_floor, is_stuck=_is_stuck)
+_keep_limit = kernel_of(goal_control.keep_limit, is_stuck=_is_stuck)
+shift_of: Callable[[Control, Sheet], float] = kernel_of(
+    goal_control.shift_of, keep_floor=_keep_floor, keep_limit=_keep_limit
+)
+weight_of: Callable[[Control, Sheet], float] = kernel_of(goal_control.weight_of)
+end_of_dial: Callable[[int, int], int] = kernel_of(goal_control.end_of_dial)
+
+
+class Weights(Record):
+    """`Numbers`, as far as a decision reads them one by one."""
+
+    level = rise = stay = REAL
+
+
+class CompassMemory(Record):
+    """The settings of `Compass`; a `Coming` for each server follows.
+
+    Its tables: units by server; a `Priced` for each class.
+    """
+
+    weights = Weights.blank()
+    unit_ns = REAL
+    ways_at = priced_at = control_at = INT
+
+
+class Priced(Record):
+    """`compass.PricedRungs`, and the number of its rungs."""
+
+    rungs_at = count = thresholds_at = savings_at = INT
+
+
+class Coming(Record):
+    """`compass.Coming`."""
+
+    images = REAL
+    seen_ns = INT
+
+
+_MEMORY = CompassMemory.size
+
+log_price: Callable[[Weights, float, float], float] = kernel_of(compass.log_price)
+units_until_end: Callable[[Weights, float, float, float, float, bool], float] = kernel_of(compass.units_until_end)
+
+
+@kernel
+def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory) -> int:
+    """Compute `Compass._rung`."""
+    shift, weight = 0.0, 0.0
+    if its.control_at:
+        control = Control(plan, its.control_at, sheet.service_class)
+        shift = shift_of(control, sheet)
+        weight = weight_of(control, sheet)
+    load = (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
+    price = exp(log_price(its.weights, load, shift))
+    rung, priced = 0, Priced(plan, its.priced_at, sheet.service_class)
+    for n in range(priced.count - 1):
+        rung += price > reals(plan)[priced.thresholds_at + n] - weight * reals(plan)[priced.savings_at + n]
+    if its.control_at:
+        Control(plan, its.control_at, sheet.service_class).end = end_of_dial(rung, priced.count)
+    return rung
+
+
+@kernel
+def units_until_end_at(plan: Plan, sheet: Sheet, its: CompassMemory, index: int, width: int, taken: int) -> float:
+    """Compute `Compass._units_until_end`."""
+    unit_ns, to_come = its.unit_ns, Coming(its, _MEMORY, index).images * reals(plan)[its.ways_at + index]
+    moved, batch = transfer_ns(plan, sheet, index) / unit_ns, batch_ns(plan, index, key_of(plan, sheet, width), taken)
+    work = seen_at(sheet, index).work_ns / unit_ns
+    return units_until_end(its.weights, work, to_come, moved, batch / unit_ns, sheet.location == index)
+
+
+@kernel
+def take_bearing(plan: Plan, sheet: Sheet) -> None:
+    """Run `Compass.choose`."""
+    its = CompassMemory(plan, plan.memory_at)
+    tuple_at = Priced(plan, its.priced_at, sheet.service_class).rungs_at + rung_for(plan, sheet, its) * plan.segments
+    taken, least = min(largest_group(plan), sheet.candidates), inf
+    for place in range(looked(plan, sheet)):
+        index = looked_at(sheet, place)
+        seen, coming = seen_at(sheet, index), Coming(its, _MEMORY, index)
+        passed = (sheet.now_ns - coming.seen_ns) / its.unit_ns
+        coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(sheet, index) else 0.0
+        coming.seen_ns = sheet.now_ns
+        if seen.code:
+            width = held(seen.holds, ints(plan)[tuple_at + sheet.segment])
+            units = units_until_end_at(plan, sheet, its, index, width, taken)
+            if units < least:
+                least, plan.server, plan.width = units, index, width
+    plan.group = largest_group(plan)
+    left = (plan.segments - 1 - sheet.segment) / plan.segments
+    if sheet.location >= 0:
+        before = Coming(its, _MEMORY, sheet.location)
+        before.images = max(0.0, before.images - taken * (left + 1 / plan.segments))
+    Coming(its, _MEMORY, plan.server).images += taken * left
+
+
+_NS = 1e9
+
+
+class Ahead(Record):
+    """The settings and memory of `Lookahead`. Its tables: by server and width, by segment and width, by server."""
+
+    horizon_s = weight = rate_img_s = REAL
+    blocks = arrived = seen_ns = image_ns_at = worth_ns_at = busy_ns_at = control_at = INT
+
+
+@kernel
+def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
+    """Run `Lookahead._remember`."""
+    arrived = sheet.completed + sheet.fifo_length + sheet.outstanding
+    passed_s = (sheet.now_ns - ahead.seen_ns) / _NS
+    came = max(0, arrived - ahead.arrived)
+    ahead.rate_img_s += (came - ahead.rate_img_s * passed_s) / (ahead.horizon_s + passed_s)
+    ahead.arrived, ahead.seen_ns = arrived, sheet.now_ns
+
+
+@kernel
+def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -> int:
+    """Add a lot to the server that is up and ends it first, and return that end."""
+    busy_ns, image_ns, best, first_ns = ints(plan), ints(plan), NONE, 0
+    for index in range(plan.servers):
+        if is_up(sheet, index):
+            end_ns = busy_ns[ahead.busy_ns_at + index] + lot * image_ns[ahead.image_ns_at + index * plan.widths + width]
+            if best == NONE or end_ns < first_ns:
+                best, first_ns = index, end_ns
+    busy_ns[ahead.busy_ns_at + best] = first_ns
+    return first_ns
+
+
+@kernel
+def cost_ns(
+    plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, taken: int, coming: int, lots: int, scale: float
+) -> float:
+    """Compute `Lookahead._cost_ns`."""
+    busy_ns = ints(plan)
+    for index in range(plan.servers):
+        busy_ns[ahead.busy_ns_at + index] = seen_at(sheet, index).work_ns
+    own_ns = transfer_ns(plan, sheet, server) + batch_ns(plan, server, key_of(plan, sheet, width), taken)
+    busy_ns[ahead.busy_ns_at + server] += own_ns
+    total_ns, images = taken * (busy_ns[ahead.busy_ns_at + server] * 1.0), taken * 1.0
+    each = (coming + lots - 1) // lots
+    for number in range(lots):
+        lot = max(0, min(each, coming - number * each))
+        end_ns = first_to_end(plan, sheet, ahead, width, lot)
+        total_ns += ahead.weight * lot * (end_ns * 1.0)
+        images += ahead.weight * lot
+    return total_ns / images - ints(plan)[ahead.worth_ns_at + sheet.segment * plan.widths + width] * scale
+
+
+@kernel
+def look_ahead(plan: Plan, sheet: Sheet) -> None:
+    """Run `Lookahead.choose`."""
+    ahead = Ahead(plan, plan.memory_at)
+    remember_arrivals(sheet, ahead)
+    taken = min(largest_group(plan), sheet.candidates)
+    coming = max(0, sheet.fifo_length - taken) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
+    best, chosen, scale = 0.0, NONE, 1.0
+    narrowest, widest = plan.widths, NONE
+    if ahead.control_at:
+        scale = exp(shift_of(Control(plan, ahead.control_at, sheet.service_class), sheet))
+    lots = ahead.blocks * sheet.up
+    for index in range(plan.servers):
+        seen = seen_at(sheet, index)
+        for width in range(plan.widths):
+            if seen.code == 0 or not seen.holds >> width & 1:
+                continue
+            narrowest, widest = min(narrowest, width), max(widest, width)
+            cost = cost_ns(plan, sheet, ahead, index, width, taken, coming, lots, scale)
+            if chosen == NONE or cost < best:
+                best, chosen = cost, index
+                plan.server, plan.width = index, width
+    plan.group = largest_group(plan)
+    if ahead.control_at:
+        control = Control(plan, ahead.control_at, sheet.service_class)
+        control.end = end_of_dial(widest - plan.width, widest - narrowest + 1)

@@ -1,0 +1,434 @@
+"""The parameters of rules, as in a rule file (`*.rule.yaml`), the space of tuning, and batching delays.
+
+    schema: slimsched.rule/1
+    kind: ladder                    # one of `policies.router_kinds.RULES`
+    placement: sticky               # by name; a `milp` places itself
+    group: largest                  # or the largest number of requests in a block
+    hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # the core's hold rule; or nothing
+    rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
+    thresholds: [24]
+    made_by: {command: slimsched train ..., seed: 7}         # anything; no decision depends on it
+
+A kind's class has its parameters and defaults: the plain ones are here, those of rules in separate modules are there
+(`slackfit`, `infaas`, `milp`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp
+from operator import and_
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace as replace_struct
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from kit.errors import InputError, nearest
+from kit.strict import Plain, StrictModel, form
+from policies.goal_control import MAX_STRETCH, GoalControl, Steered
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.rules.rule_context import (
+    ComposedRouter,
+    RouterContext,
+    WidthRule,
+    WorkingSet,
+    corner_tuples,
+    efficient_tuples,
+    full_widths,
+    spread,
+)
+from policies.rules.rule_parts import (
+    PLACEMENT_NAMES,
+    ControlledLadder,
+    ControlSpec,
+    FixedWidths,
+    Ladder,
+    LargestGroup,
+    RandomGroup,
+    RandomPlacement,
+    RandomWidth,
+    make_placement,
+)
+from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
+
+LONGEST_S = 3600.0
+
+
+class HoldSpec(StrictModel):
+    """By segment, until how many requests a line waits, and for how long at most: nobody waits for 1, or for 0 s.
+
+    Attributes:
+        arrivals_s: by segment, it waits for as many as arrive within this time, at the rate seen, where those are more;
+            or none of it.
+    """
+
+    requests: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    wait_s: Annotated[tuple[Annotated[float, Field(ge=0, le=LONGEST_S)], ...], Field(min_length=1)]
+
+    arrivals_s: tuple[Annotated[float, Field(ge=0, le=LONGEST_S)], ...] = ()
+
+    @model_validator(mode="after")
+    def _one_a_segment(self) -> HoldSpec:
+        for name, numbers in {"wait_s": self.wait_s, "arrivals_s": self.arrivals_s or self.wait_s}.items():
+            if len(numbers) != len(self.requests):
+                counts = f"{len(self.requests)} requests and {len(numbers)} {name}"
+                raise ValueError(f"{counts}; each needs one a segment")
+        return self
+
+    def check(self, config: RouterConfig, source: str, key: str) -> None:
+        """Check that it fits the network; raises `InputError` if not."""
+        if len(self.requests) != config.segments:
+            problem = f"holds {len(self.requests)} segments; the network has {config.segments}: one number for each"
+            problem += "; `slimsched train` makes a rule for this network"
+            raise InputError(source, f"{key}.hold" if key else "hold", problem)
+
+    def rule(self) -> HoldRule:
+        """Return the rule in the router core's form."""
+        wait_ns, arrivals_ns = (tuple(map(nanoseconds, each)) for each in (self.wait_s, self.arrivals_s))
+        return HoldRule(self.requests, wait_ns, arrivals_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingRouter(Steered):
+    """A router, its hold rule, and the widths that it may choose from.
+
+    Attributes:
+        sets: (servers, segments, widths) each server's working set; empty if none is limited.
+    """
+
+    router: RoutingPolicy
+    hold: HoldRule | None = None
+    sets: tuple[WorkingSet, ...] = ()
+
+    @property
+    def control(self) -> GoalControl | None:
+        """The goals of its router."""
+        return getattr(self.router, "control", None)
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        """Decide as the router does."""
+        return self.router.choose(self._limited(view) if self.sets else view, rng)
+
+    def _limited(self, view: ClusterView) -> ClusterView:
+        servers = zip(view.servers, (each[view.head.segment - 1] for each in self.sets), strict=True)
+        narrowed = (replace_struct(seen, widths=tuple(map(and_, seen.widths, mask))) for seen, mask in servers)
+        return replace_struct(view, servers=tuple(narrowed))
+
+
+def holding(router: RoutingPolicy, hold: HoldRule | None, context: RouterContext) -> RoutingPolicy:
+    """Wrap a router with a hold rule and a cluster's working sets; return the router itself if there is neither."""
+    sets = context.working_sets
+    return HoldingRouter(router, hold, sets) if hold is not None or sets else router
+
+
+SCHEMA: Final = "slimsched.rule/1"
+LARGEST: Final = "largest"
+_BY_MODEL: Final = "take ladder, compass, slackfit, lookahead, or `fixed` with tuples by class"
+LADDER_THRESHOLDS: Final[tuple[float, ...]] = (16.0, 32.0, 64.0, 128.0, 256.0)
+MIN_STEP: Final = 0.01  # lower bound of tuning, between the logarithms of thresholds
+MAX_HYSTERESIS: Final = 0.9  # upper bound of tuning: beyond, a ladder hardly ever steps back up
+POINT: Final = 0.01  # of accuracy
+
+Reals = npt.NDArray[np.float64]
+
+
+# ------------------------------------------------------------------------------------------------------ plain values
+
+
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if list(values) != sorted(set(values)):
+        raise ValueError(f"{list(values)}: allowed are requests per server, ascending, from 0")
+    return values
+
+
+def _placement(value: object) -> object:
+    if value not in PLACEMENT_NAMES:
+        raise ValueError(f"no placement {value!r}; {nearest(str(value), PLACEMENT_NAMES)}")
+    return value
+
+
+Above0 = Annotated[float, Field(gt=0)]
+From0 = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
+ShareAbove0 = Annotated[float, Field(gt=0, le=1)]
+Widths = Annotated[tuple[ShareAbove0, ...], Field(min_length=1)]  # one for each segment
+Rungs = Annotated[tuple[Widths, ...], Field(min_length=1)]
+Thresholds = Annotated[tuple[From0, ...], Field(min_length=1), AfterValidator(_ascending)]
+PlacementName = Annotated[str, BeforeValidator(_placement)]
+Group = Annotated[
+    Annotated[Literal["largest"], Tag("<word>")] | Annotated[int, Field(ge=1), Tag("<number>")], Discriminator(form)
+]
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+class RouterSpec(Protocol):
+    """A kind of router with its parameters: the meaning of every name and every file of a router."""
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Check that it fits a cluster's network; raises `InputError` (naming `source` and `key`) if not."""
+        ...
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """Create a router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
+        ...
+
+    def dialled(self, by: float, context: RouterContext) -> RouterSpec | None:
+        """Return the same kind, more accurate and slower for `by` above 0, without separate goals; None without a
+        dial."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The search space of tuning: the numbers of one kind of router.
+
+    Attributes:
+        stream: name of the search's random stream.
+        start, spread: (K,) the start of the search, and its initial step sizes.
+        spec: creates the router's parameters from such numbers.
+        starts: (K,) each, possible starts: the first one, unless it overloads the cluster and another does not.
+    """
+
+    stream: str
+    start: Reals
+    spread: Reals
+    spec: Callable[[Reals], RuleSpec]
+    starts: Sequence[Reals] = ()
+
+
+class RuleSpec(StrictModel, ABC):
+    """A rule and its parameters; `make` gives a fresh router of it, which stays within the servers' working sets.
+
+    Attributes:
+        group: the most that a block may take, or `largest`.
+        hold: which lines the router's core holds back; nobody where it is not given.
+        made_by: where the parameters come from; free, and no decision depends on it.
+    """
+
+    KIND: ClassVar[str]
+    BY_MODEL: ClassVar[bool] = True  # whether it can serve several models
+
+    group: Group = "largest"
+    hold: HoldSpec | None = None
+    made_by: Plain = Field(default_factory=dict)
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """Create a router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
+        hold = None if self.hold is None else self.hold.rule()
+        return holding(self.chooser(context, source, key), hold, context)
+
+    @abstractmethod
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """Create that router without its hold rule; raises `InputError` as `make` does."""
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float) -> Space | None:
+        """Return the search space of tuning, for a mean accuracy of `floor`; None if there is little to choose from."""
+        return None
+
+    def dialled(self, by: float, context: RouterContext) -> RuleSpec | None:
+        """Return the same rule, more accurate and slower for `by` above 0, without separate goals; None without a dial.
+
+        A dial is the logarithm of the load, the price or the time at which the rule changes to narrower widths.
+        """
+        return None
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Check that the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
+        if config.models and not self.BY_MODEL:
+            raise InputError(source, key, f"{self.KIND} knows one model, here are {len(config.models)}; {_BY_MODEL}")
+        self.groups(config, source, key)
+        if self.hold is not None:
+            self.hold.check(config, source, key)
+
+    def groups(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
+        """Return the group sizes that it may use; raises `InputError` if there are none."""
+        sizes = tuple(size for size in config.groups if self.group == "largest" or size <= self.group)
+        if not sizes:
+            raise InputError(source, key, f"group {self.group} is below the smallest that there is, {config.groups[0]}")
+        return sizes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data from which `rule_from_dict` restores the rule, without values left to defaults of the
+        cluster.
+
+        A field is kept if its absence would have another meaning: Compass' `control: null`.
+        """
+        dumped = self.model_dump(mode="json", by_alias=True, exclude={"hold"})
+        made_by, group = dumped.pop("made_by"), dumped.pop("group")
+        hold = None if self.hold is None else self.hold.model_dump(mode="json", exclude_defaults=True)
+        placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
+        usual = {name: each.get_default(call_default_factory=True) for name, each in type(self).model_fields.items()}
+        said = {key: value for key, value in dumped.items() if value is not None or usual.get(key) is not None}
+        return {
+            "schema": SCHEMA,
+            "kind": self.KIND,
+            **placement,
+            "group": group,
+            **({"hold": hold} if hold else {}),
+            **said,
+            **({"made_by": made_by} if made_by else {}),
+        }
+
+
+class PlacedRule(RuleSpec):
+    """A rule for widths on a placement, which is given by name."""
+
+    placement: PlacementName = "sticky"
+
+    def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
+        group = LargestGroup(self.groups(context.config, source, key))
+        placement = make_placement(self.placement, context, width)
+        return ComposedRouter(placement, width, group)
+
+
+def _check_tuple(
+    tuple_: tuple[float, ...], config: RouterConfig, source: str, key: str, widths: Sequence[float] = ()
+) -> None:
+    """Check `widths`, of a class's model; a tuple for all classes is of all models."""
+    if config.models and not widths:
+        raise InputError(source, key, f"{list(tuple_)} is of one model, here are {len(config.models)}; {_BY_MODEL}")
+    widths = widths or config.widths
+    if len(tuple_) != config.segments or not set(tuple_) <= set(widths):
+        allowed = f"one of {', '.join(map(str, widths))} for each of {config.segments} segments"
+        raise InputError(source, key, f"{list(tuple_)} does not fit the network: a width tuple needs {allowed}")
+
+
+class FixedRule(PlacedRule):
+    """One width tuple for every request; full width where none is given.
+
+    Attributes:
+        tuples: one for each class of requests, by its name, in place of `tuple`.
+    """
+
+    KIND: ClassVar[str] = "fixed"
+
+    tuple_: Widths | None = Field(None, alias="tuple")
+    tuples: dict[str, Widths] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> FixedRule:
+        if self.tuple_ is not None and self.tuples is not None:
+            raise ValueError("tuple and tuples are both given; give tuple for all requests, or tuples by class")
+        return self
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Check its tuple, too."""
+        super().check(config, source, key)
+        if self.tuple_ is not None:
+            _check_tuple(self.tuple_, config, source, key)
+        if self.tuples is None:
+            return
+        if set(self.tuples) != set(config.classes):
+            has = f"the scenario's classes are {', '.join(config.classes)}" if config.classes else "it has no classes"
+            raise InputError(source, f"{key}.tuples" if key else "tuples", f"names {', '.join(self.tuples)}, but {has}")
+        for name, widths in zip(config.classes, config.class_widths, strict=True):
+            _check_tuple(self.tuples[name], config, source, key, widths)
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """See `RuleSpec`; its tuple does not depend on whether a server holds all of it together."""
+        return super().make(replace(context, working_sets=()), source, key)
+
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+        """See `RuleSpec`."""
+        self.check(context.config, source, key)
+        config = context.config
+        wanted = full_widths(config) if self.tuple_ is None else self.tuple_
+        by_class = () if self.tuples is None else tuple(self.tuples[name] for name in config.classes)
+        return self._composed(context, FixedWidths(config.widths, wanted, by_class), source, key)
+
+
+class LadderRule(PlacedRule):
+    """Width tuples by load (`widths.Ladder`).
+
+    Attributes:
+        rungs: width tuples, the most accurate first, one more than thresholds; None for efficient ones of the accuracy
+            table, evenly.
+        thresholds: requests per server, ascending.
+        hysteresis: a rung is left upwards only at its threshold times (1 - hysteresis).
+        control: that it keeps goals, for which its thresholds move; left alone where it is not given.
+    """
+
+    KIND: ClassVar[str] = "ladder"
+
+    rungs: Rungs | None = None
+    thresholds: Thresholds = LADDER_THRESHOLDS
+    hysteresis: ShareBelow1 = 0.0
+    control: ControlSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_more_rung(self) -> LadderRule:
+        if self.rungs is not None and len(self.rungs) != len(self.thresholds) + 1:
+            raise ValueError(f"{len(self.rungs)} rungs and {len(self.thresholds)} thresholds; rungs are one more")
+        return self
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float) -> Space:
+        """Return the space of three numbers: the first threshold, the ratio of each to the previous one, both as
+        logarithms; hysteresis.
+
+        The rungs are the corners of the accuracy table's front. A separate threshold for each of eight rungs was found
+        to be harder to search: on two scenarios the mean latencies of three searches differed by 17 and 107 %.
+        """
+        rungs = tuple(corner_tuples(context))
+
+        def rule(values: Reals) -> LadderRule:
+            first, step, hysteresis = values.tolist()
+            thresholds = np.exp(first + max(step, MIN_STEP) * np.arange(max(len(rungs) - 1, 1)))
+            return cls(
+                rungs=rungs if len(rungs) > 1 else None,
+                thresholds=tuple(thresholds.tolist()),
+                hysteresis=min(max(hysteresis, 0.0), MAX_HYSTERESIS),
+            )
+
+        starts = [np.array([first, 0.25, 0.1]) for first in (2.5, 1.5, 0.5, 3.5)]
+        return Space("LadderSpace", starts[0], np.array([0.8, 0.2, 0.2]), rule, starts)
+
+    def dialled(self, by: float, context: RouterContext) -> LadderRule:
+        """See `RuleSpec`."""
+        thresholds = tuple(exp(by) * load for load in self.thresholds)
+        return self.model_copy(update={"thresholds": thresholds, "control": None})
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Check its rungs, too."""
+        super().check(config, source, key)
+        for rung in self.rungs or ():
+            _check_tuple(rung, config, source, key)
+
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+        """See `RuleSpec`; a short accuracy table makes a short ladder: surplus thresholds are dropped."""
+        self.check(context.config, source, key)
+        config, count = context.config, len(self.thresholds) + 1
+        of_model = [self.rungs or spread(efficient_tuples(context, each), count) for each in config.model_widths]
+        for widths, rungs in zip(config.model_widths, of_model, strict=True):
+            if not rungs:
+                raise InputError(source, key, f"the accuracy table has no tuple of the widths {widths}")
+        by_class, at = tuple(of_model[model] for model in config.class_models), [0] * config.class_count
+        thresholds = self.thresholds[: max(map(len, by_class)) - 1]
+        ladder = Ladder(config.widths, by_class, thresholds, self.hysteresis, at)
+        if self.control is None:
+            return self._composed(context, ladder, source, key)
+        control = self.control.make(context.config, source, key, MAX_STRETCH)
+        return self._composed(context, ControlledLadder(ladder, control), source, key)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRandom:
+    """The paper's baseline: a valid server, a held width and a group, each uniform. It has no parameters."""
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Accept every cluster."""
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+        """Create a router for a cluster."""
+        return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))
+
+    def dialled(self, by: float, context: RouterContext) -> None:
+        """Return None: it has no dial."""

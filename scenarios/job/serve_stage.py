@@ -1,0 +1,417 @@
+"""Clients are served by a scenario's executors, and get a new model for what serves."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from types import FrameType
+
+from hw.clock import RunClock
+from hw.frontend.admission import Limits
+from hw.frontend.client_requests import Clients, Tally
+from hw.frontend.connections import Journal, notify
+from hw.frontend.inference_protocol import RequestClass, Served
+from hw.frontend.ingress import Ingress, IngressSpec, WaitingRoom, ingress
+from hw.frontend.log_segments import LogBounds, SegmentLog
+from hw.frontend.router_link import SlotImages, slots_of
+from hw.host_resources import CollectionMeter
+from hw.networks.accuracy_table import Evaluation, load_accuracy
+from hw.networks.network_files import ModelFile
+from hw.router.interventions import NewModel, Operator, Order
+from hw.router.local_cluster import HardwareCluster
+from hw.router.router_loop import Routing, RunProgress
+from kit.checkpoint import header
+from kit.errors import InputError, WorkError
+from kit.random_streams import stream
+from kit.units import nanoseconds
+from policies.goal_control import GoalControl
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.ppo.ppo_router import EndlessRouter, PPORouter
+from policies.router_core import RouterCore
+from policies.router_plans import by_plan
+from policies.vocabulary import GoalSet
+from scenarios.executors.device_choice import served_of
+from scenarios.executors.executor_runs import real_cluster, without_faults
+from scenarios.executors.preflight import require_devices, require_ready
+from scenarios.files.bundled_files import made_kind
+from scenarios.files.router_files import display_name
+from scenarios.files.scenario_keys import GB, Goals
+from scenarios.job.job_stages import Run
+from scenarios.job.network_stages import load_measured
+from scenarios.job.validation_stage import warn_of_another_stack
+from scenarios.runs.folder import CONTROL, SERVED
+from scenarios.runs.operator_control import Wishes, accept_wishes
+from scenarios.world.resolved_scenario import NetworkAccuracy, World
+from scenarios.world.scenario_building import ACCURACY_FILE, build_world, estimated_capacity_img_s
+from scenarios.world.scenario_routers import routers_ignoring
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One that was read, and may serve.
+
+    Attributes:
+        world: the scenario with its accuracies.
+    """
+
+    file: ModelFile
+    version: str
+    world: World
+    policy: RoutingPolicy
+
+
+class ModelOrders:
+    """At most one new model at a time: it is read in a thread next to the router's loop, then it is an order.
+
+    Args:
+        world: with the accuracies of what serves at first.
+        journal: receives the outcome.
+
+    Attributes:
+        world: with the accuracies of what serves.
+    """
+
+    def __init__(self, run: Run, world: World, journal: Journal) -> None:
+        self.world = self._first = world
+        self._run, self._journal = run, journal
+        self._serving = run.model_to_serve
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="new-model")
+        self._read: Future[Candidate] | None = None
+        self._rolls = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is on its way."""
+        return self._read is not None or self._rolls
+
+    def ask(self, path: Path, router: str, floor: float) -> None:
+        """Have it serve from some moment on, with this router; `floor` is asked for at present."""
+        self._run.say(f"serve: reads {path}")
+        self._read = self._hands.submit(self._candidate, path, router, floor)
+
+    def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
+        """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
+        if self._read is None or not self._read.done():
+            return
+        read, self._read = self._read, None
+        try:
+            candidate = read.result()
+        except (InputError, WorkError, OSError) as error:
+            self._failed(str(error))
+            return
+
+        def took_over() -> None:
+            self._rolls = False
+            self._serving, self.world = candidate.file, candidate.world
+            door.serve_model(candidate.version, top1)
+            text = f"serve: the model {candidate.version} serves from now on"
+            self._journal.note("model", text, version=candidate.version)
+
+        self._rolls = True
+        self._run.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
+        starts, top1 = cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
+        yield NewModel(starts, candidate.policy, top1, took_over, self._failed)
+
+    def _failed(self, reason: str) -> None:
+        self._rolls = False
+        self._run.say(f"serve: {reason}; the model stays as it was")
+
+    def _candidate(self, path: Path, router: str, floor: float) -> Candidate:
+        now, folder = self.world, self._run.folder.path
+        version, table = read_new_model(path, self._serving, now)
+        profiles = dict(zip((spec.name for spec in now.cluster.servers), now.profiles, strict=True))
+        world = build_world(now.scenario, profiles, NetworkAccuracy.of(table))
+        best = max(world.held_top1.values())
+        if best < floor:
+            problem = f"is at best {best:.2%} accurate, asked for are {floor:.2%}; ask for less before (--floor)"
+            raise InputError(str(path), "", problem)
+        policy = endless_policy(world, self._as_it_is(router), folder, now.cluster.router, takes_over=True)
+        assert self._serving is not None, "it was read beside it"
+        file = replace(self._serving, path=folder / CONTROL / f"{version}.safetensors")
+        shutil.copyfile(path, file.path)  # a restarted server finds what was read now
+        if file.load()[1]["hash"] != version:
+            raise InputError(str(path), "", "has changed while it was read; give it again")
+        return Candidate(file, version, world, policy)
+
+    def policy(self, router: str, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
+        """Return a router; see `endless_policy`."""
+        name = router if self.world is self._first else self._as_it_is(router)
+        return endless_policy(self.world, name, self._run.folder.path, config, takes_over=takes_over)
+
+    def _as_it_is(self, router: str) -> str:
+        """Return a router made with the first model's accuracies as it is, because it is not to be made again."""
+        kind = made_kind(router)
+        return str(self._run.made(kind)) if kind else router
+
+
+def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
+    """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
+    policy = world.router(name, folder)
+    if isinstance(policy, PPORouter):
+        return EndlessRouter(policy, nanoseconds(world.scenario.training.horizon_s))
+    control = getattr(policy, "control", None)
+    for each in control.all if isinstance(control, GoalControl) else ():
+        each.takes_over = takes_over
+    return by_plan(policy, config)
+
+
+def read_new_model(path: Path, serving: ModelFile | None, world: World) -> tuple[str, Evaluation]:
+    """Return the hash of a new model's weights, and its accuracy table, which is in the same folder.
+
+    Raises:
+        InputError: it is not a model, or of another network; or the table is not there, or of other weights, images or
+            widths.
+    """
+    if serving is None or world.accuracy.evaluation is None:
+        raise InputError(str(path), "", "emulated devices serve no network")
+    if world.scenario.cluster.backend == "ray":
+        raise InputError(str(path), "", "a cluster of several hosts takes no new model while it serves")
+    _, found = replace(serving, path=path).load()
+    known = header(serving.path)
+    for key in ("network", "config", "structure"):
+        if found.get(key) != known.get(key):
+            raise InputError(str(path), key, f"is of another network than what serves ({serving.path})")
+    version, now = found["hash"], world.accuracy.evaluation
+    if version == now.hash:
+        raise InputError(str(path), "hash", f"these weights serve already ({version})")
+    beside = path.with_name(ACCURACY_FILE)
+    table = load_accuracy(beside)
+    if not isinstance(table, Evaluation) or table.hash != version:
+        remedy = "`slimsched model train` with model.checkpoint makes it"
+        raise InputError(str(beside), "model", f"is not of {path} ({version}); {remedy}")
+    if (table.dataset, set(table.tuples)) != (now.dataset, set(now.tuples)):
+        raise InputError(str(beside), "dataset", f"must be {now.dataset}, with the widths that serve")
+    return version, table
+
+
+SLOTS = 4  # times what the servers can have outstanding: the limit of images inside
+
+
+def serve(
+    run: Run,
+    world: World,
+    router: str,
+    room: WaitingRoom,
+    limits: Limits,
+    tokens: Mapping[bytes, int],
+    certificate: Path | None,
+    journal: Journal,
+) -> RunProgress:
+    """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
+
+    Args:
+        room: where clients wait; it is closed when they are served.
+        tokens: one of which they must send, each with how many images may be inside; empty: none.
+        certificate: that they are shown (TLS), with its key.
+        journal: receives each change of state.
+
+    Raises:
+        InputError: the scenario does not fit this machine.
+        WorkError: executors or the ingress failed.
+    """
+    scenario, model = run.scenario, run.model_to_serve
+    require_devices(scenario)
+    require_ready(world, model, (router,), run.folder.path)
+    warn_of_another_stack(run, world)
+    if scenario.faults or scenario.slo.schedule:
+        run.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
+    config = replace(world.cluster.router, shed_expired=True)
+    asked = _OperatorOrders(run, ModelOrders(run, world, journal), router, config, journal)
+    asked.warn_of_floor()
+    routing = Routing(
+        asked.policy(router),
+        stream(scenario.seed, f"router:{display_name(router)}"),
+        world.cluster.weights,
+        world.cluster.prior,
+    )
+    slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
+    with (
+        real_cluster(without_faults(world), model, is_urgent=True) as cluster,
+        accept_wishes(
+            run.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
+        ) as wishes,
+        CollectionMeter() as garbage,
+        ExitStack() as stack,
+    ):
+        served = _served(run, world, slots)  # while the servers start
+        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
+        spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
+        open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
+        log = _log_of(run)
+        if log is not None:
+            stack.callback(log.close)
+        tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
+        tell = _Teller(open_door, tally, journal)
+        images = SlotImages(slots_of(open_door.arena, served.shape), served.shape)
+
+        def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
+            room.close()
+            if log is not None:
+                log.watch(core)
+            return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
+
+        operator = Operator(wishes, lambda: asked.orders(wishes, cluster, open_door))
+        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, run.say, operator)
+
+
+def _log_of(run: Run) -> SegmentLog | None:
+    """Open the log of what is served; None if the scenario wants no log."""
+    wanted = run.scenario.serve
+    if not wanted.log_gb:
+        return None
+    bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
+    return SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
+
+
+def _served(run: Run, world: World, slots: int) -> Served:
+    """Return what clients receive of it."""
+    name, model = run.scenario.name, run.model_to_serve
+    config = world.cluster.router
+    top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
+    classes = tuple(
+        RequestClass(
+            of.name if of else "",
+            inf if deadline_s is None else deadline_s,
+            inf if of is None or of.p99_limit_s is None else of.p99_limit_s,
+        )
+        for of, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
+    )
+    if model is None:
+        network = served_of(world)
+        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", classes, top1)
+    if (evaluation := world.accuracy.evaluation) is None:
+        raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
+    dataset, spec = load_measured(run.scenario, evaluation), model.build().spec
+    of_network, pixels = (spec.input_shape, spec.segments, spec.classes), (dataset.mean, dataset.deviation)
+    return Served(name, *of_network, *pixels, slots, evaluation.hash, classes, top1)
+
+
+class _Teller:
+    """Reports the router's state: to the ingress, some times a second; to the journal, on changes; and to systemd."""
+
+    def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
+        self._door = door
+        self._tally = tally
+        self._journal = journal
+        self._known = self._said = False
+
+    def __call__(self, progress: RunProgress) -> None:
+        """Report how far the loop is."""
+        if self._known != self._said:  # the ingress has received it by now
+            self._said = self._known
+            if self._said:
+                self._journal.note("ready", "serve: ready")
+            else:
+                self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
+        self._known = self._tally.is_ready
+        self._door.report(self._tally.status(progress))
+        notify("WATCHDOG=1")
+
+
+class _OperatorOrders:
+    """What is asked for, at the start by the scenario, then by the operator; and the router that decides."""
+
+    def __init__(self, run: Run, models: ModelOrders, router: str, config: RouterConfig, journal: Journal) -> None:
+        self._run = run
+        self._models = models
+        self.router = router
+        self._config = config
+        self._journal = journal
+        self._asked = run.scenario.slo.goals(run.scenario.tuning.floor)[0]
+
+    def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
+        """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
+        return self._models.policy(name, self._config, takes_over=takes_over)
+
+    @property
+    def goals(self) -> tuple[GoalSet, ...]:
+        """As the router's core takes them: of each class its own."""
+        if self._run.scenario.classes:
+            return self._models.world.class_goals
+        asked = self._asked
+        return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
+
+    def orders(self, wishes: Wishes, cluster: HardwareCluster, door: Ingress) -> Iterator[Order]:
+        """Yield what the operator has changed since the last call; an unreadable request is reported, and ignored."""
+        yield from self._models.orders(cluster, door)
+        try:
+            while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
+                if wish.router is not None:
+                    yield from self._router_orders(wish.router)
+                if goals := wish.model_dump(exclude_none=True, exclude={"router", "model"}):
+                    yield from self._goal_orders(goals)
+                if wish.model is not None:  # what is asked for later waits until it serves
+                    self._models.ask(Path(wish.model), self.router, max(goal.floor for goal in self.goals))
+        except InputError as error:
+            self._run.say(f"serve: {error}")
+
+    def _router_orders(self, name: str) -> Iterator[Order]:
+        """Yield the order for a router; one that can't be made is reported, and changes nothing."""
+        try:
+            policy = self.policy(name, takes_over=True)
+        except InputError as error:
+            self._run.say(f"serve: {error}; the router stays as it was")
+            return
+        yield policy
+        self.router = name
+        self._journal.note("router", f"serve: {display_name(name)} decides from now on", router=display_name(name))
+        self.warn_of_floor()
+
+    def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
+        if self._run.scenario.classes:
+            self._run.say(
+                "serve: each class keeps what `classes` promises it; no other goals are taken while it serves"
+            )
+            return
+        self._asked = self._asked._replace(**goals)
+        yield from self.goals
+        text = f"serve: asked for from now on: {_goal_text(self._asked)}"
+        self._journal.note("goals", text, **goals)
+        self._warn_of([*goals])
+
+    def warn_of_floor(self) -> None:
+        """Warn if a floor is promised that the router can't follow."""
+        if any(goal.floor for goal in self.goals):
+            self._warn_of(["floor"])
+
+    def _warn_of(self, goals: Sequence[str]) -> None:
+        for warning in routers_ignoring(goals, [self.router], self._run.folder.path):
+            self._run.say(f"serve: {warning}")
+
+
+def _goal_text(asked: Goals) -> str:
+    limit = f"p99 latency of {1000 * asked.p99_limit_s:g} ms" if asked.p99_limit_s else "no limit of p99 latency"
+    energy = f", {asked.energy_weight:g} points a joule" if asked.energy_weight else ""
+    return f"accuracy {asked.floor:.2%}, {limit}{energy}"
+
+
+@contextmanager
+def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
+    """Make SIGTERM and Ctrl-C a request to stop, which it yields; the second one ends the work at once."""
+    wished = told = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal wished
+        if wished:
+            raise KeyboardInterrupt
+        wished = True
+
+    def wants_stop() -> bool:
+        nonlocal told
+        if wished and not told:  # not in the signal's handler: a line may be half written at that moment
+            told = True
+            journal.note("stopping")
+        return wished
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield wants_stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

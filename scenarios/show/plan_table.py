@@ -1,0 +1,115 @@
+"""A plan, for a terminal: labelled answers, then what each server does, and all routers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from scenarios.metrics.result_documents import Plan, PlannedServer
+from scenarios.metrics.router_comparison import ComparisonDocument, compared
+from scenarios.metrics.run_result import Result
+from scenarios.show.answers import NEXT, TRUSTED
+from scenarios.show.tables import Answer, Cell, Column, Table, number, to_text
+from scenarios.show.wording import lines_of, say
+
+RUN: Final = "Run"
+
+
+def format_plan(plan: Plan) -> str:
+    """Format all of it; below it what to type next."""
+    one = plan.of(plan.choice)
+    plain = [each for each in plan.routers if each.role != "candidate"]
+    parts = [Answer(RUN, lines_of("plan", "choice", plan, one))]
+    if one is not None:
+        parts.append(Answer("Replication", lines_of("plan", "beside", plan, one, plain)))
+        parts.append(Answer("Changes", lines_of("plan", "changes", plan, one)))
+    parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, one))]
+    text = to_text([parts, *([servers_table(plan)] if plan.servers else []), routers_table(plan)])
+    if plan.commands:  # to be copied: never broken
+        text += "\n\n" + "\n  ".join([say("plan", "commands", plan), *plan.commands])
+    return text
+
+
+def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> list[Answer]:
+    """Return a comparison's part of it: the best router, and where its passes run; nothing if none can win."""
+    ranking = compared(comparison)
+    if not ranking.able:
+        return []
+    best, tied = ranking.able[0], [each.router for each in ranking.tied]
+    runs = [result for result in results if result["router"] == best.router]
+    row = next(row for row in comparison["rows"] if row["router"] == best.router)
+    passes: Counter[str] = Counter()
+    for result in runs:
+        passes.update({server["name"]: server["images"] for server in result["servers"]})
+    shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
+    known = [p99_s for result in runs if (p99_s := result["latency_s"]["p99"]) is not None]
+    p99s_s = sorted(known) if len(known) == len(runs) else []
+    return [Answer(RUN, lines_of("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
+
+
+def servers_table(plan: Plan) -> Table:
+    """Return what the choice has each server do."""
+    shares = Column("of the passes", "%", 1, 100), Column("busy", "%", 1, 100)
+    head = [
+        Column("server"),
+        Column("device", is_text=True),
+        *shares,
+        Column("power", "W", 0),
+        Column("mean batch", "", 1),
+    ]
+    widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
+    head.append(Column(widths, is_text=True))
+    if any(each.working_set for each in plan.servers):
+        head.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
+    rows = [
+        [
+            of.server,
+            of.device,
+            of.share,
+            of.utilization,
+            of.mean_power_w,
+            of.mean_batch,
+            _widths(of),
+            working_set_text(of),
+        ]
+        for of in plan.servers
+    ]
+    return Table(head, [row[: len(head)] for row in rows], f"{plan.choice}: what each server does")
+
+
+def _widths(of: PlannedServer) -> str:
+    if of.names:
+        shares = sorted(of.widths[0].items(), key=lambda each: -each[1])
+        return ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
+    means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+    return " ".join(number(mean, 2) for mean in means)
+
+
+def working_set_text(of: PlannedServer) -> str:
+    """Format the widths that it holds, segment by segment, or a family's members; `all` if memory holds all."""
+    if not of.working_set:
+        return "all"
+    if of.names:
+        return ", ".join(of.names[width] for width in of.working_set[0])
+    return " ".join("+".join(f"{width:g}" for width in each) for each in of.working_set)
+
+
+def routers_table(plan: Plan) -> Table:
+    """Return all that was tried, by descending sustained rate."""
+    head = [
+        Column("router"),
+        Column("carries", "images/s", 0),
+        Column("of that, least", "", 0),
+        Column("and most", "", 0),
+    ]
+    head += [Column("J/image there"), Column("p99 here", "ms", 2, 1000), Column("accuracy here", "%", 2, 100)]
+    head += [Column("J/image here"), Column("kept here")]
+    rows: list[list[Cell]] = []
+    for each in sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0):
+        its, found = each.carried, each.outcome
+        carried = [its.mean_img_s, its.low_img_s, its.high_img_s, its.energy_per_image_j] if its else [None] * 4
+        here = [found.latency_p99_s, found.accuracy, found.energy_per_image_j, "yes" if found.keeps else "no"]
+        rows.append([each.router, *carried, *here])
+    notes = ["Who carries nothing (-) keeps what is asked at no rate."]
+    return Table(head, rows, "routers: what they carry, and what they reach under the scenario's load", notes)

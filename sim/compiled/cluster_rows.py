@@ -1,0 +1,460 @@
+"""Clusters compiled to a row of parameters, and the shape of their runs' rows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import product
+from math import log1p
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.compiled.plan_layout import Record
+from policies.greedy_scheduler import GreedyKnobs
+from policies.interfaces import AccuracyPrior, Widths, nest_by_width, tuples_within
+from policies.router_queue import MAX_HOLDS
+from policies.vocabulary import IMAGE
+from sim.compiled.row_layout import (
+    LOGS_TABULATED,
+    NEVER,
+    NONE,
+    ORDER_AT,
+    BatchCost,
+    Block,
+    Cluster,
+    Credit,
+    Device,
+    DeviceModel,
+    Instance,
+    Instances,
+    Journey,
+    KeyQueue,
+    Line,
+    Medium,
+    Member,
+    Message,
+    Move,
+    Observed,
+    Parameters,
+    PlannedFault,
+    Reading,
+    Report,
+    Request,
+    Server,
+    ServerKnobs,
+    Stages,
+    Tally,
+    UnsupportedScenario,
+)
+from sim.device_tables import DeviceTables, input_bytes
+from sim.simulated_cluster import ClusterSpec
+from sim.simulated_server import ServerSpec
+
+Numbers = npt.NDArray[np.int64]
+MAX_TUPLES = 1 << 18  # the largest number of width tuples in a table
+_MAX_PARTS = 64  # of a batch, in halves of halves: 2^64 images
+_KEPT = 8  # cached programs
+
+
+class _Writer:
+    """A row that grows: `add` returns the offset of what it appends. Equal parts are stored once."""
+
+    def __init__(self, size: int) -> None:
+        self._parts: list[Numbers] = [np.zeros(size, np.int64)]
+        self._size = size
+        self._known: dict[bytes, int] = {}
+
+    def add(self, values: npt.ArrayLike, kind: type = np.int64) -> int:
+        part = np.ascontiguousarray(np.asarray(values, dtype=kind).ravel()).view(np.int64)
+        text = part.tobytes()
+        if text not in self._known:
+            self._known[text] = self._size
+            self._parts.append(part)
+            self._size += len(part)
+        return self._known[text]
+
+    def reserve(self, size: int) -> int:
+        self._parts.append(np.zeros(size, np.int64))
+        self._size += size
+        return self._size - size
+
+    def row(self) -> Numbers:
+        return np.concatenate(self._parts)
+
+
+class Program:
+    """A cluster's parameters, without the sizes of pools (`row` adds them).
+
+    Raises:
+        UnsupportedScenario: more width tuples than a table can hold.
+    """
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        config = cluster.router
+        self.cluster = cluster
+        self._shapes: dict[tuple[int, int, int, int, int, bool], Shape] = {}
+        self.widths = config.widths
+        self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
+        if self.width_count**self.segments > MAX_TUPLES:
+            raise UnsupportedScenario(f"{self.width_count}^{self.segments} width tuples (at most {MAX_TUPLES})")
+        self.keys = [
+            (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
+        ]  # the number of a key is its index here
+        self.group = max(config.groups)
+        self._masks = config.masks()
+        self._writer = _Writer(Parameters.size)
+        servers_at = self._writer.reserve(ServerKnobs.size * self.servers)
+        devices_at = self._writer.reserve(DeviceModel.size * len(cluster.devices))
+        self.media = list(dict.fromkeys(server.attachment.medium for server in cluster.servers))
+        self.racks = list(dict.fromkeys(server.attachment.rack for server in cluster.servers))
+        servers = [self._server(index, spec) for index, spec in enumerate(cluster.servers)]
+        devices = [self._device(index, tables) for index, tables in enumerate(cluster.devices)]
+        head = self._head()
+        head.server_knobs_at, head.device_models_at = servers_at, devices_at
+        self.parameters = self._writer.row()
+        self.parameters[: head.size] = head.numbers
+        for at, records in ((servers_at, servers), (devices_at, devices)):
+            numbers = np.concatenate([record.numbers for record in records])
+            self.parameters[at : at + len(numbers)] = numbers
+
+    def shape(self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool) -> Shape:
+        """Return the shape with pools of these sizes; runs share it, and with it one row of parameters."""
+        sizes = (requests, instances, blocks, messages, faults, keeps)
+        if sizes not in self._shapes:
+            self._shapes[sizes] = Shape(self, *sizes)
+        return self._shapes[sizes]
+
+    # --------------------------------------------------------------------------------------------------- parameters
+
+    def _head(self) -> Parameters:
+        cluster, config, rules = self.cluster, self.cluster.router, self.cluster.supervision
+        p = Parameters.blank()
+        for each in (cluster, config, rules, cluster.weights):
+            _copy(each, p)
+        p.devices, p.widths, p.keys = len(cluster.devices), self.width_count, len(self.keys)
+        p.media = len(self.media) + len(self.racks)
+        p.specs = self.segments * self.width_count
+        p.places = self.segments * len(config.model_widths)
+        p.classes = config.class_count
+        p.first_places_at = self._writer.add([model * self.segments for model in config.class_models])
+        p.lines = p.classes * self.segments * (self.width_count + 1) * (self.servers + 2)
+        p.cap, p.group = config.outstanding_blocks, self.group
+        p.moves = 1 if config.block_key == "location" else self.group
+        p.uplinks = len(self.media)
+        p.leaves = 1 << (self.servers - 1).bit_length()
+        if (host := cluster.host) is not None:
+            _copy(host, p)
+            p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
+            p.decision_block_ns, p.decision_image_ns = host.decision
+            p.returned_block_ns, p.returned_image_ns = host.returned
+            p.after_pause_at = self._writer.add(host.after_pause, np.float64)
+            p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
+        p.anywhere = config.block_key == "any"
+        p.sheds, p.mean_top1 = config.shed_expired, cluster.prior.mean_top1
+        p.carried_img_s = config.carried_img_s
+        p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
+        top1 = dict(zip(config.width_tuples(), config.top1, strict=bool(config.top1)))
+        p.top1_at = self._writer.add(self.by_tuple(top1.__getitem__), np.float64) if top1 else NONE
+        p.logs_at = self._writer.add(_logs())
+        return p
+
+    def by_tuple(self, value: Callable[[Widths], float], segments: int | None = None) -> list[float]:
+        """Return `value` of each tuple of `segments` widths (S by default), by its number; 0 for one of several
+        models."""
+        known = set(tuples_within(self.cluster.router.model_widths, segments or self.segments))
+        every = product(self.widths, repeat=segments or self.segments)
+        return [value(widths) if widths in known else 0.0 for widths in every]
+
+    def _prior(self, prior: AccuracyPrior) -> tuple[int, int]:
+        """Append p_acc by prefix, level by level, and the offset of each level; returns both offsets."""
+        values: list[float] = []
+        levels = []
+        for length in range(1, self.segments + 1):
+            levels.append(len(values))
+            values += self.by_tuple(prior, length)
+        return self._writer.add(values, np.float64), self._writer.add(levels)
+
+    def _server(self, index: int, spec: ServerSpec) -> ServerKnobs:
+        knobs, link, add, its = spec.knobs, spec.attachment.link, self._writer.add, ServerKnobs.blank()
+        specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
+        masks = self._masks[index]
+        _copy(knobs, its)
+        _copy(link, its)
+        its.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
+        its.blocks_head_of_line = knobs.head_of_line == "block"
+        its.serves_as_instance, its.fit_ends_at = knobs.served_width == "instance", add(self._fit_ends(knobs))
+        its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
+        its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
+        its.preload_count = len(knobs.preload)
+        its.medium, its.rack = self.media.index(spec.attachment.medium), self.racks.index(spec.attachment.rack)
+        if (uplink := spec.attachment.uplink) is not None:
+            its.uplink_s, its.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
+        its.instance_bytes_at = add([knobs.instance_bytes.get(each, 0) for each in specs])
+        its.can_hold_at = add([knobs.can_hold(each) for each in specs])
+        its.holds_any_at = add([any(widths) for widths in masks])
+        its.codes_at = add([sum(held << w for w, held in enumerate(widths)) for widths in masks])
+        its.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
+        return its
+
+    def _fit_ends(self, knobs: GreedyKnobs) -> list[int]:
+        """Return for each segment and width one more than the number of the widest width that serves it."""
+        nests, count = nest_by_width(self.widths, knobs.nests), self.width_count
+        ends = [self.widths.index(nests[width][-1]) + 1 for width in self.widths]
+        return [segment * count + end for segment in range(self.segments) for end in ends]
+
+    def _device(self, index: int, tables: DeviceTables) -> DeviceModel:
+        add, model = self._writer.add, DeviceModel.blank()
+        servers = [number for number, server in enumerate(self.cluster.servers) if server.device == index]
+        specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
+        costs = [tables.instances.get(each) for each in specs]
+        _copy(tables, model)
+        model.costs_at = self._costs(tables)
+        model.crowding_at = add(_packed(tables.crowding))
+        model.crowding_across_at = add(_packed(tables.crowding_across))
+        model.is_hosted, model.idle_mw = tables.hosted, tables.context_idle_mw
+        for name in ("dispatches", "there", "back"):
+            usual = getattr(tables, f"{name}_ns")
+            self._list(model, name, usual)
+            self._list(model, f"busy_{name}", getattr(tables, f"busy_{name}_ns") or usual)  # the same if not measured
+        model.extra_at = add(tables.extra_ns)
+        if (chores := tables.chores) is not None:
+            _copy(chores, model)
+            model.has_chores, model.taken_at = 1, add(chores.taken)
+            model.moved_ns, model.moved_image_ns = chores.moved
+            model.begun_ns, model.begun_image_ns = chores.begun
+            model.ended_ns, model.ended_image_ns = chores.ended
+        model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
+        model.input_bytes_at = add(self._input_bytes(tables))
+        model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
+        model.slow_factor = 1.0
+        if (slowdown := tables.slowdown) is not None:
+            _copy(slowdown, model)
+            model.has_slowdown = 1
+            model.full_sum_ns, model.slow_sum_ns = sum(slowdown.full_ns), sum(slowdown.slow_ns)
+            self._list(model, "full", slowdown.full_ns)
+            self._list(model, "slow", slowdown.slow_ns)
+        return model
+
+    def _list(self, record: Record, name: str, numbers: Sequence[int]) -> None:
+        """Append numbers; store their offset and length in the record."""
+        setattr(record, f"{name}_at", self._writer.add(numbers))
+        setattr(record, f"{name}_count", len(numbers))
+
+    def _input_bytes(self, tables: DeviceTables) -> list[int]:
+        """Return values by segment and previous width; segment 1 takes images, whatever came before."""
+        return [
+            0 if x == IMAGE and s > 1 else input_bytes(tables, s, x)
+            for s in range(1, self.segments + 1)
+            for x in (IMAGE, *self.widths)
+        ]
+
+    def _costs(self, tables: DeviceTables) -> int:
+        """Append one record for each key and batch size, latency NONE for a key without a curve; returns the offset."""
+        rows = np.zeros((len(self.keys), tables.batch_limit + 1), BatchCost.dtype)
+        rows["latency_ns"] = rows["jitter_at"] = NONE
+        known: dict[int, int] = {}
+        for row, key in zip(rows, self.keys, strict=True):
+            table = tables.keys.get(key)
+            if table is None:
+                continue
+            for name in set(BatchCost.offsets) - {"jitter_at", "jitter_count"}:
+                row[name] = getattr(table, name)
+            for size, quantiles in enumerate(table.jitter):
+                if id(quantiles) not in known:
+                    known[id(quantiles)] = self._writer.add(quantiles, np.float64)
+                row["jitter_at"][size], row["jitter_count"][size] = known[id(quantiles)], len(quantiles)
+        return self._writer.add(rows.view(np.int64))
+
+
+def _copy(source: object, record: Record) -> None:
+    """Copy the numbers that both have by the same names."""
+    for name in record.offsets:
+        if isinstance(value := getattr(source, name, None), int | float):
+            setattr(record, name, value)
+
+
+@lru_cache(maxsize=1)
+def _logs() -> Numbers:
+    """Return log1p of the first integers, as in a policy's observation."""
+    return np.array([np.float32(log1p(n)) for n in range(LOGS_TABULATED)], np.float64).view(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _packed(reals: tuple[float, ...]) -> Numbers:
+    """Return a table of reals; there are few, and each is shared by many devices."""
+    return np.array(reals, np.float64).view(np.int64)
+
+
+_programs: OrderedDict[int, Program] = OrderedDict()
+
+
+def program_of(cluster: ClusterSpec) -> Program:
+    """Return the program of a cluster, built once for each object."""
+    program = _programs.get(id(cluster))
+    if program is None or program.cluster is not cluster:
+        program = _programs[id(cluster)] = Program(cluster)
+        while len(_programs) > _KEPT:
+            _programs.popitem(last=False)
+    return program
+
+
+class Shape:
+    """A program with the sizes of its pools: the row of parameters, and the constructor of a cluster's row.
+
+    Args:
+        requests, instances, blocks, messages: slots of the pools.
+        faults: planned ones and their consequences, at once.
+        keeps: whether requests are recorded.
+    """
+
+    def __init__(
+        self, program: Program, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool
+    ) -> None:
+        self.program = program
+        self.requests, self.instances, self.blocks, self.messages = requests, instances, blocks, messages
+        self.faults, self.keeps = faults, keeps
+        holds = MAX_HOLDS * (requests + blocks * program.group) if program.cluster.router.max_batching_delay_ns else 0
+        self.most_credits = blocks + 2 + holds  # between two decisions
+        self.parameters = program.parameters.copy()
+        p = self.p = Parameters(self.parameters)
+        p.readings = max(max(d.power_window, d.utilization_window) + 1 for d in program.cluster.devices)
+        p.reports = max(d.lag_ns // d.period_ns + 2 for d in program.cluster.devices)
+        p.queues_at = ORDER_AT + p.keys
+        p.instance_lists_at = p.queues_at + p.keys * KeyQueue.size
+        p.reports_at = p.instance_lists_at + p.specs * Instances.size
+        p.readings_at = p.reports_at + p.reports * Report.size
+        p.server_size = p.readings_at + p.readings * Reading.size
+        p.members_at = Block.size + p.moves * Move.size
+        p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["holds"]
+        p.block_size = p.members_at + p.group * p.member_size
+        journey = Journey.size + p.segments * (2 + Stages.size) if keeps else 0
+        p.request_size = Request.size + journey
+        p.margin = margin(program)
+        p.instances, p.requests, p.blocks, p.messages = instances, requests, blocks, messages
+        self._areas = {
+            "tree_at": 2 * p.leaves,
+            "valid_at": p.places,
+            "up_at": p.places,
+            "looked_at": p.samples,
+            "freed_at": p.samples,
+            "candidates_at": p.group,
+            "tallies_at": p.classes * Tally.size,
+            "observed_at": p.servers * Observed.size,
+            "powers_at": p.servers,
+            "servers_at": p.servers * p.server_size,
+            "devices_at": p.devices * Device.size,
+            "media_at": p.media * Medium.size,
+            "lines_at": p.lines * Line.size,
+            "faults_at": faults * PlannedFault.size,
+            "hold_rule_at": 3 * p.segments,
+            "parts_at": _MAX_PARTS,
+            "credits_at": self.most_credits * Credit.size,
+            "instances_at": instances * Instance.size,
+            "requests_at": requests * p.request_size,
+            "blocks_at": blocks * p.block_size,
+            "messages_at": messages * Message.size,
+        }
+        self.size = Cluster.size
+        for field, size in self._areas.items():
+            setattr(p, field, self.size)
+            self.size += size
+        self._template: Numbers | None = None
+
+    def row(self) -> Numbers:
+        """Return a cluster's row before its first instant."""
+        if self._template is None:
+            self._template = self._first_row()
+        return self._template.copy()
+
+    def _first_row(self) -> Numbers:
+        p, row = self.p, np.zeros(self.size, np.int64)
+        c = Cluster(row)
+        c.numbers[:] = Cluster.blank().numbers
+        row[p.tree_at : p.tree_at + 2 * p.leaves] = NEVER
+        for index in range(p.servers):
+            self._start_server(c, index)
+        for index, tables in enumerate(self.program.cluster.devices):
+            device = Device(c, p.devices_at, index)
+            device.numbers[:] = Device.blank().numbers
+            device.model_at = p.device_models_at + index * DeviceModel.size
+            device.power_mw = tables.context_idle_mw
+        _all_at_first(row[p.lines_at : p.lines_at + p.lines * Line.size], Line)
+        self.link_free(row, 0, 0, 0, 0)
+        return row
+
+    def link_free(self, row: Numbers, instances: int, requests: int, blocks: int, messages: int) -> None:
+        """Append the pools' slots from these numbers on to their free lists."""
+        c, p = Cluster(row), self.p
+        at, offset = p.instances_at, Instance.offsets["next"]
+        c.free_instance = _link(row[at + offset :: Instance.size], instances, self.instances, c.free_instance)
+        at, offset = p.requests_at, Request.offsets["next"]
+        c.free_request = _link(row[at + offset :: p.request_size], requests, self.requests, c.free_request)
+        at, offset = p.blocks_at, Block.offsets["next"]
+        c.free_block = _link(row[at + offset :: p.block_size], blocks, self.blocks, c.free_block)
+        at, offset = p.messages_at, Message.offsets["next"]
+        links = row[at + offset : at + self.messages * Message.size : Message.size]
+        c.free_message = _link(links, messages, self.messages, c.free_message)
+        c.free_messages += self.messages - messages
+        c.free_instances += self.instances - instances
+        c.free_requests += self.requests - requests
+        c.free_blocks += self.blocks - blocks
+        row[p.requests_at + requests * p.request_size + Request.offsets["id"] : p.blocks_at : p.request_size] = NONE
+
+    def _start_server(self, c: Cluster, index: int) -> None:
+        p, spec = self.p, self.program.cluster.servers[index]
+        server = Server(c, p.servers_at + index * p.server_size)
+        server.numbers[:] = Server.blank().numbers
+        server.index, server.device = index, spec.device
+        server.knobs_at = p.server_knobs_at + index * ServerKnobs.size
+        server.used_bytes = server.peak_bytes = spec.knobs.context_bytes
+        its = server.following
+        _all_at_first(its[p.queues_at : p.instance_lists_at], KeyQueue)
+        _all_at_first(its[p.instance_lists_at : p.reports_at], Instances)
+
+    def grown(self, row: Numbers, requests: int, instances: int, blocks: int, messages: int) -> tuple[Shape, Numbers]:
+        """Return a shape with larger pools, and the row of a running cluster in it."""
+        shape = self.program.shape(requests, instances, blocks, messages, faults=self.faults, keeps=self.keeps)
+        larger = np.zeros(shape.size, np.int64)
+        larger[: Cluster.size] = row[: Cluster.size]
+        for field, size in self._areas.items():
+            old, new = getattr(self.p, field), getattr(shape.p, field)
+            larger[new : new + size] = row[old : old + size]
+        shape.link_free(larger, self.instances, self.requests, self.blocks, self.messages)
+        return shape, larger
+
+
+def _all_at_first(row: Numbers, record: type[Record]) -> None:
+    row.reshape(-1, record.size)[:] = record.blank().numbers
+
+
+def _link(links: Numbers, first: int, count: int, free: int) -> int:
+    """Prepend a pool's slots from the first on to the free ones; returns the first that is free."""
+    if count == first:
+        return free
+    links[first:count] = np.arange(first + 1, count + 1)
+    links[count - 1] = free
+    return first
+
+
+def margin(program: Program) -> int:
+    """Return how many instances one event may load: each key's one; or all that fit in a memory."""
+    most = 0
+    for spec in program.cluster.servers:
+        knobs = spec.knobs
+        smallest = max(1, min(knobs.instance_bytes.values(), default=1))
+        held = max(0, knobs.vram_cap_bytes - knobs.context_bytes) // smallest
+        most = max(most, min(held, len(program.keys) + len(knobs.preload)))
+    return most
+
+
+def message_margin(program: Program) -> int:
+    """Return how many messages one event may send: passed and failed parts of a batch, and each queue that gives up."""
+    return program.width_count + 4
+
+
+def addressed(array: npt.NDArray[Any]) -> int:
+    """Return the address of an array's numbers; the caller must keep the array."""
+    return int(array.ctypes.data)

@@ -1,0 +1,819 @@
+"""`policies.router_core`, compiled, with the links of `sim.host_and_network`: the FIFO, blocks, and returned
+requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, expm1, log
+
+import numpy as np
+
+from kit.jit import Ints, bytes_at, ints, ints_at, kernel, kernel_of, reals, reals_at
+from policies import router_queue
+from policies.router_queue import SALT, TRIES
+from sim.compiled.physics_kernels import do_chore, free_ns
+from sim.compiled.queue_kernels import (
+    begin_hold,
+    credit_given_up,
+    credit_holds,
+    end_due_holds,
+    hold_late_comers,
+    is_oldest,
+    join,
+    line_of,
+    may_hold_ns,
+    note_arrival,
+    push,
+    remove,
+    take,
+    take_along,
+    waiting_with,
+)
+from sim.compiled.row_access import (
+    block_at,
+    close_block,
+    code_of,
+    collect_in_flight,
+    count_requests,
+    device_at,
+    energy_j,
+    hashed_below,
+    hashed_share,
+    key_at,
+    knobs_of,
+    line_at,
+    member_at,
+    model_at,
+    move_at,
+    note_loss,
+    note_return,
+    place_of,
+    record_request,
+    request_at,
+    reschedule,
+    server_at,
+    sort_by_id,
+    tally_at,
+)
+from sim.compiled.row_layout import (
+    ALONE,
+    COMPLETED,
+    DEADLINE,
+    DRAWN,
+    FAILED,
+    NEVER,
+    NO_REASON,
+    NO_ROOM,
+    NO_TUPLE,
+    NONE,
+    SERVER_LOST,
+    Block,
+    Cluster,
+    Goal,
+    Journey,
+    Medium,
+    Message,
+    Parameters,
+    Request,
+    Room,
+    Server,
+    ServerKnobs,
+    Tally,
+)
+from sim.host_and_network import PACKET_BYTES
+
+_PACKET = PACKET_BYTES
+_NS = 1_000_000_000
+_SALT, _TRIES = SALT, TRIES
+_REQUEST = Request.size
+
+has_room: Callable[[Room, int, float], bool] = kernel_of(router_queue.has_room)
+note_end: Callable[[Room, int, bool], None] = kernel_of(router_queue.note_end)
+
+# ----------------------------------------------------------------------------------------------------------- arrivals
+
+
+@kernel
+def arrive(c: Cluster, p: Parameters, now: int) -> None:
+    """Admit the next image (`RouterCore._admit`)."""
+    slot = c.free_request
+    request = request_at(c, p, slot)
+    c.free_request = request.next
+    c.free_requests -= 1
+    request.id = c.arrived
+    request.arrived_ns, request.arrived_j = now, energy_j(c, p, now)
+    request.service_class = ints_at(c.classes_at)[c.arrived]
+    deadline_ns = ints_at(c.deadlines_at)[request.service_class]
+    request.deadline_ns = now + deadline_ns if deadline_ns != NONE else NEVER
+    if c.keeps:
+        journey = Journey(request, _REQUEST)
+        journey.length, journey.since_ns, journey.lost_ns, journey.stages = 0, now, 0, 0
+    c.arrived += 1
+    plan_arrival(c)
+    c.in_flight += 1
+    if not has_room(c.room, c.in_flight - 1, tally_at(c, p, request.service_class).rank):
+        c.failed += 1
+        record_request(c, p, request, FAILED, NO_ROOM, 0, 0, now)
+        release(c, p, slot)
+        return
+    request.segment, request.previous_width, request.code, request.retries = 0, 0, 0, 0
+    request.location, request.epoch = NONE, 0
+    request.held_ns, request.holds = 0, 0
+    note_arrival(c.arrivals, now)
+    enter(c, p, slot, now)
+
+
+@kernel
+def plan_arrival(c: Cluster) -> None:
+    """Plan the next arrival."""
+    more = c.arrived < c.arrival_count
+    c.arrival_ns = ints_at(c.arrivals_at)[c.arrived] if more else NEVER
+
+
+@kernel
+def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
+    """Append a request to the FIFO."""
+    request = request_at(c, p, slot)
+    request.entered_ns, request.entered_j = now, energy_j(c, p, now)
+    request.block = NONE
+    push(c, p, slot)
+    join(c, p, slot, now)
+
+
+@kernel
+def release(c: Cluster, p: Parameters, slot: int) -> None:
+    """Free the slot of a request that has ended."""
+    request = request_at(c, p, slot)
+    request.id = NONE
+    request.next = c.free_request
+    c.free_request = slot
+    c.free_requests += 1
+    c.in_flight -= 1
+
+
+@kernel
+def set_goal(c: Cluster, p: Parameters) -> None:
+    """Set the operator's next goal (`RouterCore._set_goal`), and the time of the one after it."""
+    goal = Goal(c.goals_at, 0, c.goal)
+    tally = tally_at(c, p, goal.service_class)
+    tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
+    _set_room(c, p)
+    c.goal += 1
+    plan_goal(c)
+
+
+@kernel
+def _set_room(c: Cluster, p: Parameters) -> None:
+    """Run `RouterCore._set_room`."""
+    limit_ns = NEVER
+    for number in range(p.classes):
+        tally, better = tally_at(c, p, number), 0
+        if tally.limit_ns > 0:
+            limit_ns = min(limit_ns, tally.limit_ns)
+        for other in range(p.classes):
+            better += tally_at(c, p, other).floor > tally.floor
+        tally.rank = better / max(1, p.classes - 1)
+    c.room.images = p.carried_img_s * limit_ns / _NS if limit_ns < NEVER else 0.0
+
+
+@kernel
+def plan_goal(c: Cluster) -> None:
+    """Plan the next goal."""
+    c.goal_ns = Goal(c.goals_at, 0, c.goal).from_ns if c.goal < c.goals else NEVER
+
+
+@kernel
+def limit_ns(c: Cluster, tally: Tally) -> int:
+    """Compute `RouterCore._limit_ns_of`."""
+    return tally.limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
+
+
+# ---------------------------------------------------------------------------------------------------------- decisions
+
+
+@kernel
+def ask_ns(c: Cluster, p: Parameters) -> int:
+    """Return when a decision may be asked for; NEVER while none is possible (`RouterCore.next_wake_ns`)."""
+    if c.slot != NONE or c.fifo_head == NONE:
+        return NEVER
+    if not c.at_cap and c.held < c.fifo_length:
+        return max(c.now_ns, c.host_free_ns)
+    wake = c.next_hold_ns
+    if c.at_cap and p.sheds:
+        wake = min(wake, request_at(c, p, c.fifo_head).deadline_ns)
+    return max(max(c.now_ns, wake), c.host_free_ns)
+
+
+@kernel
+def ask(c: Cluster, p: Parameters, now: int) -> bool:
+    """Ask for a decision if a request is waiting and a server can take a block (`RouterCore._ask`)."""
+    if c.next_hold_ns <= now:
+        end_due_holds(c, p, now, now)
+    if p.sheds:
+        _shed(c, p, now)
+    slot = _oldest_servable(c, p)
+    if slot == NONE:
+        if c.fifo_head != NONE:
+            c.at_cap = c.held < c.fifo_length
+        return False
+    c.in_line = waiting_with(c, p, slot)
+    candidates = min(c.in_line, p.group)
+    request = request_at(c, p, slot)
+    c.slot, c.candidates = slot, candidates
+    c.hold_left_ns = may_hold_ns(c, p, slot, candidates, now)
+    c.line, c.is_alone = line_of(c, p, request), request.line == ALONE
+    if c.faulty:
+        c.removals_seen = c.removals
+        for n in range(candidates):
+            ints(c)[p.candidates_at + n] = request_at(c, p, slot).id
+            slot = request_at(c, p, slot).next
+    c.decision += 1
+    c.snapshot_ns = now
+    c.asked = 1
+    if 0 < p.samples < p.servers:
+        _sample_servers(c, p, request)
+    return True
+
+
+@kernel
+def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
+    """Run `policies.router_queue.sampled_servers`; `looked` is 0 if all are examined."""
+    location, count, any_can = NONE if p.anywhere else request.location, 0, False
+    if location != NONE:
+        ints(c)[p.looked_at], count = location, 1
+        any_can = code_of(c, p, location, place_of(p, request)) != 0
+    for n in range(min(c.freed, p.samples)):
+        if count > p.samples // 2:
+            break
+        index = ints(c)[p.freed_at + (c.freed - 1 - n) % p.samples]
+        if _joins_sample(c, p, request, count, index):
+            count, any_can = count + 1, True
+    for draw in range(_TRIES * p.samples):
+        if count == p.samples:
+            break
+        if _joins_sample(c, p, request, count, hashed_below(_SALT, c.decision, draw, p.servers)):
+            count, any_can = count + 1, True
+    c.looked = count if any_can else 0
+
+
+@kernel
+def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index: int) -> bool:
+    """Add a server to the sample, if it can take the block and is not in it; returns whether it was added."""
+    if code_of(c, p, index, place_of(p, request)) == 0:
+        return False
+    for n in range(count):
+        if ints(c)[p.looked_at + n] == index:
+            return False
+    ints(c)[p.looked_at + count] = index
+    return True
+
+
+@kernel
+def _shed(c: Cluster, p: Parameters, now: int) -> None:
+    """Give up the requests at the FIFO's head whose deadline has passed."""
+    while c.fifo_head != NONE:
+        slot = c.fifo_head
+        if request_at(c, p, slot).deadline_ns > now:
+            return
+        take(c, p, slot)
+        _give_up(c, p, slot, DEADLINE, now)
+
+
+@kernel
+def _oldest_servable(c: Cluster, p: Parameters) -> int:
+    """Return the oldest request of the oldest line that some server can take a block of."""
+    if c.free_servers == 0:
+        return NONE
+    slot = c.fifo_head
+    while slot != NONE:
+        request = request_at(c, p, slot)
+        if ints(c)[p.valid_at + place_of(p, request)] > 0 and is_oldest(c, p, slot) and not _is_held(c, p, request):
+            return slot
+        slot = request.fifo_next
+    return NONE
+
+
+@kernel
+def _is_held(c: Cluster, p: Parameters, request: Request) -> bool:
+    return c.held > 0 and request.line != ALONE and line_at(c, p, request.line).is_held == 1
+
+
+@kernel
+def _oldest_asked(c: Cluster, p: Parameters) -> int:
+    """Return the oldest request of the decision's line, if the candidates are still its oldest; otherwise NONE."""
+    if not c.faulty or c.removals == c.removals_seen:
+        return c.slot
+    first = c.slot
+    if c.is_alone:
+        request = request_at(c, p, first)
+        waits = request.id == ints(c)[p.candidates_at] and request.block == NONE and request.line == ALONE
+        return first if waits and line_of(c, p, request) == c.line else NONE
+    line = line_at(c, p, c.line)
+    if line.count < c.candidates:
+        return NONE
+    first = line.head
+    slot = first
+    for n in range(c.candidates):
+        if request_at(c, p, slot).id != ints(c)[p.candidates_at + n]:
+            return NONE
+        slot = request_at(c, p, slot).next
+    return first
+
+
+@kernel
+def may_send(c: Cluster, p: Parameters) -> bool:
+    """End the decision; returns whether its block can be sent. (Its server may have failed, or its requests are
+    gone.)"""
+    slot = _oldest_asked(c, p)
+    if server_at(c, p, c.server).is_up and slot != NONE:
+        c.slot = slot
+        return True
+    c.slot = NONE
+    c.dropped += 1
+    return False
+
+
+@kernel
+def hold_back(c: Cluster, p: Parameters, now: int) -> None:
+    """End the decision with a hold."""
+    slot = _oldest_asked(c, p)
+    c.slot = NONE
+    if slot == NONE or not begin_hold(c, p, slot, now):
+        c.dropped += 1
+
+
+@kernel
+def send_block(c: Cluster, p: Parameters, now: int) -> int:
+    """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns its slot."""
+    slot, count = c.slot, min(c.group, c.candidates)
+    server = server_at(c, p, c.server)
+    head = request_at(c, p, slot)
+    key = (head.segment * p.widths + c.width) * (p.widths + 1) + head.previous_width
+    number = _take_slot(c, p, server)
+    block = block_at(c, p, number)
+    block.decision, block.server, block.tag = c.decision, c.server, c.tag
+    block.key, block.count, block.ended, block.line = key, count, 0, c.line
+    block.snapshot_ns, block.sent_ns, block.gathered_ns, block.arrived_ns = c.snapshot_ns, now, now, 0
+    block.moves, block.moving = 0, 0
+    c.slot = NONE
+    for position in range(count):
+        following = take(c, p, slot)
+        request, member = request_at(c, p, slot), member_at(p, block, position)
+        request.block, request.position = number, position
+        member.request, member.has_ended, member.source = slot, 0, request.location
+        if p.max_batching_delay_ns:
+            take_along(request, member)
+        if request.location != c.server:
+            _add_move(block, request.location)
+        slot = following
+    queue = key_at(p, server, key)
+    if queue.outstanding == 0:
+        queue.since = c.decision
+    queue.outstanding += count
+    count_requests(c, p, server, count)
+    server.blocks += 1
+    if server.blocks == p.cap:
+        _count_free(c, p, server, -1)
+    if server.blocks == 1:
+        _count_up(c, p, server, 1, 0)
+    if count == c.in_line and not c.is_alone:
+        hold_late_comers(c, p, c.line, now)
+    if block.moves > 0:
+        _book_transfers(c, p, server, number, now)
+    return number
+
+
+@kernel
+def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
+    """Return a free slot for a block: last in the list of its server's blocks, which is thus in the order of
+    decisions."""
+    number, last = c.free_block, server.last_block
+    block = block_at(c, p, number)
+    c.free_block = block.next
+    c.free_blocks -= 1
+    block.previous, block.next = last, NONE
+    if last == NONE:
+        server.first_block = number
+    else:
+        block_at(c, p, last).next = number
+    server.last_block = number
+    return number
+
+
+@kernel
+def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
+    """Remove a block that has ended from its server's list."""
+    block = block_at(c, p, number)
+    if block.previous == NONE:
+        server.first_block = block.next
+    else:
+        block_at(c, p, block.previous).next = block.next
+    if block.next == NONE:
+        server.last_block = block.previous
+    else:
+        block_at(c, p, block.next).previous = block.previous
+    block.next = c.free_block
+    c.free_block = number
+    c.free_blocks += 1
+
+
+@kernel
+def _add_move(block: Block, source: int) -> None:
+    """Add a source of the block's inputs: in the order of places, each once."""
+    place = block.moves
+    for n in range(place):
+        if move_at(block, n).source == source:
+            return
+    while place > 0 and move_at(block, place - 1).source > source:
+        move_at(block, place).source = move_at(block, place - 1).source
+        place -= 1
+    move_at(block, place).source = source
+    block.moves += 1
+
+
+@kernel
+def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
+    """Count one more, or one fewer, server that can take blocks."""
+    c.free_servers += change
+    holds = knobs_of(p, server).holds_any_at
+    for place in range(p.places):
+        ints(c)[p.valid_at + place] += change * ints(p)[holds + place]
+
+
+@kernel
+def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
+    """Count one more, or one fewer, server that seems up to a head (`context.is_up`): it holds the segment, or has
+    blocks.
+
+    `holds` is 1 if the server came or went, and 0 if its blocks did, which affects the places that it does not hold.
+    """
+    held = knobs_of(p, server).holds_any_at
+    for place in range(p.places):
+        ints(c)[p.up_at + place] += change * (ints(p)[held + place] == holds)
+
+
+# -------------------------------------------------------------------------------------------------------------- links
+
+
+@kernel
+def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
+    block, widths = block_at(c, p, number), p.widths
+    segment, previous = block.key // (widths + 1) // widths, block.key % (widths + 1)
+    model = model_at(p, server.device)
+    one_bytes = ints(p)[model.input_bytes_at + segment * (widths + 1) + previous]
+    block.moving, block.next_moving = block.moves, NONE
+    if server.first_moving == NONE:
+        server.first_moving = number
+    else:
+        block_at(c, p, server.last_moving).next_moving = number
+    server.last_moving = number
+    for n in range(block.moves):
+        move, moved = move_at(block, n), 0
+        for position in range(block.count):
+            moved += member_at(p, block, position).source == move.source
+        begins_ns = _copy(c, p, server_at(c, p, move.source), moved, now) if move.source != NONE else now
+        move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, begins_ns)
+        if move.source != NONE:
+            move.end_ns = max(move.end_ns, now + model.fetch_ns)
+        move.is_moving = 1
+        server.times.transfer = min(server.times.transfer, move.end_ns)
+    reschedule(c, p, server)
+
+
+@kernel
+def _copy(c: Cluster, p: Parameters, source: Server, images: int, now: int) -> int:
+    """Copy activations for a move, as a chore of the server's process (`SimulatedServer.copy`); returns when it is
+    done."""
+    model, device = model_at(p, source.device), device_at(c, p, source.device)
+    if model.has_chores == 0 or source.is_up == 0 or source.is_hung:
+        return now
+    begins_ns = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
+    done_ns = do_chore(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
+    return done_ns
+
+
+@kernel
+def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_bytes: int, now: int) -> int:
+    """Book a transfer on the destination's medium; returns when it arrives (`Network.transfer`)."""
+    knobs = knobs_of(p, server)
+    latency_s, bandwidth, arrives = knobs.latency_s, knobs.bandwidth_bytes_s, 1.0
+    uplinks_s, is_near = 0.0, False
+    if source != NONE:
+        other = ServerKnobs(p, p.server_knobs_at, source)
+        is_near, uplinks_s = other.rack == knobs.rack, other.uplink_s
+        latency_s, bandwidth = max(other.latency_s, latency_s), min(other.bandwidth_bytes_s, bandwidth)
+        arrives *= 1 - other.loss
+    arrives *= 1 - knobs.loss
+    loss = 1 - arrives
+    medium = Medium(c, p.media_at, knobs.medium)
+    if not is_near:
+        latency_s += uplinks_s + knobs.uplink_s
+        if knobs.uplink_bytes_s > 0:
+            uplink = Medium(c, p.media_at, p.uplinks + knobs.rack)
+            now = max(now, uplink.free_ns) + ceil(transfer_bytes / (1 - loss) / knobs.uplink_bytes_s * _NS)
+            uplink.free_ns = now
+    started = max(now, medium.free_ns)
+    medium.free_ns = started + ceil(transfer_bytes / (1 - loss) / bandwidth * _NS)
+    latencies = 1
+    if loss > 0:
+        chance = hashed_share(c.links_salt, knobs.medium, medium.transfers)
+        latencies += 2 * (_rounds(transfer_bytes, loss, chance) - 1)
+    medium.transfers += 1
+    return medium.free_ns + ceil(latencies * latency_s * _NS)
+
+
+@kernel
+def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
+    """Compute `sim.host_and_network.rounds`."""
+    packets = -(-transfer_bytes // _PACKET)
+    if packets == 0 or chance == 0.0:
+        return 1
+    one_missing = -expm1(log(chance) / packets)
+    most: int = max(1, ceil(log(one_missing) / log(loss)))
+    return most
+
+
+@kernel
+def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
+    """Remove a block with no further moves from the list of blocks in transfer to the server."""
+    before, at = NONE, server.first_moving
+    while at != number:
+        before, at = at, block_at(c, p, at).next_moving
+    after = block_at(c, p, number).next_moving
+    if before == NONE:
+        server.first_moving = after
+    else:
+        block_at(c, p, before).next_moving = after
+    if after == NONE:
+        server.last_moving = before
+    block_at(c, p, number).moving = 0
+
+
+@kernel
+def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
+    """Plan the end of the next of a server's transfers."""
+    soonest, number = NEVER, server.first_moving
+    while number != NONE:
+        block = block_at(c, p, number)
+        for n in range(block.moves):
+            soonest = min(soonest, move_at(block, n).end_ns)
+        number = block.next_moving
+    server.times.transfer = soonest
+    reschedule(c, p, server)
+
+
+@kernel
+def _ending_move(block: Block, now: int) -> int:
+    """Return the first of a block's moves that ends now; NONE if none does."""
+    for n in range(block.moves):
+        if move_at(block, n).end_ns == now:
+            return n
+    return NONE
+
+
+@kernel
+def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
+    """End a transfer to a server: that of the oldest block. Returns the block if it is complete now, otherwise NONE."""
+    number = server.first_moving
+    while _ending_move(block_at(c, p, number), now) == NONE:
+        number = block_at(c, p, number).next_moving
+    block = block_at(c, p, number)
+    move = move_at(block, _ending_move(block, now))
+    move.end_ns = NEVER
+    source = move.source
+    if source == NONE or not server_at(c, p, source).is_hung:  # a stopped process sends nothing
+        move.is_moving = 0
+        block.moving -= 1
+        block.gathered_ns = now
+        for position in range(block.count):
+            member = member_at(p, block, position)
+            if member.source == source:
+                request = request_at(c, p, member.request)
+                request.location, request.epoch = server.index, server.epoch
+    is_there = block.moving == 0
+    if is_there:
+        _stop_moving(c, p, server, number)
+    _plan_transfers(c, p, server)
+    return number if is_there else NONE
+
+
+@kernel
+def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
+    """Retry blocks that waited for inputs from a failed server (`Simulation._fail_transfers`)."""
+    number = _oldest_waiting_for(c, p, source)
+    while number != NONE:
+        block = block_at(c, p, number)
+        server = server_at(c, p, block.server)
+        _stop_moving(c, p, server, number)
+        _plan_transfers(c, p, server)
+        for position in range(block.count):
+            retry(c, p, member_at(p, block, position).request, SERVER_LOST, now)
+        number = _oldest_waiting_for(c, p, source)
+
+
+@kernel
+def _oldest_waiting_for(c: Cluster, p: Parameters, source: int) -> int:
+    """Return the oldest block that waits for inputs from a server."""
+    best = NONE
+    for index in range(p.servers):
+        number = server_at(c, p, index).first_moving
+        while number != NONE:
+            block = block_at(c, p, number)
+            if _waits_for(block, source):
+                if best == NONE or block.decision < block_at(c, p, best).decision:
+                    best = number
+                break
+            number = block.next_moving
+    return best
+
+
+@kernel
+def _waits_for(block: Block, source: int) -> bool:
+    for n in range(block.moves):
+        move = move_at(block, n)
+        if move.is_moving == 1 and move.source == source:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- what comes back
+
+
+@kernel
+def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
+    """Advance a request past a segment: one width more (`RouterCore._advance`)."""
+    request = request_at(c, p, slot)
+    number, position, segment = request.block, request.position, request.segment
+    member = member_at(p, block_at(c, p, number), position)
+    member.span_ns = now - request.entered_ns
+    member.energy_j = energy_j(c, p, now) - request.entered_j
+    note_return(c, p, server, message, request, now)
+    width = message.width
+    code = request.code * p.widths + width
+    request.code, request.previous_width, request.segment = code, width + 1, segment + 1
+    request.location, request.epoch = server.index, server.epoch
+    if segment + 1 == p.segments:
+        is_right = is_correct(c, request.id, code)
+        member.accuracy = is_right
+        tally = tally_at(c, p, request.service_class)
+        c.completed += 1
+        tally.completed += 1
+        if p.top1_at != NONE:
+            tally.accuracy_sum += reals(p)[p.top1_at + code]
+        took_ns = now - request.arrived_ns
+        if 0 < limit_ns(c, tally) < took_ns:
+            tally.late += 1
+        note_end(c.room, c.in_flight, 0 < tally.limit_ns < took_ns)
+        record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
+        release(c, p, slot)
+    else:
+        member.accuracy = reals(p)[p.prior_at + ints(p)[p.prior_levels_at + segment] + code]
+        enter(c, p, slot, now)
+    _leave_block(c, p, number, position, now)
+
+
+@kernel
+def is_correct(c: Cluster, request: int, code: int) -> int:
+    """Return whether a request's label is right after its last segment (`sim.simulated_cluster`)."""
+    if c.label_kind == DRAWN:
+        return 1 if hashed_share(c.labels_salt, request, 0) < reals_at(c.label_table_at)[code] else 0
+    column = ints_at(c.label_table_at)[code]
+    if column == NONE:
+        c.status = NO_TUPLE
+        return 0
+    image = ints_at(c.images_at)[request]
+    return np.int64(bytes_at(c.labels_at)[image * c.label_columns + column])  # type: ignore[return-value]
+
+
+@kernel
+def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
+    """Requeue at the FIFO's tail; from segment 1 if the activations were lost with their server
+    (`RouterCore._retry`)."""
+    request = request_at(c, p, slot)
+    number, position = request.block, request.position
+    if number != NONE:
+        member = member_at(p, block_at(c, p, number), position)
+        member.span_ns = now - request.entered_ns
+        member.energy_j = energy_j(c, p, now) - request.entered_j
+        member.accuracy = 0.0
+        note_loss(c, p, request, now)
+    request.retries += 1
+    location = request.location
+    if location != NONE:
+        server = server_at(c, p, location)
+        if not server.is_up or server.epoch != request.epoch:
+            request.segment, request.previous_width, request.code, request.location = 0, 0, 0, NONE
+    if request.retries > p.max_retries:
+        _give_up(c, p, slot, reason, now)
+    else:
+        enter(c, p, slot, now)
+    if number != NONE:
+        _leave_block(c, p, number, position, now)
+
+
+@kernel
+def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
+    request = request_at(c, p, slot)
+    c.failed += 1
+    tally = tally_at(c, p, request.service_class)
+    tally.late += limit_ns(c, tally) > 0
+    note_end(c.room, c.in_flight - 1, tally.limit_ns > 0)
+    credit_given_up(c, p, request, now)
+    record_request(c, p, request, FAILED, reason, request.retries, 0, now)
+    release(c, p, slot)
+
+
+@kernel
+def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int) -> None:
+    """End a member of a block; the block ends with its last one."""
+    block = block_at(c, p, number)
+    server = server_at(c, p, block.server)
+    member_at(p, block, position).has_ended = 1
+    block.ended += 1
+    count_requests(c, p, server, -1)
+    key_at(p, server, block.key).outstanding -= 1
+    if block.ended < block.count:
+        return
+    if server.blocks == p.cap and server.is_up:
+        _count_free(c, p, server, 1)
+    server.blocks -= 1
+    if server.blocks == 0:
+        _count_up(c, p, server, -1, 0)
+    if p.samples:
+        ints(c)[p.freed_at + c.freed % p.samples] = server.index
+        c.freed += 1
+    c.at_cap = 0
+    credited = close_block(c, p, block, now)
+    if c.pending_holds > 0:
+        for n in range(block.count):
+            credit_holds(c, p, member_at(p, block, n), credited)
+    _free_slot(c, p, server, number)
+
+
+# ------------------------------------------------------------------------------------------------ servers come and go
+
+
+@kernel
+def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """Put a server in service, in a new epoch, without blocks (`ServerUp` at the router)."""
+    _count_free(c, p, server, 1)
+    _count_up(c, p, server, 1, 1)
+    c.at_cap = 0
+    end_due_holds(c, p, NEVER, now)
+    server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
+
+
+@kernel
+def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """Retry requests sent to a failed server, or waiting for activations that were there (`RouterCore._lose`).
+
+    It is down already, and its reported power is 0.
+    """
+    if server.blocks < p.cap:
+        _count_free(c, p, server, -1)
+    _count_up(c, p, server, -1, 1)
+    end_due_holds(c, p, NEVER, now)
+    scratch = _scratch(c, p)
+    waiting = _remove_waiting(c, p, server, scratch)
+    _retry_blocks(c, p, server, now)
+    for n in range(waiting):
+        retry(c, p, scratch[n], SERVER_LOST, now)
+    server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
+    c.at_cap = 0
+
+
+@kernel
+def _scratch(c: Cluster, p: Parameters) -> Ints:
+    return ints_at(c.scratch_at)
+
+
+@kernel
+def _remove_waiting(c: Cluster, p: Parameters, server: Server, found: Ints) -> int:
+    """Remove requests with activations at a server from the FIFO, and list them in order of arrival."""
+    everyone, count = collect_in_flight(c, p, found), 0
+    for n in range(everyone):
+        request = request_at(c, p, found[n])
+        if request.block == NONE and request.location == server.index:
+            found[count] = found[n]
+            count += 1
+    sort_by_id(c, p, found, count)
+    for n in range(count):
+        remove(c, p, found[n])
+    return count
+
+
+@kernel
+def _retry_blocks(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """Retry the members of a server's blocks that have not ended, by block."""
+    number = server.first_block
+    while number != NONE:
+        block = block_at(c, p, number)
+        following = block.next
+        if block.moving > 0:
+            _stop_moving(c, p, server, number)
+        for position in range(block.count):
+            member = member_at(p, block, position)
+            if not member.has_ended:
+                retry(c, p, member.request, SERVER_LOST, now)
+        number = following
+    _plan_transfers(c, p, server)

@@ -1,0 +1,526 @@
+"""One server's `GreedyScheduler` in simulated time: commands become delays, and their ends become events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kit.random_streams import derived_seed, hashed
+from policies.faults import NO_LABEL, OUT_OF_MEMORY
+from policies.greedy_scheduler import GreedyKnobs, GreedyScheduler
+from policies.run_ledger import Ledger
+from policies.vocabulary import (
+    BatchFailed,
+    BatchFinished,
+    BatchStarted,
+    Block,
+    BlockArrived,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadInstance,
+    RejectRequests,
+    RequestsRejected,
+    RequestsReturned,
+    ReturnRequests,
+    RouterEvent,
+    RunBatch,
+    ServerDown,
+    ServerEvent,
+    ServerReport,
+    ServerUp,
+    StragglerEnded,
+    StragglerStarted,
+    TelemetrySampled,
+    TimerFired,
+    UnloadInstance,
+)
+from sim.event_queue import Agenda, Kind, Process, rank
+from sim.host_and_network import Attachment
+from sim.simulated_device import (
+    RunningBatch,
+    SimulatedDevice,
+    WindowedSensor,
+    dispatch_ns,
+    parts_that_fit,
+    sampled_spells,
+    solo_ns,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """One server: `device` is the index of its device, which it may share."""
+
+    name: str
+    device: int
+    knobs: GreedyKnobs
+    attachment: Attachment
+
+
+class SharedDevice:
+    """A device on the agenda: the end of the batch that ends first is an event, replanned at each change."""
+
+    def __init__(self, physics: SimulatedDevice, agenda: Agenda) -> None:
+        self.physics = physics
+        self._agenda = agenda
+        self._plan = 0
+        self._servers: dict[int, SimulatedServer] = {}
+
+    def attach(self, server: SimulatedServer) -> None:
+        """Register a server on the device."""
+        self._servers[server.index] = server
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some pass is in progress."""
+        return bool(self.physics.running)
+
+    def do_chore(self, cost: tuple[int, int], images: int, slice_ns: int = 0) -> None:
+        """Do a chore of a server's process; see `SimulatedDevice.do_chore`. It waits for a free core for at most a
+        slice."""
+        (block_ns, image_ns), now_ns = cost, self._agenda.now_ns
+        from_ns = self.physics.free_ns(now_ns, now_ns + slice_ns, sum(self.physics.waiting_ns.values()))
+        self.physics.do_chore(block_ns + image_ns * images, now_ns, from_ns)
+        self.replan()
+
+    def free_ns(self) -> int:
+        """Return when a process of another kind would get a core (`sim.host_and_network.Core`)."""
+        physics, now_ns = self.physics, self._agenda.now_ns
+        chores = physics.tables.chores
+        slice_ns = 0 if chores is None else chores.slice_ns
+        free_ns = physics.free_ns(now_ns, now_ns + slice_ns, sum(physics.waiting_ns.values()))
+        return max(physics.chores_until_ns, free_ns)
+
+    def occupy(self, work_ns: int, *, waits: bool) -> tuple[int, int]:
+        """Occupy a core for such a process, as a chore; returns start and end (`sim.host_and_network.Core`)."""
+        now_ns = self._agenda.now_ns
+        self.physics.do_chore(work_ns, now_ns, self.free_ns() if waits else now_ns)
+        self.replan()
+        return self.physics.chores_from_ns, self.physics.chores_until_ns
+
+    def begin_load(self, server: int, instance: int) -> None:
+        """Begin a load (`SimulatedDevice.begin_load`); do nothing if loads have no effect on passes."""
+        if self.physics.tables.beside_load > 1.0:
+            self.physics.begin_load(server, instance, self._agenda.now_ns)
+            self.replan()
+
+    def end_load(self, server: int, instance: int) -> None:
+        """End a load; also do nothing for a load that took no time."""
+        if (server, instance) in self.physics.loading:
+            self.physics.end_load(server, instance, self._agenda.now_ns)
+            self.replan()
+
+    def replan(self) -> None:
+        """Plan the next end after a change of the running set."""
+        self._plan += 1
+        batch = self.physics.next_end()
+        if batch is not None:
+            order = rank(batch.server, Kind.BATCH_END, batch.batch)
+            self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
+
+    def sampled_slowdown(self, salt: int) -> Process:
+        """Start the random variation of the device's speed if its profile has one; `salt` is of the hash that draws."""
+        slowdown = self.physics.tables.slowdown
+        if slowdown is not None:
+            spells = sampled_spells(slowdown, salt)
+            _, factor = next(spells)
+            self._slow_down(factor)
+            yield from self._spells(spells)
+
+    def followed_slowdown(self, changes: Sequence[tuple[int, float]]) -> Process:
+        """Start the recorded variation of the device's speed."""
+        mean = self.physics.tables.mean_slowdown
+        return self._spells((when_ns, factor / mean) for when_ns, factor in changes)
+
+    def _spells(self, changes: Iterable[tuple[int, float]]) -> Process:
+        order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
+        for when_ns, factor in changes:
+            yield self._agenda.until(when_ns, order)
+            self._slow_down(factor)
+
+    def _slow_down(self, factor: float) -> None:
+        self.physics.set_slowdown(factor, self._agenda.now_ns)
+        self.replan()
+
+    def _end(self, plan: int, batch: RunningBatch) -> None:
+        if plan != self._plan:
+            return
+        self.physics.finish(batch.server, batch.batch, self._agenda.now_ns)
+        self.replan()
+        self._servers[batch.server].finish(batch.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """The advance draws of a run for its batches, blocks and messages.
+
+    Attributes:
+        is_correct: (requests, width) -> for each whether its label is right, called at the last segment.
+        seed: seed of the hashes that draw jitter, dispatches and handovers.
+        poisoned: requests whose images get no label from the last segment.
+    """
+
+    is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]]
+    seed: int
+    poisoned: frozenset[int] = frozenset()
+
+
+RouterMessage = RequestsReturned | RequestsRejected
+# Names of random streams.
+JITTER = "jitter"
+DISPATCH = "dispatch"
+THERE = "handover:there"
+BACK = "handover:back"
+
+
+class SimulatedServer:
+    """One server in simulated time.
+
+    Args:
+        to_router: called with the events that reach the router's core at once.
+        to_host: called with messages that return requests as they arrive at the router's host, numbered by server.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        spec: ServerSpec,
+        device: SharedDevice,
+        agenda: Agenda,
+        ledger: Ledger,
+        outcomes: Outcomes,
+        to_router: Callable[[RouterEvent], None],
+        to_host: Callable[[RouterMessage, int], None],
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.epoch = 0
+        self.is_up = False
+        self.is_hung = False
+        self.scheduler = GreedyScheduler(spec.knobs, index)
+        self._tables = device.physics.tables
+        self._segments = self._tables.profile.model.segments
+        self._device = device
+        self._agenda = agenda
+        self._ledger = ledger
+        self._is_correct = outcomes.is_correct
+        self._to_router = to_router
+        self._to_host = to_host
+        self._jitter_salt = derived_seed(outcomes.seed, JITTER)
+        self._dispatch_salt = derived_seed(outcomes.seed, DISPATCH)
+        self._there_salt = derived_seed(outcomes.seed, THERE)
+        self._back_salt = derived_seed(outcomes.seed, BACK)
+        self._poisoned = outcomes.poisoned
+        self._sensor = WindowedSensor(device.physics)
+        self._in_host_memory: set[tuple[int, float]] = set()
+        self._instances: dict[int, tuple[int, float]] = {}
+        self._is_prepared = False  # whether loads ordered now were done before the run's clock started
+        self._armed_ns: int | None = None
+        self._messages = 0
+        self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive alone
+        self._last_back_ns = 0  # when the last message in transfer arrives
+        self._running: dict[int, RunBatch] = {}
+        self._factor = 1.0
+        self._room_images: int | None = None  # images that fit at once; None for no limit
+        self._do: dict[type, Callable[[Any], None]] = {
+            RunBatch: self._dispatch,
+            ReturnRequests: self._return,
+            RejectRequests: self._reject,
+            LoadInstance: self._load,
+            UnloadInstance: self._unload,
+        }
+        device.attach(self)
+
+    # ------------------------------------------------------------------------------------------------ events in
+
+    def deliver(self, event: ServerEvent) -> None:
+        """Give an event to the scheduler and execute its commands."""
+        now_ns = self._agenda.now_ns
+        commands = self.scheduler.handle(event, now_ns)
+        self._ledger.observe_server(self.index, event, commands, now_ns)
+        for command in commands:
+            self._do[type(command)](command)
+        self._arm_timer()
+
+    def hand_over(self, block: Block) -> None:
+        """Hand a block with all its inputs to the scheduler, which is in another process than the router.
+
+        It overtakes no block handed over before. If the handover costs nothing, it is there at once.
+        """
+        tables = self._tables
+        if not tables.there_ns:
+            self._take_in(block)
+            return
+        ways_ns = tables.busy_there_ns if self._device.is_busy and tables.busy_there_ns else tables.there_ns
+        way_ns = self._stretched_ns(ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)])
+        self._there.append((self._agenda.now_ns + way_ns, block))
+        if len(self._there) == 1:
+            self._agenda.process(self._deliveries(self.epoch))
+
+    def _stretched_ns(self, takes_ns: int) -> int:
+        """Return the duration of a way or a dispatch: a device whose cores do it may be slow now."""
+        return takes_ns if self._tables.chores is None else self._device.physics.stretched_ns(takes_ns)
+
+    def copy(self, images: int) -> int:
+        """Copy activations for another server, as a chore of the process; returns when it has finished."""
+        chores, now_ns = self._tables.chores, self._agenda.now_ns
+        if chores is None or not self.is_up or self.is_hung:
+            return now_ns
+        self._device.do_chore(chores.moved, images, chores.slice_ns)
+        return self._device.physics.chores_until_ns
+
+    def _deliveries(self, epoch: int) -> Process:
+        """Deliver the blocks in transfer, one after the other, until none is left or the server fails."""
+        order = rank(self.index, Kind.BLOCK_ARRIVAL)
+        physics = self._device.physics
+        chores = self._tables.chores
+        while self._there and self.is_up and epoch == self.epoch:
+            arrives_ns, block = self._there[0]
+            yield self._agenda.until(max(self._agenda.now_ns, arrives_ns), order)
+            if chores is not None and self.is_up and epoch == self.epoch:  # the server's process receives it
+                if not self.is_hung:
+                    taken = chores.taken[physics.pause(self._agenda.now_ns)]
+                    self._device.do_chore(taken, len(block.requests), chores.slice_ns)
+                yield self._agenda.until(max(self._agenda.now_ns, physics.chores_until_ns), order)
+            if self.is_up and epoch == self.epoch:
+                self._there.popleft()
+                self._take_in(block)
+
+    def _take_in(self, block: Block) -> None:
+        """Give a block to the scheduler; a hung process reads nothing; after a failure it is lost (the router requeued
+        it)."""
+        if self._is_working(block.epoch):
+            self.deliver(BlockArrived(block))
+
+    def come_up(self) -> None:
+        """(Re)start, in a new epoch; nothing happens if it is up. At the start of a run preloads are already in
+        place."""
+        if self.is_up:
+            return
+        self.epoch += 1
+        self.is_up = True
+        self._is_prepared = self.epoch == 1
+        self.deliver(ServerUp(self.index, self.epoch))
+        self._is_prepared = False
+        self._to_router(ServerUp(self.index, self.epoch))
+
+    def go_down(self, reason: str) -> None:
+        """Fail: batches, instances, queue and activations are lost; nothing happens if it is down."""
+        if not self.is_up:
+            return
+        self.is_up = self.is_hung = False
+        self._there.clear()
+        self._device.physics.kill(self.index, self._agenda.now_ns)
+        self._device.replan()
+        self._in_host_memory.clear()
+        self._instances.clear()
+        self._running.clear()
+        self._sensor.restart()
+        self.deliver(ServerDown(self.index, self.epoch, reason))
+        self._to_router(ServerDown(self.index, self.epoch, reason))
+
+    def straggle(self, factor: float) -> None:
+        """Run `factor` times slower from now on; 1 is the server's normal speed."""
+        self._factor = factor
+        self._device.physics.straggle(self.index, factor, self._agenda.now_ns)
+        self._device.replan()
+        event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
+        if not self.is_hung:
+            self.deliver(event)
+        self._to_router(event)
+
+    def hang(self) -> bool:
+        """Hang: no events come from here until the process is killed; returns False if it is down.
+
+        Its scheduler is in the hung process and receives nothing. Blocks sent to it are lost with it.
+        """
+        if not self.is_up:
+            return False
+        self.is_hung = True
+        self._device.physics.freeze(self.index, self._agenda.now_ns)
+        self._device.replan()
+        return True
+
+    def squeeze(self, images: int | None) -> None:
+        """Run later batches in parts of at most `images` images; None for no limit."""
+        self._room_images = images
+
+    def finish(self, batch: int) -> None:
+        """End a batch. The last segment finds no label for poisoned images; if none has one the batch failed."""
+        command = self._running.pop(batch)
+        if self._tables.chores is not None:
+            self._device.do_chore(self._tables.chores.ended, len(command.requests))
+        failed: tuple[int, ...] = ()
+        if self._poisoned and command.segment == self._segments:
+            failed = tuple(request for request in command.requests if request in self._poisoned)
+        if failed == command.requests:
+            self.deliver(BatchFailed(self.epoch, batch, NO_LABEL))
+        else:
+            self.deliver(BatchFinished(self.epoch, batch, failed, NO_LABEL if failed else ""))
+
+    def _is_working(self, epoch: int) -> bool:
+        """Return whether that epoch still runs and makes progress."""
+        return self.is_up and not self.is_hung and epoch == self.epoch
+
+    # --------------------------------------------------------------------------------------------- commands out
+
+    def _return(self, command: ReturnRequests) -> None:
+        requests = command.requests
+        segment = command.segment
+        width = command.width
+        correct = self._is_correct(requests, width) if segment == self._segments else ()
+        self._send_back(
+            RequestsReturned(self.index, command.epoch, requests, segment, width, correct, command.residency)
+        )
+
+    def _reject(self, command: RejectRequests) -> None:
+        self._send_back(RequestsRejected(self.index, command.epoch, command.requests, command.reason))
+
+    def _send_back(self, message: RouterMessage) -> None:
+        """Send a message; messages arrive in the order of sending, whatever happens to the server meanwhile."""
+        number = self._messages
+        self._messages += 1
+        tables = self._tables
+        if not tables.back_ns:
+            self._to_host(message, number)
+            return
+        ways_ns = tables.busy_back_ns if self._device.is_busy and tables.busy_back_ns else tables.back_ns
+        back_ns = self._stretched_ns(ways_ns[hashed(self._back_salt, self.index, number) % len(ways_ns)])
+        told_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
+        self._last_back_ns = max(self._last_back_ns, told_ns + back_ns)
+        self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
+
+    def _load(self, command: LoadInstance) -> None:
+        """Load an instance: first from disk, later from host memory (Alg. 1 l. 25)."""
+        spec = (command.segment, command.width)
+        cost = self._tables.instances[spec]
+        load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns
+        if self._is_prepared:
+            load_ns = 0
+        self._instances[command.instance] = spec
+        if load_ns > 0:
+            self._device.begin_load(self.index, command.instance)
+        self._later(load_ns, Kind.LOAD_END, InstanceLoaded(command.epoch, command.instance))
+
+    def _unload(self, command: UnloadInstance) -> None:
+        unload_ns = self._tables.instances[self._instances.pop(command.instance)].unload_ns
+        self._later(unload_ns, Kind.UNLOAD_END, InstanceUnloaded(command.epoch, command.instance))
+
+    def _later(self, delay_ns: int, kind: Kind, event: InstanceLoaded | InstanceUnloaded) -> None:
+        order = rank(self.index, kind, event.instance)
+        self._agenda.at(self._agenda.now_ns + delay_ns, order, self._deliver_alive, event)
+
+    def _deliver_alive(self, event: InstanceLoaded | InstanceUnloaded) -> None:
+        if isinstance(event, InstanceLoaded) and self.is_up and event.epoch == self.epoch:
+            self._device.end_load(self.index, event.instance)
+        if self._is_working(event.epoch):
+            if isinstance(event, InstanceLoaded):
+                self._in_host_memory.add(self._instances[event.instance])
+            self.deliver(event)
+
+    def _dispatch(self, command: RunBatch) -> None:
+        tables = self._tables
+        now_ns = self._agenda.now_ns
+        is_busy = self._device.is_busy
+        takes_ns = dispatch_ns(tables, is_busy, self._dispatch_salt, self.index, command.batch)
+        start_ns = now_ns + self._stretched_ns(takes_ns)
+        if tables.chores is not None:
+            self._device.do_chore(tables.chores.begun, len(command.requests))
+            start_ns = max(start_ns, self._device.physics.chores_until_ns)
+        limit_ns = start_ns + (0 if tables.chores is None else tables.chores.slice_ns)
+        if start_ns == now_ns:
+            self._begin(command, limit_ns)
+            return
+        self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
+
+    def _begin(self, command: RunBatch, limit_ns: int) -> None:
+        """Begin the pass when it has a core: it waits for passes until the limit, and for chores to their end."""
+        now_ns = self._agenda.now_ns
+        physics = self._device.physics
+        place = (self.index, command.batch)
+        physics.waiting_ns.pop(place, None)
+        if not self._is_working(command.epoch):
+            return
+        free_ns = max(physics.free_ns(now_ns, limit_ns), physics.chores_end_ns(now_ns))
+        if free_ns > now_ns:
+            table = self._tables.keys[command.segment, command.served_width, command.previous_width]
+            physics.waiting_ns[place] = table.latency_ns[command.padded]
+            self._agenda.at(free_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
+            return
+        if self._ledger.keeps_starts:
+            self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
+        sizes = self._sizes(command)
+        if not sizes:
+            failed = BatchFailed(command.epoch, command.batch, OUT_OF_MEMORY)
+            self._agenda.at(now_ns, rank(self.index, Kind.BATCH_END, command.batch), self.deliver, failed)
+            return
+        table = self._tables.keys[command.segment, command.served_width, command.previous_width]
+        work_ns = 0
+        for size in sizes:
+            work_ns += solo_ns(table, size, self._jitter_salt, self.index, command.batch)
+        work_ns += self._tables.extra_ns[self._device.physics.pause(now_ns)]
+        self._running[command.batch] = command
+        batch = RunningBatch(self.index, command.batch, table, sizes[0], work_ns, self._factor)
+        self._device.physics.start(batch, now_ns)
+        self._device.replan()
+
+    def _sizes(self, command: RunBatch) -> tuple[int, ...]:
+        """Return the batch sizes on the device, one after the other: one, unless its memory is squeezed."""
+        if self._room_images is None or len(command.requests) <= self._room_images:
+            return (command.padded,)
+        return parts_that_fit(len(command.requests), self._room_images)  # unpadded: only whole batches are padded
+
+    # ------------------------------------------------------------------------------------------ timer and sensor
+
+    def _arm_timer(self) -> None:
+        """Plan one timer at a time; a timer that is too early checks again."""
+        wake_ns = self.scheduler.next_wake_ns
+        if wake_ns is not None and (self._armed_ns is None or wake_ns < self._armed_ns):
+            self._armed_ns = wake_ns
+            self._agenda.at(wake_ns, rank(self.index, Kind.TIMER), self._ring, wake_ns)
+
+    def _ring(self, armed_ns: int) -> None:
+        if armed_ns != self._armed_ns:
+            return
+        self._armed_ns = None
+        if self.is_hung:
+            return
+        wake_ns = self.scheduler.next_wake_ns
+        if wake_ns is not None and wake_ns <= self._agenda.now_ns:
+            self.deliver(TimerFired())
+        else:
+            self._arm_timer()
+
+    def sample(self) -> None:
+        """Read the sensor; the reading arrives after its lag, here and at the router."""
+        if not self._is_working(self.epoch):
+            return
+        now_ns = self._agenda.now_ns
+        power_w, utilization = self._sensor.read(now_ns)
+        used_bytes, requests = self.scheduler.vram_used_bytes, self.scheduler.requests
+        received_ns = now_ns + self._tables.lag_ns
+        event = TelemetrySampled(self.epoch, now_ns, received_ns, utilization, power_w, used_bytes, requests)
+        if received_ns == now_ns:
+            self._report(event)
+        else:
+            self._agenda.at(received_ns, rank(self.index, Kind.TELEMETRY), self._report, event)
+
+    def _report(self, event: TelemetrySampled) -> None:
+        if not self._is_working(event.epoch):
+            return
+        self.deliver(event)
+        self._to_router(
+            ServerReport(
+                self.index,
+                event.epoch,
+                event.sampled_ns,
+                event.received_ns,
+                event.queue_length,
+                event.utilization,
+                event.power_w,
+                event.vram_used_bytes,
+                self.scheduler.residency,
+            )
+        )
