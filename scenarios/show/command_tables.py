@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from calibrate.fresh_points import CheckedMetric, holds, is_judged, is_narrow
 from policies.vocabulary import Provenance
 from scenarios.files.scenario_keys import GB
 from scenarios.metrics.failure_signs import leaves_many, served
@@ -20,6 +19,9 @@ from scenarios.show.tables import Cell, Column, Table, column, columns, facts, n
 from scenarios.show.wording import lines_of, say
 from sim.device_profile import Profile
 
+if TYPE_CHECKING:
+    from calibrate.fresh_points import CheckedMetric
+
 SCHEMA = "slimsched.check/1"
 _ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_interval_pct", "size_interval_pct")
 
@@ -31,6 +33,8 @@ def format_check(profile: Profile, checked: Sequence[CheckedMetric]) -> str:
 
 def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
     """Return how far each quantity is off, and what is allowed; what could not be measured has no row, but a note."""
+    from calibrate.fresh_points import holds, is_judged, is_narrow  # with scipy, which is slow to import
+
     errors = (Column("error", "%", 1), Column("largest", "%", 1), Column("bias", "%", 1, signed=True))
     allowed = (Column("95 % of it"), Column("allowed", "%", 1), Column("allowed bias", "%", 1))
     head = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
@@ -48,6 +52,8 @@ def _row(metric: CheckedMetric) -> list[Cell]:
 
 def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedMetric]) -> dict[str, Any]:
     """Return `slimsched.check/1`: errors in per cent, predicted and measured values in the quantity's own unit."""
+    from calibrate.fresh_points import holds, is_judged  # with scipy
+
     return {
         "schema": SCHEMA,
         "profile": profile.name,

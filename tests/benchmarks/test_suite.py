@@ -39,7 +39,7 @@ def test_each_number_but_the_dial_is_set_to_nothing(tmp_path: Path, monkeypatch:
         ]
         return SuiteScore(published=(), entrants=tuple(ratios), cases=tuple(cases))
 
-    monkeypatch.setattr("benchmarks.study.suite.suite.race", race)
+    monkeypatch.setattr("benchmarks.study.suite.comparing_stage.race", race)
     rows = suite.ablate(("one",), tmp_path / "runs").splitlines()
     assert played == {f"no-{name}": defaults | {name: 0.0} for name in defaults if name != "level"}
     of = {row.split()[0]: row for row in rows[1:]}

@@ -124,7 +124,7 @@ def test_what_the_run_knew_is_told(tmp_path: Path) -> None:
     """Whose calibration was disturbed, and what real runs said of the simulation; assumed is only what is."""
     path, run = write_scenario(tmp_path, "duration_s: 1", ASKED), tmp_path / "run"
     profile, why = tmp_path / "fast.yaml", "8 stayed disturbed: 6 by other programs, 2 below full speed"
-    disturbed = f"disturbed: '9 of 20 steps were measured again, {why}'"
+    disturbed = f"disturbed: 'of 20 points and sets, {why}'"
     text = profile.read_text().replace("stamps: {}", f"stamps: {{{disturbed}}}")
     profile.write_text(re.sub("^checksum:.*\n", "", text, flags=re.MULTILINE))
     plan = slimsched.plan(path, ["jsq"], out=run)
