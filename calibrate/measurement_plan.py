@@ -7,7 +7,7 @@ Nothing is timed at other batch sizes: a GPU receives no others, and a CPU's are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Final, Literal, TypeVar
@@ -324,6 +324,8 @@ def make_plan(
     # On a CPU batches beyond the middle size crowd others no more, and take long.
     sets = list(dict.fromkeys(_sets(keys, sizes if kind == "cuda" else sizes[: len(sizes) // 2 + 1])))
     effort = EFFORTS[kind]
+    if len(sizes) < 3:  # with no size between two others, only a second round states an error
+        effort = replace(effort, rounds=max(2, effort.rounds))
     between: list[Step] = [*sets, *(_of_a_gpu(keys, sizes, rng) if kind == "cuda" else _of_a_cpu(keys))]
     between += [Dispatch(Point(*key, sizes[0])) for key in shuffled(keys, rng)[:DISPATCHES]]
     between += [Transfer(size_bytes) for size_bytes in extras.transfers]

@@ -67,7 +67,8 @@ def test_each_round_times_every_size_at_every_key(kind: Kind, limit: int) -> Non
         assert {step.from_disk for step in steps} == {number == 1}
         orders.append(points)
     assert len(set(map(tuple, orders))) == effort.most_rounds or limit == 1
-    assert {p.round for p in made.steps if p.required} == set(range(1, effort.rounds + 1))
+    required = effort.rounds if len(made.batches) > 2 else 2  # with fewer sizes only rounds state an error
+    assert {p.round for p in made.steps if p.required} == set(range(1, required + 1))
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
