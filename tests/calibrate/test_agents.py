@@ -56,12 +56,11 @@ def test_a_real_agent_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> 
     assert Profile.from_yaml(profile.to_yaml(), "profile.yaml") == profile
     assert [progress.done for progress in seen] == list(range(len(seen)))
     lines = log.read_text().splitlines()
-    again = run(device)
+    run(device)  # what is left of the budget may have room for a further round
     later = log.read_text().splitlines()
     assert later[: len(lines)] == lines
     steps = [json.loads(line)["step"] for line in later[1:]]
     assert len(set(steps)) == len(steps)  # nothing that was finished is measured again
-    assert again.memory == profile.memory
     checked = {f.metric: f for f in check_profile(ModelFile(model), device, profile, points=3)}
     assert len(checked[SOLO_ERROR].pairs) == 3
     assert len(checked[CONCURRENCY_ERROR].pairs) == 1
