@@ -442,6 +442,14 @@ def farthest_stage(row: Row) -> tuple[str, float] | None:
     return max(longer_s.items(), key=lambda stage: abs(stage[1]), default=None)
 
 
+def replayed_error_pct(row: Row) -> float | None:
+    """Return the error of the mean when simulation replays the devices' speed; None if no speed was read."""
+    simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
+    if row["slowdown"]["mean"] is None or simulated is None or hardware is None:
+        return None
+    return 100 * (sum(simulated.values()) / sum(hardware.values()) - 1)
+
+
 def _most(values: Iterable[T | None], share: Callable[[T], float]) -> T | None:
     """Return the value of the run that had most of it: a mean would hide one that was disturbed."""
     return max((each for each in values if each is not None), key=share, default=None)

@@ -22,6 +22,7 @@ from scenarios.metrics.fidelity import (
     ValidationDocument,
     farthest_stage,
     is_flagged,
+    replayed_error_pct,
 )
 from scenarios.metrics.metric_catalogue import MEASURES, Measure
 from scenarios.metrics.router_comparison import (
@@ -274,6 +275,7 @@ def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, An
         "router": row["router"],
         "load": row["load"] if several else None,
         "stage": farthest_stage(row) if measure is _MEAN else None,
+        "replayed_pct": replayed_error_pct(row) if measure is _MEAN else None,
     }
 
 

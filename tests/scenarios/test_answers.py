@@ -309,6 +309,17 @@ def test_the_stage_that_makes_a_bias_is_named() -> None:
     assert "mean latency +100.0 % (compass, most of it in router wait: -1000.00 ms on executors)" in trusted
 
 
+def test_a_bias_of_slower_devices_is_told_apart() -> None:
+    """Ranges are of the devices' usual speed; the paired simulation replays that of the runs."""
+    found = validation(("compass", 0.5, 1.0, 0.95), (LADDER, 1.0, 1.25, 0.95))
+    for row in found["rows"]:
+        row["slowdown"] = {"mean": 1.8, "ci95": 0.1}
+        row["stages_s"] = {"simulated": {"router_wait": 0.4, "run": 0.5}, "hardware": {"router_wait": 0.4, "run": 0.6}}
+    trusted = told(None, found).trusted
+    worst = "compass; -10.0 % at the speed that the devices had then, most of it in run: +100.00 ms on executors"
+    assert f"mean latency -50.0 % ({worst})" in trusted
+
+
 def test_what_nobody_checked_is_said() -> None:
     """Nothing ran; or the devices were emulated; or power was a formula."""
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
