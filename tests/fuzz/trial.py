@@ -109,6 +109,8 @@ def be_the_child(work: Callable[[], int], here: Path, said: Path, prepare: Calla
         sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if "torch" in sys.modules:  # the threads of OpenMP are the parent's: a fork would wait for them for ever
+            sys.modules["torch"].set_num_threads(1)
         prepare()
         code = work()
     except SystemExit as error:
