@@ -50,7 +50,7 @@ def plan(kind: Kind = "cpu", limit: int = 32, extras: Extras = ALL, seed: int = 
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("limit", [1, 3, 12, 64])
+@pytest.mark.parametrize("limit", [1, 2, 3, 12, 64])
 def test_each_round_times_every_size_at_every_key(kind: Kind, limit: int) -> None:
     """Each instance is loaded once a round, from disk in the first; each round has an order of its own."""
     made = plan(kind, limit)
