@@ -32,13 +32,13 @@ _CHUNK_BYTES = 1 << 20
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error.
 
-    Only a regular file is replaced: it is synced, and gets the mode of any new file. A link stays, and its target is
-    replaced. A device, a pipe or a descriptor (`/dev/stdout`) is written to.
+    Only a regular file is replaced: it is synced, and gets the mode of any new file. A link is replaced, too: the file
+    that it leads to may be the user's. A device, a pipe or a descriptor (`/dev/stdout`) is written to.
 
     Raises:
         InputError: the path is a folder, a socket or a block device.
     """
-    with _named(path), _poured(path) if is_stream(path) else _replacing(Path(os.path.realpath(path))) as temporary:
+    with _named(path), _poured(path) if is_stream(path) else _replacing(path) as temporary:
         yield temporary
 
 
@@ -152,7 +152,7 @@ def writable_file(path: Path) -> Path:
     """
     with _refused(path):
         if not is_stream(path):
-            _require_writable(path, Path(os.path.realpath(path)).parent)
+            _require_writable(path, path.absolute().parent)
         elif not os.access(path, os.W_OK):
             raise InputError(str(path), "", "can't be written (Permission denied); name another place")
     return path

@@ -143,7 +143,10 @@ class RunFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the folder's lock, which ends with this process; its file names this process."""
-        with (self.path / OWN / "lock").open("a+", encoding="utf-8") as file:
+        lock = self.path / OWN / "lock"
+        if lock.is_symlink():  # it would be written through
+            lock.unlink()
+        with lock.open("a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

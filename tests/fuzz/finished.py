@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from scenarios.executors import serving_measurement
 from scenarios.job import network_stages, profile_stages, validation_stage
 from slimsched.cli import main
@@ -65,6 +67,7 @@ class Finished:
             here = Path(text)
             (here / NAME).write_text(scenario_text())
             made: _Made = {}
+            torch.set_num_threads(1)  # as in a trial's fork: the last digits of what is trained depend on it
             with contextlib.chdir(here), _around(made, _remembering), contextlib.redirect_stdout(io.StringIO()):
                 code = main(["run", NAME, "--out", "run", "--quiet", "--json", "done.json"])
             assert code == 0, "the run that is to be torn apart did not end well"

@@ -21,21 +21,20 @@ def write(path: Path, text: str = "new") -> None:
         temporary.write_text(text)
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    """What it leads to is replaced, or made; through several links, and links to folders."""
+def test_a_link_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
+    """The link may be in a run folder, and its target a user's file; a link to a folder leads there as ever."""
     (tmp_path / "real").mkdir()
     (tmp_path / "folder").symlink_to("real")
-    (tmp_path / "real" / "inner").symlink_to("target")
-    (tmp_path / "outer").symlink_to(tmp_path / "folder" / "inner")
+    (tmp_path / "users").write_text("thesis")
+    (tmp_path / "real" / "link").symlink_to(tmp_path / "users")
+    (tmp_path / "real" / "circle").symlink_to("circle2")
+    (tmp_path / "real" / "circle2").symlink_to("circle")
     for text in ("one", "two"):
-        write(tmp_path / "outer", text)
-        assert (tmp_path / "outer").is_symlink()
-        assert (tmp_path / "real" / "inner").is_symlink()
-        assert (tmp_path / "real" / "target").read_text() == text
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
+        write(tmp_path / "folder" / "link", text)
+        assert (tmp_path / "real" / "link").read_text() == text
+    assert (tmp_path / "users").read_text() == "thesis"
     with pytest.raises(OSError, match=r"symbolic links|loop"):
-        write(tmp_path / "a")
+        write(tmp_path / "folder" / "circle")
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:

@@ -152,6 +152,17 @@ def test_a_users_files_in_a_run_folder_stay(here: Path) -> None:
     assert not (folder / "simulation" / "jsq-seed0" / "result.json").exists()
 
 
+def test_links_in_a_run_folder_are_not_written_through(here: Path) -> None:
+    Path("thesis.txt").write_text("mine")
+    links = [here / "run" / name for name in (".slimsched/lock", "comparison.json", "simulation/jsq-seed0/result.json")]
+    for link in links:
+        link.unlink(missing_ok=True)
+        link.symlink_to(here / "thesis.txt")
+    assert main(["compare", "tiny.yaml", "--out", "run", "--quiet"]) == 0
+    assert Path("thesis.txt").read_text() == "mine"
+    assert not any(link.is_symlink() for link in links)
+
+
 @pytest.mark.parametrize("name", ["tiny.yaml", "link.yaml", "hard.yaml", *(f"run/{name}" for name in FILES)])
 def test_no_result_replaces_what_is_read_or_a_runs_file(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
