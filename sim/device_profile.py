@@ -26,7 +26,6 @@ SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"
 JITTER_QUANTILES = 33
 AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds the number of batches measured together
 PROCESSES = "processes at once"  # the same for their processes
-NEARLY = 1e-6  # tolerance for a mean of written numbers
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -305,8 +304,6 @@ class RouterHost(StrictModel):
         returned: a message that returns requests.
         sent_share: the part of a decision's cost until its block is sent.
         received_share: the part of a message's cost until its requests are back.
-        spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty if only the mean is
-            known.
         after_pause: factors on a cost after a pause of at least each of `PAUSES_S`: caches are cold.
     """
 
@@ -314,54 +311,27 @@ class RouterHost(StrictModel):
     returned: WorkCost
     sent_share: Share = 1.0
     received_share: Share = 1.0
-    spread: tuple[NonNegative, ...] = ()
     after_pause: Factors | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RouterHost:
-        if self.spread and (list(self.spread) != sorted(self.spread) or abs(_mean(self.spread) - 1) > NEARLY):
-            raise ValueError(f"spread must ascend and have mean 1: its mean is {_mean(self.spread):g}")
-        return self
 
 
 class HandoverTimes(StrictModel):
-    """The times between the router's process and a server's, without other traffic; seconds, quantiles in equal parts.
+    """The mean times between the router's process and a server's, without other traffic.
 
     Attributes:
-        there_s: from when a block's inputs are at its server until its scheduler has it, ascending.
-        back_s: from the scheduler's return of requests until the message is at the router's process, ascending.
+        there_s: from when a block's inputs are at its server until its scheduler has it.
+        back_s: from the scheduler's return of requests until the message is at the router's process.
     """
 
-    there_s: tuple[Cost, ...] = Field(min_length=1)
-    back_s: tuple[Cost, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> HandoverTimes:
-        if list(self.there_s) != sorted(self.there_s) or list(self.back_s) != sorted(self.back_s):
-            raise ValueError("the quantiles of there_s and back_s must ascend")
-        return self
-
-    @property
-    def mean_s(self) -> float:
-        """The mean time there and back."""
-        return _mean(self.there_s) + _mean(self.back_s)
+    there_s: Cost
+    back_s: Cost
 
 
 class BusyServing(StrictModel):
-    """The times of serving while some pass runs on the device; seconds, quantiles in equal parts, each row ascending.
+    """A profile's `dispatch_s` and `handover` while some pass runs on the device: means, in seconds."""
 
-    `dispatch_s` corresponds to a profile's `dispatch_quantiles_s`, `there_s` and `back_s` to its `handover`.
-    """
-
-    dispatch_s: tuple[Cost, ...] = Field(min_length=1)
-    there_s: tuple[Cost, ...] = Field(min_length=1)
-    back_s: tuple[Cost, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> BusyServing:
-        if any(list(row) != sorted(row) for row in (self.dispatch_s, self.there_s, self.back_s)):
-            raise ValueError("the quantiles of dispatch_s, there_s and back_s must ascend")
-        return self
+    dispatch_s: Cost
+    there_s: Cost
+    back_s: Cost
 
 
 class Chores(StrictModel):
@@ -419,8 +389,7 @@ class Profile(StrictModel):
     Attributes:
         checksum: checksum of the file's other keys, if it has one; None once it was compared with them.
         dispatch_s: within the server's process, from a command to the forward's start plus from its end to the
-            scheduler; it occupies the instance.
-        dispatch_quantiles_s: quantiles of the same, in equal parts, ascending, with that mean; empty if unknown.
+            scheduler, on average; it occupies the instance.
         router_host: costs of the router's process on this host, if measured.
         handover: times between that process and a server's, if measured.
         fetch_s: lower bound of the time from when a block is sent until activations of another server are at its own:
@@ -453,7 +422,6 @@ class Profile(StrictModel):
     execution: dict[str, str] = Field(default_factory=dict)
     made_with: dict[str, str] | None = None
     dispatch_s: NonNegative
-    dispatch_quantiles_s: tuple[Cost, ...] = ()
     router_host: RouterHost | None = None
     handover: HandoverTimes | None = None
     fetch_s: NonNegative = 0.0
@@ -494,13 +462,6 @@ class Profile(StrictModel):
                 key = (curve.segment, curve.width, curve.previous_width)
                 sizes = f"the batches of {key} are {list(curve.batches)}, padded_sizes are {list(self.padded_sizes)}"
                 raise ValueError(f"{sizes}: a device that pads is measured at exactly the sizes that it is given")
-        if quantiles := self.dispatch_quantiles_s:
-            is_mean = abs(_mean(quantiles) - self.dispatch_s) <= NEARLY * self.dispatch_s
-            if list(quantiles) != sorted(quantiles) or not is_mean:
-                raise ValueError(
-                    f"dispatch_quantiles_s must ascend and have the mean dispatch_s: theirs is {_mean(quantiles):g}, "
-                    f"that is {self.dispatch_s:g}; without them dispatch_s alone counts"
-                )
         return self
 
     @property
@@ -563,10 +524,6 @@ def _read(text: str) -> Profile:
     if profile.provenance not in (Provenance.DATASHEET, Provenance.EMULATED) and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

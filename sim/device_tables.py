@@ -17,7 +17,17 @@ from kit.errors import InputError
 from policies.interfaces import Alike
 from policies.vocabulary import NS_PER_S, Provenance, WorkKey, nanoseconds
 from sim.device_model import Sharing, crowding, demand, interpolate_linear, latency_table_s
-from sim.device_profile import AT_ONCE, PAUSES_S, PROCESSES, Chores, LatencyCurve, Profile, WorkCost
+from sim.device_profile import (
+    AT_ONCE,
+    PAUSES_S,
+    PROCESSES,
+    BusyServing,
+    Chores,
+    HandoverTimes,
+    LatencyCurve,
+    Profile,
+    WorkCost,
+)
 from sim.host_and_network import Attachment, Interconnect
 
 BatchKey = tuple[int, float, float]  # (segment, width, previous width)
@@ -93,9 +103,9 @@ class DeviceTables:
         mean_slowdown: the mean slow-down of slow spells in the latencies; 1 if these are drawn.
         most_at_once, most_processes: largest numbers of batches, and processes, at once in the profile's measurements;
             slow-downs beyond are extrapolated.
-        dispatch_ns: the mean; `dispatches_ns` its quantiles, empty if every dispatch takes the mean.
-        there_ns, back_ns: quantiles of the handover to the server and back, in equal parts; empty for none.
-        busy_dispatches_ns, busy_there_ns, busy_back_ns: the same while some pass runs on the device; as long or empty.
+        dispatch_ns: from a command until its pass begins.
+        there_ns, back_ns: the handover to the server and back.
+        busy_dispatch_ns, busy_there_ns, busy_back_ns: the same while some pass runs on the device.
         extra_ns: addition to a pass by the number of the pause before it.
         awake_mw, awake_ns: the device's power above idle while nothing runs, and its duration after the last pass.
         chores: work of a server's process on the device's cores besides passes; none on a GPU.
@@ -118,6 +128,11 @@ class DeviceTables:
     most_at_once: float
     most_processes: float
     dispatch_ns: int
+    there_ns: int
+    back_ns: int
+    busy_dispatch_ns: int
+    busy_there_ns: int
+    busy_back_ns: int
     context_idle_mw: float
     awake_mw: float
     awake_ns: int
@@ -129,12 +144,6 @@ class DeviceTables:
     power_window: int  # in periods
     utilization_window: int  # in periods
     padded_sizes: tuple[int, ...]
-    dispatches_ns: tuple[int, ...] = ()
-    there_ns: tuple[int, ...] = ()
-    back_ns: tuple[int, ...] = ()
-    busy_dispatches_ns: tuple[int, ...] = ()
-    busy_there_ns: tuple[int, ...] = ()
-    busy_back_ns: tuple[int, ...] = ()
     extra_ns: tuple[int, ...] = (0,) * (len(PAUSES_S) + 1)
     chores: ChoreTable | None = None
     fetch_ns: int = 0
@@ -181,8 +190,8 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
     power = profile.power
     sensor = profile.sensor
     sharing = sharing_of(profile)
-    handover = profile.handover
-    busy = profile.busy_serving
+    way = profile.handover or HandoverTimes(there_s=0.0, back_s=0.0)
+    busy = profile.busy_serving or BusyServing(dispatch_s=profile.dispatch_s, there_s=way.there_s, back_s=way.back_s)
     chores = profile.chores
     idle_w = power.context_idle_w
     core_share = 1 / cores_of(profile)
@@ -206,12 +215,11 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         most_at_once=_most(profile, AT_ONCE),
         most_processes=_most(profile, PROCESSES),
         dispatch_ns=nanoseconds(profile.dispatch_s),
-        dispatches_ns=_in_ns(profile.dispatch_quantiles_s) if jitter else (),
-        there_ns=() if handover is None else _drawn_ns(handover.there_s, jitter),
-        back_ns=() if handover is None else _drawn_ns(handover.back_s, jitter),
-        busy_dispatches_ns=() if busy is None else _drawn_ns(busy.dispatch_s, jitter),
-        busy_there_ns=() if busy is None else _drawn_ns(busy.there_s, jitter),
-        busy_back_ns=() if busy is None else _drawn_ns(busy.back_s, jitter),
+        there_ns=nanoseconds(way.there_s),
+        back_ns=nanoseconds(way.back_s),
+        busy_dispatch_ns=nanoseconds(busy.dispatch_s),
+        busy_there_ns=nanoseconds(busy.there_s),
+        busy_back_ns=nanoseconds(busy.back_s),
         extra_ns=_in_ns((0.0, *(profile.extra_after_pause_s or (0.0,) * len(PAUSES_S)))),
         chores=None if chores is None else _chore_table(chores),
         fetch_ns=nanoseconds(profile.fetch_s),
@@ -251,11 +259,6 @@ def _chore_table(chores: Chores) -> ChoreTable:
 
 def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:
     return tuple(map(nanoseconds, durations_s))
-
-
-def _drawn_ns(quantiles_s: Sequence[float], jitter: bool) -> tuple[int, ...]:
-    """Return the values to draw from: the quantiles, or without jitter their mean."""
-    return _in_ns(quantiles_s) if jitter else (nanoseconds(sum(quantiles_s) / len(quantiles_s)),)
 
 
 def sharing_of(profile: Profile) -> Sharing:
@@ -391,7 +394,7 @@ class ProfileCosts:
             links=[(each.link, each.uplink, size) for each, size in zip(attachments, sizes, strict=True)],
             racks=[each.rack for each in attachments],
         )
-        self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
+        self._handovers_ns = [each.there_ns + each.back_ns for each in self._devices]
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         """Return the time until a batch is back: handover, dispatch, solo latency; above the limit, several batches in
@@ -432,10 +435,6 @@ class ProfileCosts:
     def _padded(self, server: int, batch: int) -> int:
         """Return the padded size on the device."""
         return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def input_bytes(tables: DeviceTables, segment: int, previous_width: float) -> int:

@@ -18,8 +18,8 @@ from policies.faults import Impairment
 from policies.vocabulary import Provenance
 from sim.device_profile import InstanceCost, LatencyCurve, Profile
 from sim.device_tables import BatchKey, UtilMetric, compile_tables
-from sim.simulated_device import RunningBatch, SimulatedDevice, dispatch_ns, parts_that_fit, sampled_spells, solo_ns
-from sim.simulated_server import DISPATCH, JITTER
+from sim.simulated_device import RunningBatch, SimulatedDevice, parts_that_fit, sampled_spells, solo_ns
+from sim.simulated_server import JITTER
 
 FACTORY = "sim.emulated_device:device_model"
 _ONLY = 0  # the server on the device
@@ -33,7 +33,7 @@ class Emulation(msgspec.Struct, frozen=True):
     Attributes:
         profile: text of the profile of the emulated device (`emulated`).
         batch_limit, jitter, util_metric: see `sim.device_tables.compile_tables`.
-        seed: seed of jitter, dispatches and slow spells, as a run's.
+        seed: seed of jitter and slow spells, as a run's.
         server: index of the server and of its device in those draws.
     """
 
@@ -133,6 +133,7 @@ class DeviceModel:
         self.segments = profile.model.segments
         self.context_bytes = profile.memory.context_bytes
         self.vram_bytes = profile.device.vram_bytes
+        self.dispatch_ns = self._tables.dispatch_ns
         self._set_off(0, self._seed)
 
     def reset(self, now_ns: int) -> None:
@@ -142,7 +143,7 @@ class DeviceModel:
         self._set_off(now_ns, self._seed if self._runs == 1 else derived_seed(self._seed, f"run:{self._runs}"))
 
     def _set_off(self, now_ns: int, seed: int) -> None:
-        self._jitter_salt, self._dispatch_salt = derived_seed(seed, JITTER), derived_seed(seed, DISPATCH)
+        self._jitter_salt = derived_seed(seed, JITTER)
         spells_salt = derived_seed(seed, f"pace:{self._server}")
         self._physics = SimulatedDevice(self._tables)
         self._origin_ns = now_ns
@@ -165,10 +166,6 @@ class DeviceModel:
             padded: the padded batch size on the device, at least `images`; a batch in parts is not padded.
         """
         heappush(self._starts, _Planned(at_ns - self._origin_ns, batch, key, images, padded))
-
-    def dispatch_ns(self, batch: int) -> int:
-        """Return the time from a batch's command until its pass begins: the mean, or a quantile drawn by hash."""
-        return dispatch_ns(self._tables, False, self._dispatch_salt, self._server, batch)
 
     def impair(self, impairment: Impairment, now_ns: int) -> None:
         """Set an impairment: running batches become slow at once, later ones run in parts."""

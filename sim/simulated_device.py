@@ -291,12 +291,6 @@ def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> i
     return ceil(table.typical_ns[size] * row[hashed(salt, server, batch) % len(row)])
 
 
-def dispatch_ns(tables: DeviceTables, is_busy: bool, salt: int, server: int, batch: int) -> int:
-    """Return the time from this very batch's command until its pass begins: the mean, or a quantile drawn by hash."""
-    quantiles_ns = tables.busy_dispatches_ns if is_busy and tables.busy_dispatches_ns else tables.dispatches_ns
-    return quantiles_ns[hashed(salt, server, batch) % len(quantiles_ns)] if quantiles_ns else tables.dispatch_ns
-
-
 def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
     """Return the sizes of a batch's parts if `room` images fit at once: halves of halves, as on hardware.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kit.random_streams import derived_seed, hashed
+from kit.random_streams import derived_seed
 from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from policies.greedy_scheduler import GreedyKnobs, GreedyScheduler
 from policies.run_ledger import Ledger
@@ -42,7 +42,6 @@ from sim.simulated_device import (
     RunningBatch,
     SimulatedDevice,
     WindowedSensor,
-    dispatch_ns,
     parts_that_fit,
     sampled_spells,
     solo_ns,
@@ -158,7 +157,7 @@ class Outcomes:
 
     Attributes:
         is_correct: (requests, width) -> for each whether its label is right, called at the last segment.
-        seed: seed of the hashes that draw jitter, dispatches and handovers.
+        seed: seed of the hashes that draw jitter.
         poisoned: requests whose images get no label from the last segment.
     """
 
@@ -170,9 +169,6 @@ class Outcomes:
 RouterMessage = RequestsReturned | RequestsRejected
 # Names of random streams.
 JITTER = "jitter"
-DISPATCH = "dispatch"
-THERE = "handover:there"
-BACK = "handover:back"
 
 
 class SimulatedServer:
@@ -180,7 +176,7 @@ class SimulatedServer:
 
     Args:
         to_router: called with the events that reach the router's core at once.
-        to_host: called with messages that return requests as they arrive at the router's host, numbered by server.
+        to_host: called with messages that return requests as they arrive at the router's host.
     """
 
     def __init__(
@@ -192,7 +188,7 @@ class SimulatedServer:
         ledger: Ledger,
         outcomes: Outcomes,
         to_router: Callable[[RouterEvent], None],
-        to_host: Callable[[RouterMessage, int], None],
+        to_host: Callable[[RouterMessage], None],
     ) -> None:
         self.index = index
         self.spec = spec
@@ -209,16 +205,12 @@ class SimulatedServer:
         self._to_router = to_router
         self._to_host = to_host
         self._jitter_salt = derived_seed(outcomes.seed, JITTER)
-        self._dispatch_salt = derived_seed(outcomes.seed, DISPATCH)
-        self._there_salt = derived_seed(outcomes.seed, THERE)
-        self._back_salt = derived_seed(outcomes.seed, BACK)
         self._poisoned = outcomes.poisoned
         self._sensor = WindowedSensor(device.physics)
         self._in_host_memory: set[tuple[int, float]] = set()
         self._instances: dict[int, tuple[int, float]] = {}
         self._is_prepared = False  # whether loads ordered now were done before the run's clock started
         self._armed_ns: int | None = None
-        self._messages = 0
         self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive alone
         self._last_back_ns = 0  # when the last message in transfer arrives
         self._running: dict[int, RunBatch] = {}
@@ -253,8 +245,7 @@ class SimulatedServer:
         if not tables.there_ns:
             self._take_in(block)
             return
-        ways_ns = tables.busy_there_ns if self._device.is_busy and tables.busy_there_ns else tables.there_ns
-        way_ns = self._stretched_ns(ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)])
+        way_ns = self._stretched_ns(tables.busy_there_ns if self._device.is_busy else tables.there_ns)
         self._there.append((self._agenda.now_ns + way_ns, block))
         if len(self._there) == 1:
             self._agenda.process(self._deliveries(self.epoch))
@@ -380,17 +371,14 @@ class SimulatedServer:
 
     def _send_back(self, message: RouterMessage) -> None:
         """Send a message; messages arrive in the order of sending, whatever happens to the server meanwhile."""
-        number = self._messages
-        self._messages += 1
         tables = self._tables
         if not tables.back_ns:
-            self._to_host(message, number)
+            self._to_host(message)
             return
-        ways_ns = tables.busy_back_ns if self._device.is_busy and tables.busy_back_ns else tables.back_ns
-        back_ns = self._stretched_ns(ways_ns[hashed(self._back_salt, self.index, number) % len(ways_ns)])
+        back_ns = self._stretched_ns(tables.busy_back_ns if self._device.is_busy else tables.back_ns)
         told_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
         self._last_back_ns = max(self._last_back_ns, told_ns + back_ns)
-        self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
+        self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message)
 
     def _load(self, command: LoadInstance) -> None:
         """Load an instance: first from disk, later from host memory (Alg. 1 l. 25)."""
@@ -423,9 +411,8 @@ class SimulatedServer:
     def _dispatch(self, command: RunBatch) -> None:
         tables = self._tables
         now_ns = self._agenda.now_ns
-        is_busy = self._device.is_busy
-        takes_ns = dispatch_ns(tables, is_busy, self._dispatch_salt, self.index, command.batch)
-        start_ns = now_ns + self._stretched_ns(takes_ns)
+        dispatch_ns = tables.busy_dispatch_ns if self._device.is_busy else tables.dispatch_ns
+        start_ns = now_ns + self._stretched_ns(dispatch_ns)
         if tables.chores is not None:
             self._device.do_chore(tables.chores.begun, len(command.requests))
             start_ns = max(start_ns, self._device.physics.chores_until_ns)

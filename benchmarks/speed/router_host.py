@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median_low
 
 from benchmarks.speed.harness import machine
 from calibrate.datasheet import MeasuredHost
@@ -60,7 +59,7 @@ class HostRun:
             f"decision {_cost(host.decision.block_s, host.decision.image_s)}, "
             f"returned {_cost(host.returned.block_s, host.returned.image_s)}, sent after {host.sent_share:.2f}, "
             f"received after {host.received_share:.2f}; "
-            f"there {_mean_us(self.way.there_s):.0f} us, back {_mean_us(self.way.back_s):.0f} us; "
+            f"there {1e6 * self.way.there_s:.0f} us, back {1e6 * self.way.back_s:.0f} us; "
             f"the router was busy for {100 * self.busy:.0f} % of the time in bursts"
         )
 
@@ -146,20 +145,15 @@ def spread_of(runs: Sequence[HostRun]) -> str:
         ("an image of it", lambda run: 1e6 * run.host.decision.image_s),
         ("a message back", lambda run: 1e6 * run.host.returned.block_s),
         ("an image of it", lambda run: 1e6 * run.host.returned.image_s),
-        ("there", lambda run: _mean_us(run.way.there_s)),
-        ("back", lambda run: _mean_us(run.way.back_s)),
+        ("there", lambda run: 1e6 * run.way.there_s),
+        ("back", lambda run: 1e6 * run.way.back_s),
     ]
     parts = [f"{name} {min(map(of, runs)):.3g} to {max(map(of, runs)):.3g}" for name, of in columns]
     return f"{len(runs)} runs, us: " + ", ".join(parts)
 
 
 def _middle(ways: Sequence[HandoverTimes]) -> HandoverTimes:
-    chosen = median_low([way.mean_s for way in ways])
-    return next(way for way in ways if way.mean_s == chosen)
-
-
-def _mean_us(quantiles_s: Sequence[float]) -> float:
-    return 1e6 * sum(quantiles_s) / len(quantiles_s)
+    return sorted(ways, key=lambda way: way.there_s + way.back_s)[(len(ways) - 1) // 2]
 
 
 def _cost(block_s: float, image_s: float) -> str:

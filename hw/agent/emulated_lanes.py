@@ -60,13 +60,10 @@ class DeviceBehavior(Protocol):
     segments: int
     context_bytes: int
     vram_bytes: int
+    dispatch_ns: int
 
     def reset(self, now_ns: int) -> None:
         """Reset the device: it is idle and unimpaired, and the sensor has no past."""
-        ...
-
-    def dispatch_ns(self, batch: int) -> int:
-        """Return the time from a batch's command until its pass begins."""
         ...
 
     def start(self, batch: int, key: Key, images: int, padded: int, at_ns: int) -> None:
@@ -245,7 +242,7 @@ class EmulatedLanes:
             return
         self._batches[command.batch] = (command, missing)
         key = (command.segment, command.served_width, command.previous_width)
-        at_ns = now_ns + self.model.dispatch_ns(command.batch)
+        at_ns = now_ns + self.model.dispatch_ns
         self.model.start(command.batch, key, len(command.requests), command.padded, at_ns)
 
     def _problem(self, command: RunBatch) -> BatchBroken | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.optimize import lsq_linear, nnls
 
 from policies.run_records import BatchRecord, BlockRecord, ChoreCost, RouterCost, RunRecord
@@ -28,9 +28,7 @@ from sim.device_profile import PAUSES_S, BusyServing, Chores, HandoverTimes, Rou
 from sim.device_tables import DeviceTables, input_bytes
 
 WARMUP_S = 1.0
-PARTS = 32  # equal parts of a distribution
-RATIO_PARTS = 64
-SPREAD_PARTS = 16
+RATIO_PARTS = 64  # equal parts of a distribution
 ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 SLICE_S = 2e-3  # with too few waits: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
@@ -57,13 +55,13 @@ class DeviceCosts:
     """The costs of the servers of one device; None for what no sample shows. See `sim.device_profile.Profile`.
 
     Attributes:
-        dispatch_s: quantiles in equal parts, if no pass ran on the device.
-        transfer_s, fetch_s: means: of blocks that come from the router, and of those that another server has.
+        dispatch_s: the mean, if no pass ran on the device.
+        transfer_s, fetch_s: means of blocks that come from the router, and of those that another server has.
         ratios: see `Profile.served_ratios`.
     """
 
     handover: HandoverTimes | None = None
-    dispatch_s: tuple[float, ...] = ()
+    dispatch_s: float | None = None
     busy: BusyServing | None = None
     transfer_s: float | None = None
     fetch_s: float | None = None
@@ -95,19 +93,18 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
     busy_there_s = [s for run in busier for s in run.ways_s(True, is_busy=True, chores=chores)]
     busy_back_s = [s for run in busier for s in run.ways_s(False, is_busy=True)]
     busy_dispatch_s = [s for run in busier for s in run.dispatches_s(is_busy=True)]
-    has_ways, dispatch_s = bool(there_s) and bool(back_s), quantiles(light.dispatches_s(is_busy=False), PARTS)
+    way = HandoverTimes(there_s=_mean(there_s), back_s=_mean(back_s)) if there_s and back_s else None
+    dispatch_s = mean_of(light.dispatches_s(is_busy=False))
     busy = None
-    if has_ways and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
+    if way and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
         busy = BusyServing(
-            dispatch_s=quantiles(busy_dispatch_s, PARTS),
-            there_s=quantiles(busy_there_s, PARTS),
-            back_s=quantiles(busy_back_s if len(busy_back_s) >= MIN_SAMPLES else back_s, PARTS),
+            dispatch_s=_mean(busy_dispatch_s),
+            there_s=_mean(busy_there_s),
+            back_s=_mean(busy_back_s if len(busy_back_s) >= MIN_SAMPLES else back_s),
         )
     extra = _extra(runs)
     return DeviceCosts(
-        handover=HandoverTimes(there_s=quantiles(there_s, PARTS), back_s=quantiles(back_s, PARTS))
-        if has_ways
-        else None,
+        handover=way,
         dispatch_s=dispatch_s,
         busy=busy,
         transfer_s=light.transfer_s(),
@@ -407,14 +404,14 @@ def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
         for longer_s, calibrated_s, weight_bytes, pause in map(run.extra_row, run.alone):
             expected_s = calibrated_s * (1 + extra.share) + extra.always_s + extra.per_byte_s * weight_bytes
             ratios.append((longer_s + calibrated_s) / (expected_s + (0.0, *extra.after_pause_s)[pause]))
-    return quantiles(ratios, RATIO_PARTS) if len(ratios) >= MIN_SAMPLES else ()
+    middles = (np.arange(RATIO_PARTS) + 0.5) / RATIO_PARTS
+    return tuple(np.quantile(ratios, middles).tolist()) if len(ratios) >= MIN_SAMPLES else ()
 
 
 def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
-    """Return what the router's process costs, and how single costs vary around that."""
+    """Return what the router's process costs."""
     fitted: dict[str, WorkCost] = {}
     factors: list[NDArray[np.float64]] = []
-    ratios: list[NDArray[np.float64]] = []
     for kind in ("decision", "returned"):
         chosen = [sample for sample in samples if sample.kind == kind]
         if not chosen:
@@ -423,17 +420,11 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
         pauses = [pause_number(each.pause_ns) for each in chosen]
         fitted[kind], after_pause = _by_pause(rows, pauses)
         factors.append(np.array(after_pause))
-        table = np.array(rows, np.float64)
-        means_s = table[:, 0] * fitted[kind].block_s + table[:, 1] * fitted[kind].image_s
-        means_s = means_s * np.array((1.0, *after_pause))[pauses]
-        single = (table[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
-        ratios.append(table[single, 2] / means_s[single])
     return RouterHost(
         decision=fitted["decision"],
         returned=fitted["returned"],
         sent_share=_done_share(samples, "decision"),
         received_share=_done_share(samples, "returned"),
-        spread=quantiles(np.concatenate(ratios), SPREAD_PARTS, mean=1.0),
         after_pause=tuple(np.mean(factors, axis=0).tolist()),
     )
 
@@ -443,20 +434,13 @@ def _done_share(samples: Sequence[RouterCost], kind: str) -> float:
     return min(1.0, sum(each.done_ns for each in chosen) / max(1, sum(each.cpu_ns for each in chosen)))
 
 
-def quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:
-    """Take the middles of equal parts, none below zero, with that mean if one is given; none of no values."""
-    floor = np.maximum(np.asarray(values, np.float64), 0.0)
-    if not len(floor):
-        return ()
-    cut = np.quantile(floor, (np.arange(parts) + 0.5) / parts)
-    if mean is not None and cut.any():
-        cut *= mean / cut.mean()
-    return tuple(cut.tolist())
-
-
 def mean_of(values: Sequence[float]) -> float | None:
     """Return the mean of the lower 99 %; None of nothing."""
-    return float(_without_stalls(np.asarray(values, np.float64)).mean()) if len(values) else None
+    return _mean(values) if len(values) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(_without_stalls(np.asarray(values, np.float64)).mean())
 
 
 def _without_stalls(values: NDArray[np.float64]) -> NDArray[np.float64]:

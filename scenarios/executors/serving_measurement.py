@@ -308,10 +308,7 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
         "chores": found.chores,
     }
     if found.dispatch_s:
-        update |= {
-            "dispatch_s": sum(found.dispatch_s) / len(found.dispatch_s),
-            "dispatch_quantiles_s": found.dispatch_s,
-        }
+        update["dispatch_s"] = found.dispatch_s
     if found.transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": found.transfer_s})
     if found.fetch_s is not None:

@@ -500,13 +500,12 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
                 )
 
 
-def _least_ways_ns(tables: DeviceTables) -> float:
+def _least_ways_ns(tables: DeviceTables) -> int:
     """Return the shortest dispatch to a server and way back; each on an idle or a busy device, whichever is faster."""
-    dispatch_ns = _mean_ns(tables.busy_dispatches_ns) if tables.busy_dispatches_ns else tables.dispatch_ns
     return (
-        min(_mean_ns(tables.there_ns), _mean_ns(tables.busy_there_ns or tables.there_ns))
-        + min(tables.dispatch_ns, dispatch_ns)
-        + min(_mean_ns(tables.back_ns), _mean_ns(tables.busy_back_ns or tables.back_ns))
+        min(tables.there_ns, tables.busy_there_ns)
+        + min(tables.dispatch_ns, tables.busy_dispatch_ns)
+        + min(tables.back_ns, tables.busy_back_ns)
     )
 
 
@@ -514,10 +513,6 @@ def _host_s(cost: tuple[int, int], images: int) -> float:
     """Return the mean time the router's host takes for a block, or a message, of `images` images."""
     block_ns, image_ns = cost
     return (block_ns + image_ns * images) / NS_PER_S
-
-
-def _mean_ns(quantiles_ns: Sequence[int]) -> float:
-    return sum(quantiles_ns) / len(quantiles_ns) if quantiles_ns else 0.0
 
 
 def _solo_s(table: KeyTable, batch: int) -> float:

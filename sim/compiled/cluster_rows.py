@@ -147,7 +147,7 @@ class Program:
         p.leaves = 1 << (self.servers - 1).bit_length()
         if (host := cluster.host) is not None:
             _copy(host, p)
-            p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
+            p.has_host = 1
             p.decision_block_ns, p.decision_image_ns = host.decision
             p.returned_block_ns, p.returned_image_ns = host.returned
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)
@@ -215,10 +215,6 @@ class Program:
         model.crowding_at = add(_packed(tables.crowding))
         model.crowding_across_at = add(_packed(tables.crowding_across))
         model.is_hosted, model.idle_mw = tables.hosted, tables.context_idle_mw
-        for name in ("dispatches", "there", "back"):
-            usual = getattr(tables, f"{name}_ns")
-            self._list(model, name, usual)
-            self._list(model, f"busy_{name}", getattr(tables, f"busy_{name}_ns") or usual)  # the same if not measured
         model.extra_at = add(tables.extra_ns)
         if (chores := tables.chores) is not None:
             _copy(chores, model)

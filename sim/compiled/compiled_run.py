@@ -44,9 +44,9 @@ from sim.compiled.row_layout import (
     problem_of,
 )
 from sim.fault_injection import poisoned_requests
-from sim.host_and_network import DECISIONS, LINKS, RETURNS
+from sim.host_and_network import LINKS
 from sim.simulated_cluster import BernoulliCorrectness, MatrixCorrectness, RunSpec
-from sim.simulated_server import BACK, DISPATCH, JITTER, THERE
+from sim.simulated_server import JITTER
 
 MAX_NS = 9_000 * NS_PER_S  # above it, integrals of utilization need more than the 53 bits of a float
 _FIRST_ROWS = 1024  # of a list of records
@@ -145,10 +145,7 @@ class RunRow:
         deadlines_ns = [NONE if each is None else each for each in run.deadlines_ns]
         c.deadlines_at = self._keep(np.array(deadlines_ns, np.int64))
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
-        c.jitter_salt, c.dispatch_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, DISPATCH)
-        c.there_salt, c.back_salt = derived_seed(run.seed, THERE), derived_seed(run.seed, BACK)
-        c.decision_salt, c.returned_salt = derived_seed(run.seed, DECISIONS), derived_seed(run.seed, RETURNS)
-        c.links_salt = derived_seed(run.seed, LINKS)
+        c.jitter_salt, c.links_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, LINKS)
         self._set_labels(c)
         poisoned = poisoned_requests(run.faults)
         if poisoned:

@@ -11,7 +11,7 @@ from math import ceil
 
 from kit.jit import bytes_at, ints, kernel, reals
 from policies.vocabulary import MAX_INSTANCES
-from sim.compiled.host_kernels import deliver, drawn_ns, send_back
+from sim.compiled.host_kernels import deliver, send_back
 from sim.compiled.physics_kernels import (
     advance_device,
     busy_ms,
@@ -104,13 +104,11 @@ def _costs_of(p: Parameters, server: Server, spec: int) -> InstanceCost:
 def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
     """Hand a block with all its inputs to the scheduler (`SimulatedServer.hand_over`)."""
     block, model = block_at(c, p, number), model_at(p, server.device)
-    if model.there_count == 0:
+    if model.there_ns == 0:
         _enqueue_block(c, p, server, block, now)
         return
-    at, count, device = model.there_at, model.there_count, device_at(c, p, server.device)
-    if device.count > 0:
-        at, count = model.busy_there_at, model.busy_there_count
-    there_ns = drawn_ns(p, at, count, c.there_salt, server.index, block.decision)
+    device = device_at(c, p, server.device)
+    there_ns = model.busy_there_ns if device.count > 0 else model.there_ns
     if model.has_chores:
         there_ns = stretched_ns(device, there_ns)
     block.due_ns, block.next_there = now + there_ns, NONE
@@ -558,18 +556,10 @@ def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
 
 @kernel
 def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """Start the command's dispatch (`SimulatedServer._dispatch_ns`)."""
+    """Start the command's dispatch (`SimulatedServer._dispatch`)."""
     instance, model = instance_at(c, p, slot), model_at(p, server.device)
-    dispatch_ns, at, count, device = (
-        model.dispatch_ns,
-        model.dispatches_at,
-        model.dispatches_count,
-        device_at(c, p, server.device),
-    )
-    if device.count > 0:
-        at, count = model.busy_dispatches_at, model.busy_dispatches_count
-    if count > 0:
-        dispatch_ns = drawn_ns(p, at, count, c.dispatch_salt, server.index, instance.batch)
+    device = device_at(c, p, server.device)
+    dispatch_ns = model.busy_dispatch_ns if device.count > 0 else model.dispatch_ns
     start_ns = now + dispatch_ns
     if model.has_chores:
         start_ns = now + stretched_ns(device, dispatch_ns)

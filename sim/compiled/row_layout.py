@@ -84,7 +84,7 @@ class Cluster(Record):
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
     variance_is_stale = power_is_stale = 1
-    jitter_salt = dispatch_salt = there_salt = back_salt = decision_salt = returned_salt = links_salt = poison_at = INT
+    jitter_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
     faults = fault_number = downtimes = downtimes_at = scratch_at = INT
     credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
@@ -127,7 +127,7 @@ class Server(Record):
     requests = blocks = INT
     first_block = last_block = first_moving = last_moving = NONE
     first_there = last_there = first_back = last_back = NONE
-    is_open = last_back_ns = messages = INT
+    is_open = last_back_ns = INT
     seen_vram_bytes = INT
     loaded_bits = loading_bits = seen_loaded_bits = seen_loading_bits = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
@@ -284,7 +284,7 @@ class Block(Record):
 class Message(Record):
     """Requests on their way back to the router, linked from `head` on, and the times of their batch."""
 
-    next = slot = server = epoch = number = head = count = reason = due_ns = INT
+    next = slot = server = epoch = head = count = reason = due_ns = INT
     width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
 
 
@@ -399,7 +399,6 @@ class Parameters(Record):
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
     ) = returned_image_ns = sent_permille = received_permille = INT
-    spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
     mean_top1 = REAL
@@ -437,9 +436,8 @@ class DeviceModel(Record):
     costs_at = batch_limit = crowding_at = crowding_across_at = is_hosted = INT
     most_at_once = most_processes = REAL
     alpha = idle_mw = awake_mw = cap_mw = throttle = phi_min = REAL
-    awake_ns = period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
-    input_bytes_at = dispatches_at = dispatches_count = there_at = there_count = back_at = back_count = INT
-    busy_dispatches_at = busy_dispatches_count = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
+    awake_ns = period_ns = lag_ns = power_window = utilization_window = instance_costs_at = INT
+    input_bytes_at = dispatch_ns = there_ns = back_ns = busy_dispatch_ns = busy_there_ns = busy_back_ns = INT
     slice_ns = fetch_ns = INT
     extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
         ended_image_ns

@@ -95,7 +95,7 @@ def test_passes_and_loads_end_when_the_simulation_says() -> None:
     With jitter, dispatch, slow spells, contention, loads that come and go, a straggler and a lack of memory.
     """
     jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
-    spread = {"dispatch_s": 1e-4, "dispatch_quantiles_s": [5e-5, 1e-4, 1.5e-4], "jitter": jitter, "slowdown": SPELLS}
+    spread = {"dispatch_s": 1e-4, "jitter": jitter, "slowdown": SPELLS}
     profile = worlds.profile(alpha=0.3, load_s=0.02, host_share=0.6, **spread)
     greedy = {"idle_unload_ns": 20 * MS, "scale_trigger": 4}
     spec = worlds.cluster([profile, profile], greedy=greedy)

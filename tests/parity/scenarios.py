@@ -216,12 +216,11 @@ class Device:
     reload_ns: int = 2000
     unload_ns: int = 1000
     dispatch_ns: int = 0
-    dispatches_ns: tuple[int, ...] = ()
-    there_ns: tuple[int, ...] = ()
-    back_ns: tuple[int, ...] = ()
-    busy_dispatches_ns: tuple[int, ...] = ()
-    busy_there_ns: tuple[int, ...] = ()
-    busy_back_ns: tuple[int, ...] = ()
+    there_ns: int = 0
+    back_ns: int = 0
+    busy_dispatch_ns: int | None = None  # the same as on an idle device
+    busy_there_ns: int | None = None
+    busy_back_ns: int | None = None
     extra_ns: tuple[int, ...] = (0,) * 4
     fetch_ns: int = 0
     chores: ChoreTable | None = None
@@ -268,12 +267,11 @@ class Device:
             power_window=self.windows[0],
             utilization_window=self.windows[1],
             padded_sizes=self.padded_sizes,
-            dispatches_ns=self.dispatches_ns,
             there_ns=self.there_ns,
             back_ns=self.back_ns,
-            busy_dispatches_ns=self.busy_dispatches_ns,
-            busy_there_ns=self.busy_there_ns,
-            busy_back_ns=self.busy_back_ns,
+            busy_dispatch_ns=self.dispatch_ns if self.busy_dispatch_ns is None else self.busy_dispatch_ns,
+            busy_there_ns=self.there_ns if self.busy_there_ns is None else self.busy_there_ns,
+            busy_back_ns=self.back_ns if self.busy_back_ns is None else self.busy_back_ns,
             extra_ns=self.extra_ns,
             fetch_ns=self.fetch_ns,
             chores=self.chores,
@@ -654,20 +652,12 @@ def _draw_device(
         period_ns=step_ns * period,
         lag_ns=step_ns * draws.pick((0, 1, period, 2 * period, 3 * period, period + 1)),
         windows=(draws.pick((1, 2, 5)), draws.pick((1, 3))),
-        dispatches_ns=_draw_quantiles(draws, step_ns, 15),
-        there_ns=_draw_quantiles(draws, step_ns, 50),
-        back_ns=_draw_quantiles(draws, step_ns, 50),
+        there_ns=step_ns * draws.pick((0, 0, 1, 2, 5)),
+        back_ns=step_ns * draws.pick((0, 0, 1, 3, 9)),
         **(_draw_serving(draws, step_ns) if draws.chance(35) else {}),
     )
     beside_load = {7: 3.3, 1: 1.31}.get(device.load_ns // step_ns, 1.0)  # drawn with the load's time
     return replace(device, beside_load=beside_load)
-
-
-def _draw_quantiles(draws: Draws, step_ns: int, percent: int) -> tuple[int, ...]:
-    """Of a dispatch or a handover; none in many scenarios."""
-    if not draws.chance(percent):
-        return ()
-    return tuple(step_ns * steps for steps in draws.pick(((1,), (0, 1), (0, 0, 1, 3, 9), (2, 2, 5))))
 
 
 def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
@@ -675,9 +665,9 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
     taken, moved, begun, ended = ((step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 0, 1))) for _ in range(4))
     taken_after = tuple((taken[0] * times, taken[1] * times) for times in (1, 1, 2, 3))
     return {
-        "busy_dispatches_ns": _draw_quantiles(draws, step_ns, 30),
-        "busy_there_ns": _draw_quantiles(draws, step_ns, 50),
-        "busy_back_ns": _draw_quantiles(draws, step_ns, 50),
+        "busy_dispatch_ns": step_ns * draws.pick((0, 1, 2, 9)),
+        "busy_there_ns": step_ns * draws.pick((0, 1, 3, 9)),
+        "busy_back_ns": step_ns * draws.pick((0, 1, 2, 5)),
         "chores": ChoreTable(taken_after, moved, begun, ended, step_ns * draws.pick((0, 1, 3)))
         if draws.chance(70)
         else None,
@@ -689,14 +679,13 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
 
 
 def _draw_host(draws: Draws, step_ns: int, devices: int) -> HostTable:
-    """A router's process; the last spread puts its costs off the grid."""
+    """A router's process; some factors put its costs off the grid."""
     costs = [(step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 1))) for _ in range(2)]
-    spread = draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82)))
     place = (costs[0][0] + costs[1][0]) // step_ns  # drawn with the costs
     sent_permille, received_permille = (1000, 0, 400, 333)[place % 4], (1000, 250, 0, 600, 77)[place % 5]
-    after_pause = draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1)))
+    after_pause = draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1), (0.37, 0.81, 1.82, 2.0)))
     shared = tuple(range(draws.integer(1, devices))) if draws.chance(30) else ()
-    return HostTable(costs[0], costs[1], spread, sent_permille, received_permille, after_pause, shared)
+    return HostTable(costs[0], costs[1], sent_permille, received_permille, after_pause, shared)
 
 
 def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:

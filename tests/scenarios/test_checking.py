@@ -228,7 +228,7 @@ def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:
     """The curves stay, so that a check compares like with like; the simulator adds the rest to every pass, and a
     modelled power, which follows from busy time, lasts as long."""
     calibrated = worlds.profile()
-    found = ServingCosts(HOST, (DeviceCosts(dispatch_s=(2e-4,), extra=PassExtra(3e-4, 0.0, 0.0, (0.0,) * 3)),))
+    found = ServingCosts(HOST, (DeviceCosts(dispatch_s=2e-4, extra=PassExtra(3e-4, 0.0, 0.0, (0.0,) * 3)),))
     served = with_overheads(calibrated, ServingOverheads(found, ""), 0)
     assert served.latency == calibrated.latency
     assert not is_served(calibrated)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -163,13 +162,13 @@ def test_a_way_is_told_without_what_the_agent_does_to_take_a_block_in() -> None:
         ways = tuple(Handover(0, True, at_ns + i * MS, 10 * US + TAKEN_NS[-1]) for i in range(40))
         costs = found(replace(run, handovers=(*(w for w in run.handovers if not w.there), *ways)), tables)
         assert costs.handover is not None
-        assert min(costs.handover.there_s) == pytest.approx(there_s, rel=0.01), kind
-        assert set(costs.handover.back_s) == {15e-6}
+        assert costs.handover.there_s == pytest.approx(there_s, rel=0.01), kind
+        assert costs.handover.back_s == pytest.approx(15e-6)
 
 
 def test_a_dispatch_counts_where_no_pass_ran() -> None:
     costs = found(served(device()), device())
-    assert max(costs.dispatch_s) == pytest.approx(50e-6, rel=1e-3)
+    assert costs.dispatch_s == pytest.approx(50e-6, rel=1e-3)
 
 
 def test_all_is_brought_to_full_speed() -> None:
@@ -183,7 +182,7 @@ def test_all_is_brought_to_full_speed() -> None:
     assert costs.extra.always_s == pytest.approx(40e-6, rel=1e-2)
     assert costs.chores is not None
     assert costs.chores.taken.block_s + 2 * costs.chores.taken.image_s == pytest.approx(60e-6, rel=1e-2)
-    assert max(costs.dispatch_s) == pytest.approx(50e-6, rel=1e-2)
+    assert costs.dispatch_s == pytest.approx(50e-6, rel=1e-2)
 
 
 def test_passes_that_met_others_tell_no_cost() -> None:
@@ -192,7 +191,7 @@ def test_passes_that_met_others_tell_no_cost() -> None:
     run = served(tables)
     crowded = [replace_times(batch, BEGIN_NS + i) for i, batch in enumerate(run.batches)]
     costs = found(replace(run, batches=tuple(crowded)), tables)
-    assert (costs.extra, costs.dispatch_s[1:]) == (None, costs.dispatch_s[:-1] if costs.dispatch_s else ())
+    assert costs.extra is None
 
 
 def replace_times(batch: BatchRecord, started_ns: int) -> BatchRecord:
@@ -212,8 +211,8 @@ def test_what_waits_on_a_busy_gpu_is_told_by_itself() -> None:
     (costs,) = costs_of([light, busy], [tables], [0]).devices
     assert costs.busy is not None
     assert costs.handover is not None
-    assert (set(costs.handover.there_s), set(costs.busy.there_s)) == ({100e-6}, {500e-6})
-    assert set(costs.busy.back_s) == {77e-6}
+    assert (costs.handover.there_s, costs.busy.there_s) == pytest.approx((100e-6, 500e-6))
+    assert costs.busy.back_s == pytest.approx(77e-6)
 
 
 def _spread_ways(after_ns: int = BEGIN_NS) -> list[Handover]:
@@ -231,7 +230,7 @@ def test_a_way_that_waited_for_the_one_before_it_does_not_count() -> None:
     run = replace(served(tables), handovers=(*ways, Handover(0, False, at_ns, 15 * US)))
     costs = found(run, tables)
     assert costs.handover is not None
-    assert set(costs.handover.there_s) == {100e-6}
+    assert costs.handover.there_s == pytest.approx(100e-6)
 
 
 def test_a_links_latency_is_what_a_way_takes_beyond_its_bytes_and_the_handover() -> None:
@@ -349,9 +348,5 @@ def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> N
         assert cost.block_s == pytest.approx(block_s, rel=0.05)
         assert cost.image_s == pytest.approx(image_s, rel=0.05, abs=0.05e-6)
     assert host.after_pause == pytest.approx((1.5, 3.0, 4.0), rel=0.05)
-    assert host.spread[0] == pytest.approx(0.8, rel=0.05)
-    assert host.spread[-1] == pytest.approx(1.2, rel=0.05)
-    assert all(one <= other for one, other in pairwise(host.spread))
-    assert np.mean(host.spread) == pytest.approx(1.0)
     only = [sample for sample in samples if sample.kind == "decision"]
     assert costs_of([record(router_costs=tuple(only))], [], []) == ServingCosts(None, ())

@@ -102,7 +102,7 @@ def test_a_server_that_is_none_never_reaches_memory(server: int) -> None:
 
 def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun with hardly any room, a run has the records of one that never lacked any."""
-    slow = {"there_s": [0.001], "back_s": [0.05]}
+    slow = {"there_s": 0.001, "back_s": 0.05}
     profiles = [worlds.profile(name, speed=speed, handover=slow) for name, speed in (("a", 1.0), ("b", 0.7))]
     spec = worlds.cluster(profiles, greedy={"scale_trigger": 2}, router={"groups": (1, 2, 4), "outstanding_blocks": 40})
     run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))

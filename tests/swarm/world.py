@@ -45,6 +45,7 @@ class ToyDevice:
 
     def __init__(self, segments: int, vram_bytes: int, pass_ns: int) -> None:
         self.segments, self.vram_bytes, self._pass_ns = segments, vram_bytes, pass_ns
+        self.dispatch_ns = 0
         self._impairment = Impairment()
         self._running: list[tuple[int, int, int, bool]] = []
 
@@ -52,10 +53,6 @@ class ToyDevice:
         """See `DeviceModel`."""
         self._impairment = Impairment()
         self._running.clear()
-
-    def dispatch_ns(self, batch: int) -> int:
-        """None."""
-        return 0
 
     def start(self, batch: int, key: Key, images: int, padded: int, at_ns: int) -> None:
         """See `DeviceModel`."""
