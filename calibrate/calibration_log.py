@@ -1,7 +1,7 @@
-"""Specification of a calibration, and its log: one JSON line a finished step, so that a crash loses one point.
+"""The log of a calibration, one JSON line a finished step, so that a crash loses one point; and its specification.
 
-It decides whether an existing log may be continued (same device, model and execution) and refuses it otherwise. It does
-not interpret the steps.
+A `Log` decides whether an existing file may be continued (same device, model and execution) and refuses it otherwise.
+It does not interpret the steps.
 """
 
 from __future__ import annotations

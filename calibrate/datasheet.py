@@ -1,10 +1,10 @@
 """Profiles from published specifications, labelled `datasheet`, with the costs of one real host and GPUs' sensors.
 
-A datasheet has no data on the routing process. That process is the same for all GPUs, so its costs were measured once,
-and are in every profile that `profile synth` creates (docs/profiles.md).
+Host costs (`MeasuredHost`): a datasheet has no data on the routing process. That process is the same for all GPUs, so
+its costs were measured once, and are in every profile that `profile synth` creates (docs/profiles.md).
 
-A roofline above a launch floor; `docs/profiles.md` derives it and names the source of every constant. One forward pass
-of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessors:
+Latency (`forward_times`): a roofline above a launch floor; `docs/profiles.md` derives it and names the source of every
+constant. One forward pass of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessors:
 
     work(b) = max(2 MACs b / (COMPUTE_SHARE x peak), bytes(b) / (MEMORY_SHARE x bandwidth))     all of the GPU at work
     fill(b) = min(1, tiles b / M)                              the share of the multiprocessors that get a tile
@@ -13,7 +13,8 @@ of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessor
     k(b)    = (TDP - context idle) x work(b) / b                              so power is linear in images/s up to TDP
     u(b)    = min(1, (kernels x SHORTEST_KERNEL_S + busy(b)) / L(b))          any kernel running, as NVML counts
 
-Differences between GPUs are published data; the constants are the same for all.
+L is the latency, k the joules of an image above context idle, u the utilization. Differences between GPUs are published
+data; the constants are the same for all GPUs.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ from sim.device_profile import (
 STAMP: Final = "router_host_and_handover"  # a profile's stamp: where another host's costs were measured
 
 
+# ---------------------------------------------------------------------------------------------------- costs of one host
+
+
 class MeasuredHost(StrictModel):
     """What one host was measured to cost.
 
@@ -74,6 +78,9 @@ class MeasuredHost(StrictModel):
         return strict.dump(strict.plain(self))
 
 
+# -------------------------------------------------------------------------------------------------------------- sensors
+
+
 def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> SensorModel:
     """Return the model of a sensor that is read every `period_s`.
 
@@ -89,6 +96,9 @@ def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> SensorModel
         power_window_s=max(period_s, timing.window_of(instant)),
         utilization_window_s=max(period_s, UTILIZATION_WINDOW_S),
     )
+
+
+# ------------------------------------------------------------------------------- constants and published specifications
 
 
 COMPUTE_SHARE = 0.45  # of the FP32 peak, reached by convolutions of these sizes
@@ -245,6 +255,9 @@ def find_gpu(name: str) -> Gpu:
         problem = f"no published figures of {name!r}; {known}; for a GPU of your own give its sheet, SHEET.yaml"
         raise InputError("profile synth", "gpu", problem)
     return GPUS[key]
+
+
+# ------------------------------------------------------------------------------------------------------------- profiles
 
 
 def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: MeasuredHost | None = None) -> Profile:

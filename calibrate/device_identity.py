@@ -1,9 +1,13 @@
-"""Identity and state of a device before it is measured: stamps and their comparison, and other programs' use.
+"""Identity and state of a device before it is measured: its stamps, its use by other programs, and stamps compared.
 
-It changes no clock, no limit and no mode, and opens no context on a GPU: bare idle power must still be measurable.
+The probe (`probe`) changes no clock, no limit and no mode, and opens no context on a GPU: bare idle power must still be
+measurable.
 
-A stamp is something that measurements depend on and that may have changed since: the device, the driver, a library, the
-execution path. A stamp that a profile lacks is unknown, never assumed to be the same. It measures nothing.
+Other programs (`Interference`): what they use of a device would be attributed to the device.
+
+Stamps: a stamp is something that measurements depend on and that may have changed since: the device, the driver, a
+library, the execution path. A stamp that a profile lacks is unknown, never assumed to be the same. The comparison of
+stamps (`differences`) measures nothing.
 """
 
 from __future__ import annotations
@@ -204,6 +208,9 @@ def assumed_power(spec: DeviceSpec, name: str) -> AssumedPower:
     return AssumedPower(gpu.idle_w, gpu.tdp_w, Provenance.DATASHEET)
 
 
+# ------------------------------------------------------------------------------------------------------- other programs
+
+
 LOOK_S = 0.5
 LOOKS = 5
 MAX_NAMED = 3  # programs named in a message
@@ -327,6 +334,9 @@ def on_gpu(sensor: Sensor, processes: Sequence[int] | None, wait: Callable[[floa
         shares += [] if share is None else [share]
     mean = sum(shares) / len(shares) if shares else None
     return Interference(mean, None if processes is None else tuple(processes))
+
+
+# ------------------------------------------------------------------------------------------------- comparison of stamps
 
 
 KIND, DEVICE = "kind", "device"

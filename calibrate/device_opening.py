@@ -1,8 +1,11 @@
 """Opening of a device for calibration: the bench of its agents, and the fastest way to compute there.
 
-It only translates; the plan decides what to measure.
+`AgentBench` only translates; the plan decides what to measure.
 
-It composes the probe, the detection of other programs, the meter's self-test and the bench, which are independent.
+`opened` composes the probe, the detection of other programs, the meter's self-test and the bench, which are independent
+of each other.
+
+`settled` chooses the fastest of the ways in which a GPU may compute.
 """
 
 from __future__ import annotations
@@ -77,6 +80,9 @@ from policies.vocabulary import NS_PER_S, Provenance
 GPU_LEAD_S: Final = 0.4  # before processes begin together: instances choose kernels and capture passes first
 LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin together
 MAX_APART: Final = 0.05  # share of a set's time in which not all processes ran; above it, repeat with more lead
+
+
+# ------------------------------------------------------------------------------------------------------------ the bench
 
 
 def apart_share(results: Sequence[TogetherResult]) -> float:
@@ -223,6 +229,9 @@ class _CoreUse:
         """Return the share of the cores that other programs have used since `before`; 0 if the device has none."""
         foreign_s = self.busy_s - before.busy_s - (self.own_s - before.own_s)
         return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0
+
+
+# -------------------------------------------------------------------------------------------------------------- opening
 
 
 IDLE_DROPPED = 0.25  # of an idle measurement: it may still reflect earlier load
@@ -385,6 +394,9 @@ def _stamped(probed: Probe, tested: SelfTest, others: Interference) -> Probe:
     stamps = {**probed.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
     stamps |= tested.trust.stamps() if probed.metered else {}
     return Probe(probed.info.model_copy(update={"stamps": stamps}), probed.metered and tested.trust.power)
+
+
+# ------------------------------------------------------------------------------------------- the fastest way to compute
 
 
 Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[Way]]

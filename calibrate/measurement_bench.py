@@ -1,12 +1,14 @@
-"""Calibration's narrow port to a device, its results as they are stored, its speed, and its memory's bandwidth.
+"""Calibration's interface to a device, its results as the log stores them, the device's speed and memory bandwidth.
 
-Half of a virtual machine's core may be lent to another tenant: for milliseconds to seconds everything then takes half
-as long again, and no counter of the guest shows it. A fixed piece of work next to each pass, the reference, does
-(`hw.agent.torch_outfit`): its time against the best one classifies the passes. This module uses no profile and measures
-nothing.
+The device's speed (`SlowdownLook`, `Speed`): half of a virtual machine's core may be lent to another tenant. For
+milliseconds to seconds everything then takes half as long again, and no counter of the guest shows it. A fixed piece of
+work next to each pass, the reference (`hw.agent.torch_outfit`), does: its time, relative to the best one, classifies
+the passes. These classes and functions use no profile and measure nothing.
 
-The real bench is `calibrate.device_opening.AgentBench`; a test's is a few lines of known physics. Nothing here
-measures.
+The interface (`Bench`): the real bench is `calibrate.device_opening.AgentBench`; a test's bench is a few lines of known
+physics.
+
+Memory bandwidth (`bandwidth_bytes_s`): bytes read and written a second, measured with large copies.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ EXPONENT = 0.7  # the default: between 0.62 and 0.80 in six long runs on an AMD 
 SHORTEST_SPELL_S = 0.01  # anything shorter is an interrupt
 
 Floats = npt.NDArray[np.float64]
+
+
+# --------------------------------------------------------------------------------------------------- the device's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,9 @@ def _smoothed(values: Floats, window: int) -> Floats:
         return values
     padded = np.pad(values, window // 2, mode="edge")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1))
+
+
+# ------------------------------------------------------------------------------------------------------------ the bench
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +284,9 @@ def from_jsonable(raw: dict[str, Any]) -> Result:
 
 
 _KINDS: dict[str, type[Result]] = {kind.__name__: kind for kind in get_args(Result)}
+
+
+# ----------------------------------------------------------------------------------------------------- memory bandwidth
 
 
 COPY_BYTES = 64 << 20  # beyond any cache

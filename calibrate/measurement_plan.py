@@ -1,7 +1,9 @@
 """The fixed plan of a calibration, and the operations and bytes of segments. It touches no device and no clock.
 
-Pure: it touches no device and no clock. A budget decides only on the number of rounds (`calibrate.plan_execution`).
-Nothing is timed at other batch sizes: a GPU receives no others, and a CPU's are interpolated.
+Costs of segments (`costs_of`) follow from shapes alone and are independent of devices.
+
+The plan (`make_plan`): a budget decides only on the number of rounds (`calibrate.plan_execution`). Only the plan's
+batch sizes are timed: a GPU receives no others, and a CPU's others are interpolated.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from sim.device_profile import ModelInfo
 
 Key = tuple[int, float, float]  # (segment, width, previous width)
 ELEMENT_BYTES = 4
+
+
+# ---------------------------------------------------------------------------------------------------- costs of segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,9 @@ def _model_info(model: Servable, name: str, model_hash: str) -> ModelInfo:
         nests=spec.nests,
         models=spec.models,
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
 
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
-"""Fits a profile to measurements: solo latency, sharing, costs, and the stated error of each. It touches no device.
+"""Fits a profile to measurements: solo latency, sharing, costs, and the stated error of each.
 
-It fits by calling the functions that the simulator replays (`sim.device_model`, `sim.device_model`): one formula. It
-touches no device, and is independent of how measurements were made.
+The fit touches no device and does not depend on how the measurements were made. It calls the functions with which the
+simulator replays a profile (`sim.device_model`), so both use one formula.
 """
 
 from __future__ import annotations
@@ -225,6 +225,9 @@ def slice_means(values: Floats, number: int) -> list[float]:
     return [float(mean) for mean in np.maximum.accumulate(means)]  # ascending, except for rounding
 
 
+# -------------------------------------------------------------------------------------------------------- stated errors
+
+
 SOLO_ERROR = "solo latency"
 CONCURRENCY_ERROR = "slow-down under concurrency"
 ACROSS_ERROR = "slow-down across processes"
@@ -273,6 +276,9 @@ def repeatability(rounds_s: Iterable[Sequence[float]]) -> Iterator[StatedError]:
     pairs = [pair for medians_s in rounds_s for pair in itertools.combinations(medians_s, 2)]
     apart = [((one_s + other_s) / 2 + abs(one_s - other_s), (one_s + other_s) / 2) for one_s, other_s in pairs]
     yield from stated(REPEATABILITY, apart, "repeatability")
+
+
+# ---------------------------------------------------------------------------------------------------------- the profile
 
 
 FULL_CLOCK = 0.95  # of the highest observed; solo points below it were throttled, or had not ramped up

@@ -1,10 +1,11 @@
 """Slow-down of batches that run together, and utilization and joules of every key and batch size.
 
-alpha (bandwidth), beta (crowding) and across_beta (crowding between processes) are identifiable from sets that mix
-keys, sizes and processes; a parameter whose 95 % interval contains its neutral value is set to that value.
+Sharing (`fit_concurrency`): alpha (bandwidth), beta (crowding) and across_beta (crowding between processes) are
+identifiable from sets that mix keys, sizes and processes. A parameter whose 95 % interval contains its neutral value is
+set to that value.
 
-Power points are few. Utilization grows with demand, so it is interpolated along demand; joules are fitted on a batch's
-work. Without a power sensor, joules follow from idle power, the cap and busy time.
+Utilization and energy: power points are few. Utilization grows with demand, so it is interpolated along demand; joules
+are fitted on a batch's work. Without a power sensor, joules follow from idle power, the power cap and busy time.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ CONFIDENT = 1.96  # standard errors
 
 Floats = npt.NDArray[np.float64]
 Curves = Mapping[Key, LatencyCurve]
+
+
+# -------------------------------------------------------------------------------------------------------------- sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,9 @@ def below_cap(sets: Sequence[ObservedSet], curves: Curves, power: Power, *, host
     """Return the sets that draw less than the cap even without slow-downs beyond fair sharing."""
     fair = Sharing(0.0, 1.0, 1.0, hosted)
     return [observed for observed in sets if uncapped_w(observed, curves, fair, power.context_idle_w) <= power.cap_w]
+
+
+# --------------------------------------------------------------------------------------------------------- power points
 
 
 MIN_POWER_POINTS = 3  # to fit joules per image on

@@ -1,8 +1,9 @@
-"""The clock of a run, and waits for deadlines that compensate for the late wake-up of a core that sleeps.
+"""Waits for deadlines that compensate for the late wake-up of a core that sleeps, and the clock of a run.
 
-A sleep ends when the kernel finds the time to end it: after the timer's slack, and after the core has left its idle
-state. Both are measured here, once. From then on a loop sleeps until it is likely to be awake in time, and polls for
-the rest.
+A sleep ends late: after the timer's slack, and after the core has left its idle state. A `Waker` measures both
+together, once. From then on it sleeps until the thread is likely to be awake in time, and polls for the rest.
+
+`RunClock` counts the time since the start of a run.
 """
 
 from __future__ import annotations

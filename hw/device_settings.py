@@ -1,9 +1,10 @@
 """The device of a server and its settings, for calibration and serving, and its share of a GPU by NVIDIA's MPS.
 
-It names devices and choices; it neither opens them (`hw.agent.instances` does) nor measures them.
+`DeviceSpec` names a device and its settings; it neither opens the device (`hw.agent.instances` does) nor measures it.
 
-This command has a separate control daemon, with pipes in a separate folder: an administrator's settings are untouched.
-MPS limits each *process* to its share, so servers with shares have a process each.
+Shares by MPS (`start_daemon`): the command has a separate control daemon, with pipes in a separate folder: an
+administrator's settings are untouched. MPS limits each *process* to its share, so each server with a share has a
+separate process.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Inputs and records of a simulated run of training jobs, and confidence intervals of means over its trace.
 
-A trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make weeks differ. So
-the trace is cut into blocks of seven days of submissions, shorter ones if it has fewer than 16 weeks. The same blocks
-serve all policies, so ratios are paired by job.
+Blocks (`Blocks`): a trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make
+weeks differ. So the trace is cut into blocks of seven days of submissions, or shorter blocks if it has fewer than 16
+weeks. All policies have the same blocks, so ratios are paired by job.
 
-An interval is of the logarithm of a ratio of two sums: twice too large is as likely as half too small, and exchanging
-numerator and denominator makes no difference. A block's move e is its share of the one sum less its share of the other:
-how the logarithm changes with the block's weight (the infinitesimal jackknife, Jaeckel 1972). Student's t has the
-degrees of freedom that Satterthwaite (1946) gives to a sum of squares of one each, (sum e^2)^2 / sum e^4. If all weeks
-have equal weight they are a third of the weeks or more; if one crisis dominates the mean they are near 1, and the
-interval is wide.
-
-Its coverage of other histories: docs/jobs.md.
+Confidence intervals: an interval is of the logarithm of a ratio of two sums: twice too large is as likely as half too
+small, and exchanging numerator and denominator makes no difference. A block's move e is its share of the numerator's
+sum less its share of the denominator's: how the logarithm changes with the block's weight (the infinitesimal jackknife,
+Jaeckel 1972). Student's t has the degrees of freedom that Satterthwaite (1946) gives to a sum of squares of one each,
+(sum e^2)^2 / sum e^4. If all weeks have equal weight, the degrees of freedom are a third of the weeks or more; if one
+crisis dominates the mean, they are near 1, and the interval is wide. `docs/jobs.md` reports how often the intervals
+cover other histories.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ from jobs.policies.job_cluster import NodeGroup, Variability
 from kit.errors import InputError
 from kit.random_streams import stream
 from kit.units import NS_PER_S
+
+# -------------------------------------------------------------------------------------------------------- initial state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +189,9 @@ class JobsRecord:
         came_by_end = came_ns <= self.ended_ns
         in_system_ns = sum((left_ns - came_ns)[came_by_end].tolist())  # may exceed 64 bits
         assert in_system_ns == self.in_system_ns, "Little's law does not hold"
+
+
+# ------------------------------------------------------------------------------------------------- confidence intervals
 
 
 DAY_S: Final = 86400.0

@@ -1,6 +1,9 @@
 """Traces of training jobs in their normal form, `slimsched.jobtrace/1`, and how predictable their durations are.
 
-The error is a factor, `exp|log estimate - log truth|`; half of the estimates are off by at most its median.
+The normal form is one Parquet file, sorted by submit time.
+
+Predictions (`predictions`): each job is predicted only from jobs that had ended when it was submitted. A prediction's
+error is a factor, `exp|log estimate - log truth|`; half of the estimates are off by at most the median factor.
 """
 
 from __future__ import annotations
@@ -289,6 +292,9 @@ def _check(trace: JobTrace, source: str) -> None:
     if len(names) < len(codes):
         twice = names[int(np.argmax(np.bincount(codes) > 1))]
         raise InputError(source, "job_id", f"{twice!r:.80} stands there more than once; ids must differ")
+
+
+# ------------------------------------------------------------------------------------------------------- predictability
 
 
 WINDOW: Final = 5  # the best of 1, 3, 5, 10, 20 for ThetaGPU and Theta together (docs/jobs.md)

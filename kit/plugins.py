@@ -1,7 +1,7 @@
-"""User classes, named `module:Class`: found without running them, imported, identified by their source and its imports.
+"""User classes (`module:Class`): found without running them, imported, and identified by their source and its imports.
 
 A scenario may name any code, and imported code runs with the user's rights. So all loading of user code passes through
-here: the command line has each class reported before any part of it is imported (`telling`), and `--no-own-code`
+this module: the command line has each class reported before any part of it is imported (`telling`), and `--no-own-code`
 refuses it, also in child processes (SLIMSCHED_NO_OWN_CODE in the environment).
 """
 
@@ -33,6 +33,9 @@ _FORMS = r"""from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+([\w
 _AT_THE_TOP = re.compile(rf"^(?:{_FORMS})()", re.MULTILINE)
 _FOR_TYPES = re.compile(r"^if (?:typing\.)?TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)  # never imported
 _ANYWHERE = re.compile(rf"""^[ \t]*(?:{_FORMS})|(?:import_module|__import__)\([ \t]*["']([\w.]+)""", re.MULTILINE)
+
+
+# --------------------------------------------------------------------------------------------------- imports of sources
 
 
 def with_imports(
@@ -88,7 +91,7 @@ _Listener = Callable[[str, str], None]
 _listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 
-# ---------------------------------------------------------------------------------------------------- named, and told
+# -------------------------------------------------------------------------------------------------------------- loading
 
 
 def is_own(name: str) -> bool:
@@ -194,7 +197,7 @@ def _shown(file: Path | None) -> str:
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
 
 
-# ---------------------------------------------------------------------------------------------------- found, and read
+# ------------------------------------------------------------------------------------------ files and hashes of modules
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -274,6 +277,9 @@ def _is_installed(file: Path) -> bool:
     standard = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
     is_pythons = any(file.resolve().is_relative_to(folder) for folder in standard)
     return is_pythons or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+# ----------------------------------------------------------------------------------------------- this project's version
 
 
 _ROOT: Final = Path(__file__).resolve().parents[1]

@@ -1,7 +1,8 @@
-"""Named random streams, so that a new consumer shifts no other's draws, and arrival processes drawn from them.
+"""Arrival processes, and the named random streams from which they are drawn: a new consumer shifts no other's draws.
 
-Each returns ascending int64 nanoseconds within [0, horizon). Processes whose rate follows a fixed curve can begin at a
-later point of it (`start_s`): arrivals then count from there.
+Arrival processes (`poisson`, `gamma` ...): each function returns ascending int64 nanoseconds within [0, horizon). A
+process whose rate follows a fixed curve can begin at a later point of the curve (`start_s`): arrival times then count
+from that point.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Strict documents: YAML text in, a frozen pydantic model out, or one `InputError`; and the files that they name.
+"""Strict documents: YAML text in, a frozen pydantic model out, or one `InputError`; and the files that documents name.
 
-It refuses what YAML accepts silently: unknown keys, duplicate keys, tags that build objects, text instead of a number.
-It also refuses what would take more time or memory than any document of ours: any text gets an answer within seconds.
-It opens no file: the caller reads the text and names its source.
+Reading (`parse`, `mapping`) refuses what YAML accepts silently: unknown keys, duplicate keys, tags that build objects,
+text instead of a number. It also refuses text that would take more time or memory than any document of this project:
+any text gets an answer within seconds. Reading opens no file: the caller reads the text and names its source.
 
-So a new key needs no list: the code that makes paths absolute, and the code that checks files for changes, find it
-here.
+Files (`named_files`, `with_paths`): a model marks each key that names a file with a `FileName`. So a new key needs no
+entry in a list: the code that makes paths absolute, and the code that checks files for changes, find it by its mark.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _KINDS: Final = {
     "slimsched.rule": "a router's rule, for --router and a scenario's routers",
     "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth`",
 }
+
+
+# --------------------------------------------------------------------------------------------------------------- models
 
 
 class StrictModel(BaseModel):
@@ -385,6 +388,9 @@ def _words_in(annotations: Sequence[object]) -> set[str]:
     return words
 
 
+# ------------------------------------------------------------------------------------------------- writing and changing
+
+
 def to_yaml(document: StrictModel) -> str:
     """Return the text that `parse` reads back as the same document."""
     return dump(plain(document))
@@ -435,6 +441,9 @@ def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> 
             place[at] = value
         else:
             place = place[at] if isinstance(place, list) else place.setdefault(at, {})
+
+
+# -------------------------------------------------------------------------------------------- files that documents name
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -1,8 +1,10 @@
 """Algorithm 1, one server's greedy scheduler, as a core without I/O: events and the time go in, commands come out.
 
-It batches requests from the router, picks the best-fitting instance, loads and unloads instances. It uses no clock,
-device or tensor: simulator and hardware drive this same class. Points that the algorithm leaves open follow the
-readings of `docs/paper-map.md`. States, events and invariants: `docs/theory-of-operation.md`.
+`MemoryBook` accounts for the server's device memory: its charges, and whether more fits. It frees and loads nothing.
+
+`GreedyScheduler` batches requests from the router, picks the best-fitting instance, loads and unloads instances. It
+uses no clock, device or tensor: simulator and hardware drive this same class. Points that the algorithm leaves open
+follow the readings of `docs/paper-map.md`. States, events and invariants: `docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ from policies.vocabulary import (
     UnloadInstance,
     WorkKey,
 )
+
+# ---------------------------------------------------------------------------------------------------- a server's memory
 
 
 class MemoryBook:
@@ -100,6 +104,9 @@ class MemoryBook:
 
 
 Spec = tuple[int, float]  # (segment, width) of an instance
+
+
+# -------------------------------------------------------------------------------------------------- knobs and instances
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +206,9 @@ class _Batch(msgspec.Struct, frozen=True):
     requests: tuple[int, ...]
     segment: int
     width: float
+
+
+# -------------------------------------------------------------------------------------------------------- the scheduler
 
 
 class GreedyScheduler:

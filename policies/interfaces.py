@@ -1,7 +1,8 @@
-"""The interface of routers: two protocols, the settings of the router's core, the reward (Eq. 7), and nests of widths.
+"""The reward (Eq. 7), nests of widths, and the interface of routers: two protocols and the settings of the core.
 
-An instance serves narrower widths of its nest, and a request stays in one. All widths of a slimmable network are one
-nest; each network of a family is a separate nest; each of several models has its nests.
+A *nest* is a group of neighbouring widths that share weights (`nests_of`). An instance also serves the narrower widths
+of its nest, and a request stays in one nest. All widths of a slimmable network are one nest; each network of a family
+is a separate nest; each of several models has its nests.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import msgspec
 import numpy as np
 
 from policies.vocabulary import FOLLOW_NS, IMAGE, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
+
+# ----------------------------------------------------------------------------------------------------------- the reward
+
 
 DIGITS: Final = 9  # of a distance between width tuples; further digits are rounding noise
 
@@ -120,6 +124,9 @@ def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return round(sum(abs(a - b) for a, b in zip(one, other, strict=True)), DIGITS)
 
 
+# ------------------------------------------------------------------------------------------------------ nests of widths
+
+
 Widths = tuple[float, ...]
 
 
@@ -149,6 +156,9 @@ def nest_by_width(widths: Widths, nests: tuple[int, ...]) -> Mapping[float, Widt
 def tuples_within(groups: Sequence[Widths], segments: int) -> list[Widths]:
     """Return every complete width tuple within one of these groups of widths, ascending."""
     return [widths for group in groups for widths in product(group, repeat=segments)]
+
+
+# -------------------------------------------------------------------------------------------------------------- routers
 
 
 MAX_TUPLES: Final = 1 << 12  # of a table known to the router's core: every stored run contains it

@@ -1,9 +1,10 @@
 """The observation (Eq. 1), action masks and batching delays of a learned router, independent of the learning method.
 
-Scales are fixed, never running ones: an observation means the same at the start of training, at its end and on the
-hardware, and a stored router needs no statistics except its weights.
+The observation (`ObservationSpec`) has fixed scales, never running ones: it means the same at the start of training, at
+its end and on the hardware, and a stored router needs no statistics except its weights.
 
-Index 0 is no hold. Index k holds the candidates until the next larger group is full, for the k-th wait at most.
+Batching delays (`Waits`): a policy chooses a wait by its index. Index 0 is no hold. Index k holds the candidates until
+the next larger group is full, for the k-th wait at most.
 """
 
 from __future__ import annotations

@@ -1,10 +1,16 @@
 """Replay of a run's logs through fresh cores, and the check that all logs of a run agree on every block's end.
 
-Each log is followed as it is read; the comparison comes at the end. An *epoch* is one life of a server's agent.
-What must hold: a block arrives once, at the epoch that the router sent it to. Any answer in the router's log is in the
-epoch's; and any answer in an epoch's log is in the router's, unless the epoch or the run ends before. Whether each log
-is correct alone (no request is sent twice, or returned without being there) is not checked here: fresh cores that do
-the same show it.
+The check (`Books`) follows each log as it is read, and compares the logs at the end. An *epoch* is one life of a
+server's agent. The check requires that a block arrives once, at the epoch to which the router sent it; that any answer
+in the router's log is in the epoch's log; and that any answer in an epoch's log is in the router's, unless the epoch or
+the run ends before. The check does not examine whether each log is correct alone (no request is sent twice, or returned
+without being there): the replay shows that.
+
+The replay (`replay`) gives fresh cores the logged events at the same times, and compares their commands with the logged
+ones. `replay_run` does both for all logs of a run.
+
+`to_jsonable` and `from_jsonable` convert events, commands and the settings of cores to plain JSON data and back, for
+stored runs and replays.
 """
 
 from __future__ import annotations
@@ -37,6 +43,9 @@ from policies.vocabulary import (
     ServerUp,
     TransferFailed,
 )
+
+# ------------------------------------------------------------------------------------------------ the check of all logs
+
 
 ROUTER_LOG = "router"
 
@@ -341,6 +350,9 @@ def _end_text(ended: str | None) -> str:
     return ended or "with the run"
 
 
+# ----------------------------------------------------------------------------------------------------------- the replay
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first step at which a fresh core gave another answer."""
@@ -395,6 +407,9 @@ def replay_run(
         if divergence is not None:
             wrong.append(f"{name}, step {divergence.step}: {divergence.logged} is now {list(divergence.replayed)}")
     return [*wrong, *map(str, books.close().violations)]
+
+
+# ----------------------------------------------------------------------------------------------------------- plain data
 
 
 _WORDS: dict[str, type[Any]] = {

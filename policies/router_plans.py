@@ -1,9 +1,11 @@
-"""Plans of routers: the data with which compiled code decides instead of the router, on executors, too.
+"""Plans of routers: the data with which compiled code decides instead of the router, in simulation and on executors.
 
-Only known classes have a compiled form: each part is looked up by its exact type, as a subclass may have another rule.
-A router with memory starts from its present state; `keep` writes the final state back.
+A router's plan (`plan_of`): only known classes have a compiled form; each part is looked up by its exact type, as a
+subclass may have another rule. A router with memory starts from its present state; `CompiledRouter.keep` writes the
+final state back.
 
-It decides as the rule does, and as simulation does. The router's view is copied into a sheet.
+`PlannedRouter` decides by a plan outside the compiled engine: on executors a decision takes a few microseconds. It
+decides as the router's rule does, and as simulation does. It copies the router's view into a sheet.
 """
 
 from __future__ import annotations
@@ -85,6 +87,9 @@ from policies.rules.rule_context import ComposedRouter, WorkingSet, is_up
 from policies.rules.rule_params import HoldingRouter
 from policies.vocabulary import IMAGE, Choice, ClusterView, HoldRule, ServerView, WorkKey
 
+# ------------------------------------------------------------------------------------------------------ a router's plan
+
+
 MAX_TRANSFERS: Final = 1 << 22  # entries of that table, which takes a few seconds to build
 _EXACT: Final = 1 << 53  # below it, a float represents every whole number
 _MOST: Final = 1 << 60  # of a number in a plan: sums of a few must fit into 64 bits
@@ -139,6 +144,9 @@ def _plan_of(policy: RoutingPolicy, writer: _Writer) -> CompiledRouter | None:
     except _NotCompiled:
         pass
     return None
+
+
+# -------------------------------------------------------------------------------------------------- the writer of plans
 
 
 # Placements: the number, and the largest number of random draws.
@@ -470,6 +478,9 @@ class _Writer:
     def _whole(self, number: int) -> int:
         self._require(type(number) is int and abs(number) < _MOST)
         return number
+
+
+# -------------------------------------------------------------------------------------------------- decisions by a plan
 
 
 _write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `Sheet`, without its samples

@@ -1,17 +1,20 @@
-"""The queue of the router's core: admission, a FIFO with keys, batching delays, and samples of the servers.
+"""The queue of the router's core: batching delays, a FIFO with keys, samples of the servers, and admission.
 
-A decision skips a held line; its requests stay in the FIFO. `docs/theory-of-operation.md` describes what begins and
-ends a hold.
+Batching delays (`Holds`): a decision skips a held line; the line's requests stay in the FIFO. `Holds` has no clock and
+no FIFO. `docs/theory-of-operation.md` describes what begins and ends a hold.
 
-Half of them are the servers where a block ended last: they are likely to have little work, and fast ones are more often
-among them (as in join-idle-queue: Lu et al. 2011). The others are drawn at random: the best of a few is nearly the best
-of all (power of d choices: Mitzenmacher 2001). A draw is a hash of the decision's number, so it is the same in both
-engines, on executors and in a replay.
+Samples (`sampled_servers`): in a large cluster a decision examines a sample of the servers, so that its cost does not
+depend on the cluster's size. Half of the sample are the servers where a block ended last: they are likely to have
+little work, and fast servers are more often among them (as in join-idle-queue: Lu et al. 2011). The others are drawn at
+random: the best of a few is nearly the best of all (power of d choices: Mitzenmacher 2001). A draw is a hash of the
+decision's number, so it is the same in both engines, on executors and in a replay.
 
-By Little's law the number that fits is that of completions within the limit; first from the cost model, then from
-measurements: a late image reduces the room and an image in time increases it, so that the share of late images
-converges to `AIM` under overload (a stochastic approximation of a quantile, Robbins and Monro 1951). Of several classes
-the one with the lowest accuracy to keep is refused first.
+Admission (`has_room`, `note_end`): the core refuses requests that arrive while too many are inside, so that the
+requests inside keep the p99 latency. By Little's law the number of images that fit is the number of completions within
+the latency limit. The first value comes from the cost model; measurements then correct it: a late image reduces the
+room and an image in time increases it, so that the share of late images converges to `AIM` under overload (a stochastic
+approximation of a quantile, Robbins and Monro 1951). Of several classes the class with the lowest accuracy to keep is
+refused first.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ RATE_ARRIVALS: Final = 24  # arrivals that the mean gap is averaged over: indepe
 MAX_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
 
 Line = TypeVar("Line", bound=Hashable)
+
+
+# ------------------------------------------------------------------------------------------------------ batching delays
 
 
 class Holdable(Protocol):
@@ -169,6 +175,9 @@ class Holds(Generic[Line]):
         return tuple(line for line, hold in self._held.items() if hold.until_ns <= now_ns)
 
 
+# ------------------------------------------------------------------------------------------------------------- the FIFO
+
+
 Key = TypeVar("Key")
 
 _Queue = tuple[deque[int], deque[int]]  # sequence numbers and items of a key; an emptied one is never used again
@@ -288,6 +297,9 @@ def _waits(last: int, queue: _Queue) -> bool:
     return bool(queue[0]) and queue[0][0] <= last
 
 
+# ----------------------------------------------------------------------------------------------- samples of the servers
+
+
 SALT: Final = derived_seed(0, "sampled servers")
 TRIES: Final = 2  # draws for each server wanted: one may be drawn twice, or take no block
 
@@ -321,6 +333,9 @@ def sampled_servers(
             sample.append(server)
             any_can = True
     return tuple(sample) if any_can else ()
+
+
+# ------------------------------------------------------------------------------------------------------------ admission
 
 
 REFUSED: Final = "refused"

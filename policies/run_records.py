@@ -1,7 +1,9 @@
-"""The records of a run, the same in simulation and on executors, and those that one server's observer reports.
+"""The records of a run, the same in simulation and on executors, and the observer that reports those of one server.
 
-It runs in the scheduler's process. Its reports go to the run's ledger (`policies.run_ledger`), which may be in another
-process. It neither decides nor measures anything.
+The records (`RunRecord`) are data only; one report reads the records of simulations and of executors.
+
+The observer (`ServerBook`) runs in the scheduler's process and reports every batch that has ended. Its reports go to
+the run's ledger (`policies.run_ledger`), which may be in another process. It neither decides nor measures anything.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from policies.vocabulary import (
     ServerEvent,
     UnloadInstance,
 )
+
+# ------------------------------------------------------------------------------------------------- the records of a run
+
 
 RequestStatus = Literal["completed", "in_flight", "failed"]
 STATUSES: tuple[RequestStatus, ...] = ("completed", "in_flight", "failed")
@@ -364,6 +369,9 @@ class RunRecord:
     clocks: tuple[ServerClock, ...] = ()
 
 
+# -------------------------------------------------------------------------------------------------------------- columns
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestColumns:
     """The requests of a run as columns, in the order of their ends: a run of a million has no million objects.
@@ -456,6 +464,9 @@ class RunColumns:
             arrival_lags_ns=record.arrival_lags_ns,
             downtimes=record.downtimes,
         )
+
+
+# -------------------------------------------------------------------------------------------------- a server's observer
 
 
 class BatchTold(msgspec.Struct, frozen=True, array_like=True):

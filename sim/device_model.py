@@ -1,10 +1,11 @@
-"""The physics of one device, as pure equations, and the interpolation between measured batch sizes.
+"""The interpolation between measured batch sizes, and the physics of one device as pure equations.
 
-Both the fit and the simulator's tables call these functions, so the tested curves are the replayed ones. Beyond the
-largest measured batch they refuse.
+Interpolation: solo latency by a monotone curve (`interpolate_latency_s`), all other numbers linearly
+(`interpolate_linear`). Both the fit and the simulator's tables call these functions, so the tested curves are the
+replayed ones. Beyond the largest measured batch these functions refuse.
 
-It has no clock, queue or server. `calibrate` fits its parameters by calling these very functions, and
-`sim.device_tables` compiles them for the simulator: one formula. For the batches j that run on a device:
+Physics: the equations have no clock, queue or server. `calibrate` fits their parameters by calling these very
+functions, and `sim.device_tables` compiles them for the simulator: one formula. For the batches j that run on a device:
 
     d_j   demand: the batch's solo image rate over the key's best solo image rate
     h_j   host share: share of time in which the launching thread is busy

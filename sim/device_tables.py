@@ -1,6 +1,8 @@
 """A profile compiled for simulation: one row for each integer batch size; and the expected costs that routers use.
 
-All logarithms, powers and interpolations are computed here, once; the tables are immutable.
+`compile_tables` computes all logarithms, powers and interpolations once; the tables are immutable.
+
+`ProfileCosts` gives the expected costs from the tables (`policies.interfaces.CostModel`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from sim.device_profile import (
     WorkCost,
 )
 from sim.host_and_network import Attachment, Interconnect
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
 
 BatchKey = tuple[int, float, float]  # (segment, width, previous width)
 UtilMetric = Literal["nvml", "sm"]
@@ -150,6 +155,9 @@ class DeviceTables:
     chores_mw: float = 0.0
     chores_permille: int = 0
     beside_load: float = 1.0
+
+
+# ---------------------------------------------------------------------------------------------------------- compilation
 
 
 def compile_tables(
@@ -367,6 +375,9 @@ def _jitter_rows(curve: LatencyCurve, limit: int, profile: Profile) -> tuple[tup
         for b in range(limit + 1)
     ]
     return tuple(curve.jitter[i] for i in nearest)
+
+
+# ------------------------------------------------------------------------------------------------------- expected costs
 
 
 class ProfileCosts:

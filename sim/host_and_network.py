@@ -1,16 +1,18 @@
-"""The router's process as a server, and the links between its host and the servers.
+"""The links between the router's host and the servers, and the router's process as a server.
 
-A transfer occupies the medium of its destination for its bytes and arrives one latency later. Servers that name the
-same medium share it (`wifi5` is one medium for all of them; a switch has one for each host).
+Media (`Interconnect`): a transfer occupies the medium of its destination for its bytes and arrives one latency later.
+Servers that name the same medium share it (`wifi5` is one medium for all of them; a switch has one for each host).
 
-Servers may be in racks. Transfers into a rack from elsewhere, or from the router's host, which is in none, use the
-rack's uplink, too; an uplink's latency counts at both ends of the path.
+Racks: servers may be in racks. Transfers into a rack from elsewhere, or from the router's host, which is in none, use
+the rack's uplink, too; an uplink's latency counts at both ends of the path.
 
-If packets are lost, the missing packets of a transfer are sent again one round trip later, until all are there. The
-medium is occupied for the expected number of bytes; the number of rounds is drawn by hash, one draw for each transfer.
+Losses (`rounds`): if packets are lost, the missing packets of a transfer are sent again one round trip later, until all
+are there. The medium is occupied for the expected number of bytes; the number of rounds is drawn by hash, one draw for
+each transfer.
 
-Decisions and the messages that return requests cost it a part for each block (or message) and a part for each image. So
-its capacity is limited, and work that arrives while it is busy is queued.
+The router's process (`SimulatedHost`): a decision, and a message that returns requests, costs the process a part for
+each block (or message) and a part for each image. So the process has a limited capacity, and work that arrives while it
+is busy is queued.
 """
 
 from __future__ import annotations

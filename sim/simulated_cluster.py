@@ -1,5 +1,8 @@
 """The simulated cluster: a SimPy model that drives the router's core and every server's scheduler, and draws labels.
 
+Labels (`Correctness`): whether an image's label is right after its last segment is replayed from a recorded matrix, or
+drawn from an accuracy table.
+
 `Simulation` runs to the next decision and stops there, so that a rule, a learner or a person may decide. It is
 deterministic: the same specs, seed and choices give the same records.
 """
@@ -56,6 +59,8 @@ from sim.host_and_network import LINKS, HostTable, Interconnect, SimulatedHost
 from sim.simulated_device import SimulatedDevice
 from sim.simulated_server import Outcomes, RouterMessage, ServerSpec, SharedDevice, SimulatedServer
 
+# --------------------------------------------------------------------------------------------------------------- labels
+
 
 class Correctness(Protocol):
     """The source of whether a request's label is right."""
@@ -96,6 +101,9 @@ class BernoulliCorrectness:
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
         """Draw once for each request; a wider tuple is right whenever a narrower, less accurate one is."""
         return hashed_share(self.salt, request, 0) < self.prior(widths)
+
+
+# ----------------------------------------------------------------------------------------- the cluster and the workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +166,9 @@ class RunSpec:
     def class_of(self) -> NDArray[np.int64]:
         """(n,) the class of each request."""
         return np.zeros(len(self.arrivals_ns), np.int64) if self.classes is None else self.classes
+
+
+# ------------------------------------------------------------------------------------------------------- the simulation
 
 
 class _Delivery(msgspec.Struct):

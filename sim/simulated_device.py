@@ -1,14 +1,14 @@
-"""A device with running batches that share it, its sensor, and its steady state under a stream of equal batches.
+"""A device with running batches that share it, its steady state under a stream of equal batches, and its sensor.
 
-It integrates power and busy time exactly (both are constant between changes), and computes the next end of a batch. It
-has no queue and no scheduler; `sim.simulated_server` drives it.
+`SimulatedDevice` integrates power and busy time exactly (both are constant between changes), and computes the next end
+of a batch. It has no queue and no scheduler; `sim.simulated_server` drives it.
 
-Batches come as a Poisson stream and share the device, which is `sim.simulated_device.SimulatedDevice` itself: for n
-running batches it computes each one's slow-down, the power and the utilization. Service of a shared device depends on n
-alone, so the number running is a birth-death chain whatever the distribution of the batches' times (processor sharing
-with state-dependent rates is insensitive: Cohen 1979, `The multiple phase service network with generalized processor
-sharing`), and the means are exact sums, without random draws. Beyond `at_once` batches the rest wait, and the device
-works as it does with that many.
+Steady state (`shared_device`, `steady_points`): batches come as a Poisson stream and share a `SimulatedDevice`, which
+computes the slow-down of each batch, the power and the utilization with n running batches. Service of a shared device
+depends on n alone, so the number running is a birth-death chain whatever the distribution of the batches' times
+(processor sharing with state-dependent rates is insensitive: Cohen 1979, `The multiple phase service network with
+generalized processor sharing`), and the means are exact sums, without random draws. Batches beyond `at_once` wait, and
+the device works as it does with `at_once` batches.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from policies.vocabulary import NS_PER_S
 from sim.device_model import clock_ratio, contention, total_load
 from sim.device_profile import pause_number
 from sim.device_tables import CROWDING_LIMIT_PERMILLE, BatchKey, DeviceTables, KeyTable, SlowdownTable
+
+# ----------------------------------------------------------------------------------------------------------- the device
+
 
 _FIRST = 1 << 32  # above all numbers of changes
 
@@ -283,6 +286,9 @@ def _ends_before(one: RunningBatch, other: RunningBatch) -> bool:
     return (one.server, one.batch) < (other.server, other.batch)
 
 
+# ------------------------------------------------------------------------------------------------------------ durations
+
+
 def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> int:
     """Return this very batch's solo time: the mean, or the median times a quantile drawn by hash."""
     if not table.jitter:
@@ -317,6 +323,9 @@ def sampled_spells(slowdown: SlowdownTable, salt: int) -> Iterator[tuple[int, fl
         durations_ns = slowdown.slow_ns if is_slow else slowdown.full_ns
         at_ns += durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
         is_slow = not is_slow
+
+
+# ----------------------------------------------------------------------------------------------------- the steady state
 
 
 AT_ONCE = 8
@@ -423,6 +432,9 @@ def knee(points: Sequence[SteadyPoint]) -> SteadyPoint | None:
         return None
     below = (shares - shares[0]) / np.ptp(shares) - (latency_s - latency_s[0]) / np.ptp(latency_s)
     return points[int(np.argmax(below))]
+
+
+# ----------------------------------------------------------------------------------------------------------- the sensor
 
 
 class WindowedSensor:

@@ -1,6 +1,6 @@
-"""What can be named, and a first custom scenario, from arguments or answers on a terminal.
+"""What commands can name, and a first custom scenario, from arguments or answers on a terminal.
 
-Files are recognised by their beginning, and are not checked: that is done when they are used.
+`names` recognises files by their beginning and does not check them: the commands that use them do.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from slimsched.working import observer, verb
 if TYPE_CHECKING:
     from hw.telemetry import DeviceDescription
     from scenarios.files.bundled_files import Starter
+
+
+# ----------------------------------------------------------------------------------------------------- a first scenario
 
 
 PAPERS_TABLE: Final = "slimresnet18-paper"
@@ -194,6 +197,9 @@ def _router(name: str) -> str:
 
     check_router(name, "--router")
     return name
+
+
+# ---------------------------------------------------------------------------------------------------- what can be named
 
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at

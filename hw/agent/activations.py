@@ -1,11 +1,16 @@
-"""An agent's activations between batches, the GPU memory that they hold, and the account of all its device memory.
+"""The account of an agent's device memory, the GPU memory that waiting activations hold, and the agent's activations.
 
-A block is counted from the time that one of its rows is kept until the last one is forgotten. Rows of a block leave at
-different times if a router splits a batch. Copying the rest out at once would cost each such batch a copy and a wait,
+`MemoryBudget` is the one account of all device memory of an agent.
+
+GPU memory (`KeptBlocks`): activations hold whole blocks, however few of a block's rows are still needed. A block is
+counted from the time that one of its rows is kept until the last one is forgotten. Rows of a block leave at different
+times if a router splits a batch. Copying the remaining rows out at once would cost each such batch a copy and a wait,
 and most of these blocks are gone within milliseconds. So a block counts as *thin* when less than half of it is needed,
-and thin ones are copied out only when blocks hold more than twice the needed bytes and `SLACK_BYTES`, or when memory is
-short. Each copy is less than half as large as its block: over all its copies, the needed
-part of a block is copied less than once in whole.
+and thin blocks are copied out only when blocks hold more than twice the needed bytes and `SLACK_BYTES`, or when memory
+is short (`Activations`). Each copy is less than half as large as its block, so all successive copies of a block
+together are smaller than the block.
+
+`Activations` stores an agent's activations between batches: single ones as rows of the blocks in which they came.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from hw.agent.cuda import finish, lacks_memory
 from hw.networks.servable import Row, gather, gather_into, has_channels_last, rows_of
 from hw.transport.messages import Input, Move, Moved
 from hw.transport.shared_memory import Arena
+
+# ---------------------------------------------------------------------------------------------------- the memory budget
 
 
 class MemoryBudget:
@@ -51,6 +58,9 @@ class MemoryBudget:
         """Give these bytes back."""
         with self._lock:
             self.used_bytes -= size_bytes
+
+
+# ------------------------------------------------------------------------------------------------- the memory of blocks
 
 
 SLACK_BYTES: Final = 1 << 28
@@ -139,6 +149,9 @@ class KeptBlocks:
     def _free(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
         self._budget.give_back(size_bytes)
+
+
+# ------------------------------------------------------------------------------------------------------ the activations
 
 
 HANDED_OVER = ""

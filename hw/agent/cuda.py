@@ -1,13 +1,15 @@
 """The parts that only a CUDA device has: contexts, memory, streams, and passes captured as graphs.
 
-Decisions are functions of reported values, so that they can be tested without a device.
+Contexts, memory and supported devices: decisions are functions of reported values, so that they can be tested without a
+device.
 
-A pass is of one key and batch size; from its second occurrence on it is replayed. The passes of one instance never run
-together, so they share one buffer for inputs, one for outputs and one pool for intermediate tensors: as large as the
-largest pass needs, if that is captured first. A batch is gathered straight into the buffer; outputs are copied out.
+Captured passes: a pass has one key and one batch size, and from its second occurrence on it is replayed. The passes of
+one instance never run together, so they share one buffer for inputs, one for outputs and one pool for intermediate
+tensors. Each is as large as the largest pass needs, if that pass is captured first. A batch is gathered straight into
+the buffer for inputs; outputs are copied out.
 
-The device-independent part is tested with a simulated capture; on an H200 labels are the CPU's
-(`docs/gpu-measurements.md`, F1).
+Tests: `GraphedInstance` does not depend on a device and is tested with a simulated `Capture`. On an H200, the labels of
+captured passes are the CPU's (`docs/gpu-measurements.md`, F1).
 """
 
 from __future__ import annotations
@@ -125,6 +127,9 @@ def reserved_bytes(place: torch.device) -> int:
     return int(torch.cuda.memory_reserved(place))
 
 
+# ---------------------------------------------------------------------------------------------------- supported devices
+
+
 def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
     """Return why an installed torch can't compute on a GPU, with a remedy; empty if it can.
 
@@ -191,6 +196,9 @@ def refused_by_mode(mode: str, agents: int) -> str:
     return ""
 
 
+# -------------------------------------------------------------------------------------------------------------- streams
+
+
 class Streams:
     """Streams that are reused: torch has 32 for each device, and the 33rd is the first one once more.
 
@@ -253,6 +261,9 @@ class StreamQueue:
     def close(self) -> None:
         """Release the stream: it gets no more work, and all is done."""
         STREAMS.give_back(self._place, self._stream)
+
+
+# ------------------------------------------------------------------------------------------------------ captured passes
 
 
 Pass = Callable[[Tensor], Tensor]

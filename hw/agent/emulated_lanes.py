@@ -1,7 +1,7 @@
 """An emulated device's agent, without torch: a pass is a time from the device's model, activations are sizes.
 
 Everything else is real: the process, its messages, the bytes that move, the faults. No thread waits for a pass: its end
-is an absolute time, planned again whenever another pass begins or ends. No torch is needed.
+is an absolute time, planned again whenever another pass begins or ends.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ from hw.transport.shared_memory import Arena
 from policies.faults import Impairment
 from policies.greedy_scheduler import Spec
 from policies.vocabulary import Provenance, RunBatch
+
+# ----------------------------------------------------------------------------------------------------------- the device
+
 
 _ELEMENT_BYTES: Final = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 _NUMBER: Final = Struct("<f")
@@ -144,6 +147,9 @@ class EmulatedDevice:
     def execution(self) -> dict[str, str]:
         """Return a description of the execution, for profiles and records."""
         return {"device": f"emulated {self.label}", "slowdown": f"{self.slowdown:g}"}
+
+
+# ------------------------------------------------------------------------------------------------------------ the lanes
 
 
 class _Instance:
@@ -395,6 +401,9 @@ class EmulatedLanes:
         due, self._due = self._due, []  # a report may bring new commands
         for event in due:
             self._tell(event(now_ns))
+
+
+# -------------------------------------------------------------------------------------------- the sensor and the outfit
 
 
 class EmulatedSensor(Sensor):

@@ -1,7 +1,8 @@
 """Instances on a device, as calibration times and agents serve them, and the fastest way to compute there.
 
-A library's preference cannot be derived: a norm that supports only one order of memory converts feature maps before and
-after it. So it is measured, in a separate process: it leaves no context behind.
+The fastest way to compute: which number format and order of memory a library prefers cannot be derived; for example, a
+norm that supports only one order of memory converts feature maps before and after it. So `race` measures the ways, in a
+separate process, which leaves no context behind.
 """
 
 from __future__ import annotations
@@ -112,6 +113,9 @@ def _used_vram_bytes(device: DeviceSpec) -> int:
     return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
 
 
+# --------------------------------------------------------------------------------------------------------------- passes
+
+
 def serve(
     instance: Instance,
     rows: Sequence[Row],
@@ -182,6 +186,9 @@ def labels_of(logits: Tensor) -> list[int]:
 def on_host(x: Tensor) -> Tensor:
     """Return a copy in pinned memory, which is complete once the current stream has done its present work."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ instances
 
 
 class Lane:
@@ -334,6 +341,9 @@ _malloc_trim, _mallopt = _find("malloc_trim"), _find("mallopt")
 def seconds_since(begin_ns: int) -> float:
     """Return the time since then, by the clock that passes are timed with."""
     return (time.monotonic_ns() - begin_ns) / 1e9
+
+
+# ------------------------------------------------------------------------------------------- the fastest way to compute
 
 
 MAY_LOSE: Final = 0.004  # of the labels, more than the first way loses: one of 256, a tie; more is another network

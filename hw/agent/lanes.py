@@ -1,8 +1,10 @@
-"""The parts of an agent (lanes, sensor, measurements, settings), and how lanes execute a scheduler's commands.
+"""The lanes of an agent, which execute a scheduler's commands, and its other parts: sensor, measurements, settings.
 
-A scheduler's instance is a *lane*. Real ones are threads (`hw.agent.torch_lanes`); emulated ones are entries of a
-device's model (`hw.agent.emulated_lanes`). They decide nothing: the scheduler decides on batches, instances and times.
+A *lane* is an instance of a scheduler. Real lanes are threads (`hw.agent.torch_lanes`); emulated lanes are entries of a
+device's model (`hw.agent.emulated_lanes`). Lanes decide nothing: the scheduler decides on batches, instances and times.
 Every failure becomes a message; none ends the process.
+
+`Fitting` has the parts of an agent, which its `Outfit` makes in the agent's process.
 """
 
 from __future__ import annotations

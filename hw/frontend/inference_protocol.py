@@ -1,10 +1,12 @@
-"""The Open Inference Protocol, version 2, with Triton's extensions: bytes to images, answers to bytes. No I/O, no
-clock.
+"""The Open Inference Protocol, version 2, with Triton's extensions: bytes to images, answers to bytes.
 
-JSON, and Triton's binary extension: tensors behind the JSON, whose length a header states.
-https://github.com/kserve/open-inference-protocol
+The module does no I/O and uses no clock.
 
-Triton's own tools (`perf_analyzer`, `image_client`) ask for them before they send an image.
+Requests and answers: JSON, or Triton's binary extension, which puts tensors behind the JSON, whose length a header
+states. https://github.com/kserve/open-inference-protocol
+
+Triton's extensions for a model's configuration, its statistics and the list of models: Triton's own tools
+(`perf_analyzer`, `image_client`) request these before they send an image.
 https://github.com/triton-inference-server/server/tree/main/docs/protocol
 """
 
@@ -167,6 +169,9 @@ class Answer:
     expected: float = 0.0
 
 
+# ------------------------------------------------------------------------------------------------------------- requests
+
+
 def read_request(body: bytes, header: str | None, served: Served) -> Request:
     """Parse a request's body.
 
@@ -297,6 +302,9 @@ def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
     return known.index(name)
 
 
+# -------------------------------------------------------------------------------------------------------------- answers
+
+
 def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:
     """Return datatype and values of each output, by its name."""
     return {
@@ -329,6 +337,9 @@ def write_answer(request: Request, answers: Sequence[Answer], served: Served) ->
 def error_body(problem: str) -> bytes:
     """Return an error's body in the protocol's form."""
     return encode({"error": problem})
+
+
+# -------------------------------------------------------------------------------------------------- Triton's extensions
 
 
 EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "statistics", "model_repository")

@@ -1,7 +1,7 @@
 """The ingress's path to the router: messages, slots of images, and answers by slot.
 
-Images travel in an arena of *slots*, one per image. A slot identifies its image: the ingress reuses it only when the
-router has answered for it.
+Images travel in an arena of *slots*, one per image. A slot identifies its image: the ingress reuses a slot only after
+the router has answered for its image.
 """
 
 from __future__ import annotations
@@ -120,6 +120,9 @@ ToRouter = Submit | Cancel | Alive | Drained
 ToIngress = Answered | Failed | Status | Serving | Drain
 RouterPort = Port[ToIngress, ToRouter]
 IngressPort = Port[ToRouter, ToIngress]
+
+
+# ---------------------------------------------------------------------------------------------------- the ingress's end
 
 
 ROUTER_GONE: Final = "router_gone"
@@ -287,6 +290,9 @@ class Bridge:
         for call in self._calls.values():
             call.fail(ROUTER_GONE)
         self._on_end()
+
+
+# ---------------------------------------------------------------------------------------------------------------- slots
 
 
 def slots_of(arena: Arena, shape: tuple[int, ...]) -> NDArray[np.float32]:

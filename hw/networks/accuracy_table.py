@@ -1,9 +1,9 @@
 """The accuracy of every width tuple, its file `slimsched.accuracy/2`, and the settings that identify a network.
 
-It reads, checks and writes. It runs no network, so that a simulation can have a table without torch.
+The module reads, checks and writes tables. It runs no network, so that a simulation can have a table without torch.
 
-The file is JSON. `correct` is the matrix of bits image by image (most significant bit first; an image's tuples are
-together because they mostly agree, which improves compression), then zlib, then base64.
+The file is JSON. Its key `correct` holds the matrix of bits image by image (most significant bit first), compressed by
+zlib and encoded in base64. An image's tuples are together because they mostly agree, which improves compression.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The slimmable ResNet and the slimmable vision Transformer: how each segment computes at any width, and its cost.
 
-Width is an argument of `forward`, never state: the weights of a narrower network are leading slices of the wider one's,
-and two requests at different widths may run at once. GroupNorm has a constant number of channels per group, so that
-group boundaries nest across widths and nothing learned at one width drifts at another. The first block of every
-segment has a projection, because its input width may differ from its output width.
+`SlimResNet`: width is an argument of `forward`, never state. The weights of a narrower network are leading slices of
+the wider one's, and two requests at different widths may run at once. GroupNorm has a constant number of channels per
+group, so that group boundaries nest across widths and nothing learned at one width drifts at another. The first block
+of every segment has a projection, because its input width may differ from its output width.
 
-A segment makes tokens of its input, by a convolution of 3 x 3 (as CvT does, Wu et al. 2021), so that images may have
-any size and no table of positions is needed. Pre-norm blocks of attention and an MLP follow. Heads, MLP and embedding
-are slimmed: a width keeps the leading heads whole. Query, key and value of one head are side by side in one matrix, so
-that the leading heads are a leading slice.
+`SlimVit`: a segment makes tokens of its input by a convolution of 3 x 3 (as CvT does, Wu et al. 2021), so that images
+may have any size and no table of positions is needed. Pre-norm blocks of attention and an MLP follow. Heads, MLP and
+embedding are slimmed: a width keeps the leading heads whole. Query, key and value of one head are next to each other in
+one matrix, so that the leading heads are a leading slice.
 """
 
 from __future__ import annotations
@@ -239,6 +239,9 @@ def _segment_shapes(config: SlimResNetConfig, segment: int, width: float, previo
     if segment == config.segments:
         shapes |= {"head": (config.classes, out), "head_bias": (config.classes,)}
     return shapes
+
+
+# --------------------------------------------------------------------------------------------------- vision Transformer
 
 
 @dataclass(frozen=True, slots=True)

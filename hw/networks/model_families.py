@@ -1,15 +1,16 @@
 """Several networks as one model: a family for one task, or joined models that share a cluster.
 
-Each member is a width of a network with one segment: the cheapest is the narrowest, so that a width is a rank. Each
-instance holds a separate member. (One module that serves two lanes with weights of each gives wrong answers, and no
-error.) Members are served, never trained here: BatchNorm and dropout stay in eval mode.
+`Family`: each member is a width of a network with one segment. The cheapest member is the narrowest width, so that a
+width is a rank. Each instance holds a separate member. (One module that serves two lanes with weights of each gives
+wrong answers, and no error.) Members are served, never trained here: BatchNorm and dropout stay in eval mode.
 
-A structure is plain data: it names networks of torchvision or timm, or a class that the code that opens the file must
-name as well.
+`FamilyStructure` is plain data: it names networks of torchvision or timm, or a class, which the code that opens the
+file must name as well.
 
-Each keeps its own widths. Together they are the ranks of one width set, the first model's before the second's, and no
-key mixes two models. A request's class decides its model. All have the same numbers of segments and classes. If images
-are a whole number k of times as large as a model's own, it sees every k-th pixel.
+`JoinedModels`: each model keeps its own widths. Together these are the ranks of one width set, the first model's before
+the second's, and no key mixes two models. A request's class decides its model. All models have the same numbers of
+segments and classes. If images are a whole number k of times as large as a model's own, the model gets every k-th
+pixel.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class FamilyStructure(StrictModel):
 
 
 class Family(Servable):
-    """See the module's docstring.
+    """Ordinary networks for one task, each of which is a width; see the module's docstring.
 
     Args:
         structure: of the family.
@@ -261,6 +262,9 @@ def ranked(members: Sequence[Member], input_shape: Shape, classes: int) -> Famil
     return FamilyStructure(members=tuple(members), input_shape=(channels, height, width), classes=classes)
 
 
+# -------------------------------------------------------------------------------------------------------- joined models
+
+
 MAX_WIDTHS: Final = 62
 
 
@@ -280,7 +284,7 @@ class _Own(NamedTuple):
 
 
 class JoinedModels(Servable):
-    """See the module's docstring.
+    """Several models that share a cluster; see the module's docstring.
 
     Raises:
         InputError: they do not belong together.

@@ -1,12 +1,12 @@
 """Whether a network keeps the rules of what can be served, and whether CUDA graphs can hold its passes.
 
-`slimsched model check module:Class` checks it, training of a user's own network does before it begins, and the
-project's tests do for its networks. Each rule is checked for every work key, on the CPU, with random weights.
+Rules: `slimsched model check module:Class` checks them, the training of a user's network does before it begins, and the
+project's tests do for its own networks. Each rule is checked for every work key, on the CPU, with random weights.
 
-A captured pass (`hw.agent.cuda`) is a fixed list of kernels. While it is captured, nothing may wait for the device:
-no number may be read back, no shape may depend on numbers, nothing may be copied from or to the host's pageable memory.
-torch's fake tensors hold no numbers, so an operation that would wait raises an error. A network that can't be captured
-is served all the same, with each kernel launched separately.
+Capture: a captured pass (`hw.agent.cuda`) is a fixed list of kernels. During the capture nothing may wait for the
+device: no number may be read back, no shape may depend on numbers, nothing may be copied from or to the host's pageable
+memory. `uncapturable` uses torch's fake tensors, which hold no numbers, so an operation that would wait raises an
+error. A network that can't be captured is still served, with each kernel launched separately.
 """
 
 from __future__ import annotations
@@ -333,6 +333,9 @@ def _can_learn(subject: Subject) -> None:
         raise _BrokenError(f"no gradient reaches {', '.join(missing)} at any width")
 
 
+# ------------------------------------------------------------------------------------------------------------ the rules
+
+
 Check = Callable[[Subject], None]
 RULES: dict[str, tuple[str, Check, str]] = {  # the rule, its check, and the remedy
     "spec": (
@@ -465,6 +468,9 @@ def require_conformance(network: Network, made_of: Buildable | None = None) -> N
         raise InputError(network.source, network.key, f"{broken}{shows}")
 
 
+# ----------------------------------------------------------------------------------------------- capture by CUDA graphs
+
+
 CAPTURED_BATCH: Final = 2
 GPU: Final = torch.device("cuda")
 REMEDY: Final = (
@@ -488,7 +494,7 @@ def uncapturable(model: Servable) -> list[Uncapturable]:
     """Find the segments whose passes a GPU can't capture, or can't run at all.
 
     Args:
-        model: that keeps the rules of `hw.networks.network_checks`; its weights are not read.
+        model: that keeps `RULES`; its weights are not read.
     """
     found = [Uncapturable(segment, _problem(model, segment)) for segment in range(1, model.spec.segments + 1)]
     return [each for each in found if each.problem]

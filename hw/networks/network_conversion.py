@@ -1,10 +1,10 @@
 """Makes a trained network slimmable with itself as the teacher: sorts channels, recalibrates, tunes, measures.
 
-Tied channels are sorted together, by the size of their output and of its later use. At full width the network still
-computes what the given one does; at a narrower one the least important channels are cut off.
+Sorting: tied channels are sorted together, by the size of their output and of its later use. At full width the
+network still computes what the given one does; at a narrower width the least important channels are cut off.
 
-Every width learns from the labels and from the given network (the sandwich rule of `hw.networks.network_training`).
-Then the statistics of every key are recalibrated.
+Tuning: every width learns from the labels and from the given network (the sandwich rule of
+`hw.networks.network_training`). Then `recalibrate` determines the BatchNorm statistics of every key again.
 """
 
 from __future__ import annotations
@@ -179,6 +179,9 @@ def _through_all_keys(model: SlimmedNetwork, images: Tensor) -> None:
             turn = torch.arange(len(images), device=images.device) % len(left)
             after[width] = torch.cat([each[turn == place] for place, each in enumerate(left)])
         before = after
+
+
+# -------------------------------------------------------------------------------------------------------- normalisation
 
 
 OWN: Final = "these images' own mean and deviation"

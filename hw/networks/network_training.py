@@ -1,11 +1,11 @@
-"""Training of a slimmable network by the sandwich rule with exact resume, and its evaluation at every width tuple.
+"""Evaluation of a network at every width tuple, and training of a slimmable one by the sandwich rule with exact resume.
 
-Tuples with a common prefix share the work of its segments. It measures nothing but correctness.
+`evaluate`: tuples with a common prefix share the work of its segments. It measures nothing but correctness.
 
-It decides nothing about serving. Each step trains the widest network, the narrowest, and two whose widths are drawn for
-each segment separately (otherwise mixed width tuples stay untrained); all but the widest learn from the widest's
-detached soft labels (Yu and Huang 2019). Random numbers come from named streams by epoch, so that a run resumed at an
-epoch's start gives exactly the same result.
+`train`: each step trains the widest network, the narrowest, and two whose widths are drawn for each segment separately
+(otherwise mixed width tuples stay untrained). All but the widest learn from the widest's detached soft labels (Yu and
+Huang 2019). Random numbers come from named streams by epoch, so that a run resumed at an epoch's start gives exactly
+the same result. Training decides nothing about serving.
 """
 
 from __future__ import annotations
@@ -113,6 +113,9 @@ def _predictions(model: Servable, x: Tensor, segment: int, previous_width: float
         else:
             labels += _predictions(model, y, segment + 1, width)
     return labels
+
+
+# ------------------------------------------------------------------------------------------------------------- training
 
 
 CHECKPOINT_SCHEMA = "slimsched.checkpoint/1"

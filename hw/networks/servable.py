@@ -1,15 +1,16 @@
 """The interface of networks that can be served: segments of several widths, their batches, their operations and bytes.
 
-A *slimmable network* (`hw.networks.slimmable`) nests its widths in one set of weights. A *family*
-(`hw.networks.model_families`) is of ordinary networks for the same task, of which each is a width; there is one segment
-then, and a width is a rank. *Joined models* (`hw.networks.model_families`) are several of these in one file. All code
-that evaluates, calibrates and serves uses only this interface.
+A *slimmable network* (`hw.networks.slimmable`) nests its widths in one set of weights. A *family* consists of ordinary
+networks for the same task, each of which is a width; it has one segment, and a width is a rank. *Joined models* are
+several slimmable networks or families in one file (both: `hw.networks.model_families`). All code that evaluates,
+calibrates and serves uses only this interface.
 
 Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
 
-A batch whose rows follow one another in one block is a view of it, without a copy. Any other is gathered, in the order
-of memory that its blocks have: feature maps with their channels last stay so. A captured pass has a fixed input buffer,
-into which a batch is gathered from any place: the device, or pinned memory of the host.
+Batches: if the rows of a batch follow one another in one block, the batch is a view of that block, without a copy. Any
+other batch is gathered, in the order of memory that its blocks have: feature maps with their channels last stay so. A
+captured pass has a fixed input buffer, into which a batch is gathered from the device or from pinned memory of the
+host.
 """
 
 from __future__ import annotations
@@ -211,6 +212,9 @@ class Servable(nn.Module, ABC):
         return x
 
 
+# -------------------------------------------------------------------------------------------------------------- batches
+
+
 Row = tuple[Tensor, int]  # a block (n, ...) and the index of one activation in it
 
 
@@ -285,6 +289,9 @@ def _lies_alike(x: Tensor, room: Tensor) -> bool:
 def has_channels_last(block: Tensor) -> bool:
     """Return whether these are feature maps (n, C, H, W) with channels last in memory, and not in order as well."""
     return block.dim() == 4 and not block.is_contiguous() and block.is_contiguous(memory_format=torch.channels_last)
+
+
+# ------------------------------------------------------------------------------------------------- operations and bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,19 @@
-"""The interface of slimmable networks, and an ordinary network that was made one.
+"""The interface of slimmable networks, and an ordinary network that was made slimmable.
 
-A network is cut into segments that run one after another; each runs at a separate width. Its weights are in one
-`state_dict`; at a narrower width a leading slice of each takes part, so that one set of weights serves every width and
-an instance (a segment's weights at one width, in separate memory) serves every width up to its own.
+A slimmable network is cut into segments that run one after another; each runs at a separate width. Its weights are in
+one `state_dict`; at a narrower width a leading slice of each weight takes part. So one set of weights serves every
+width, and an instance (a segment's weights at one width, in separate memory) serves every width up to its own.
 
-A user's network subclasses `SlimmableModel` and specifies three things: its `spec`, which slices of which weights a
+`SlimmableModel`: a user's network subclasses it and specifies three things: its `spec`, which slices of which weights a
 segment takes (`weight_shapes`), and what the segment computes with them (`run_segment`). The rest follows.
-`hw.networks.network_checks` checks that it keeps the rules.
+`hw.networks.network_checks` checks that the network keeps the rules.
 
 Shapes: B images, C channels, H x W pixels. Segments count from 1; the previous width of segment 1 is `IMAGE` (0.0).
 
-Channels come in groups: all that one residual stream, or one depthwise convolution, ties together. Every group belongs
-to one segment, and a width keeps its leading channels. BatchNorm has separate statistics for each (segment, width,
-previous width): tables (previous widths, widths, channels), of which a leading slice ends with the key's own row.
-
-A list is plain data of known kinds: the author of a file chooses numbers, and never what code runs.
+`Structure` and `SlimmedNetwork`: channels are in groups. A group contains all channels that one residual stream, or one
+depthwise convolution, ties together. Every group belongs to one segment, and a width keeps the group's leading
+channels. BatchNorm has separate statistics for each (segment, width, previous width), in tables (previous widths,
+widths, channels): a leading slice of a table ends with the key's own row.
 """
 
 from __future__ import annotations
@@ -190,6 +189,9 @@ class SegmentInstance:
         return SegmentInstance(self.model, self.segment, self.width, moved)
 
 
+# ----------------------------------------------------------------------------------- an ordinary network made slimmable
+
+
 MAX_PARAMETERS: Final = 5 * 10**8  # limit on files: a network is built before its weights are checked
 ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "relu": F.relu,
@@ -275,7 +277,10 @@ TABLES: Final = ("mean", "var")
 
 
 class Structure(StrictModel):
-    """A network without its weights; see the module's docstring."""
+    """A network without its weights.
+
+    Its layers are plain data of known kinds: the author of a file chooses numbers, and never what code runs.
+    """
 
     input_shape: tuple[Count, Count, Count]
     classes: Count

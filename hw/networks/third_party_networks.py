@@ -1,7 +1,7 @@
-"""Ordinary networks by name, torchvision's or timm's, and in int8 on a CPU.
+"""Ordinary networks of torchvision or timm by name, and torchvision's quantizable networks in int8 on a CPU.
 
-Such a network holds quantized tensors, which safetensors does not support: in a `state_dict` each is its numbers in
-int8, its scales and its zero points.
+`Int8Network` holds quantized tensors, which safetensors does not support. So its `state_dict` has three tensors for
+each of them: its numbers in int8, its scales and its zero points.
 """
 
 from __future__ import annotations

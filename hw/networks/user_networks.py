@@ -1,11 +1,13 @@
-"""The weights of a user's trained network, read without running them, and the members of a family made of such.
+"""The weights of a user's trained network, read without running them, and the members of a family of such networks.
 
-Weights of `torch.save` are pickles, which can hold code. They are opened by torch's own reader of weights alone, in a
-separate process with a limit to its memory, and converted to safetensors. What that reader refuses stays refused.
+Weights: files of `torch.save` are pickles, which can hold code. `read_weights` opens them with torch's own reader of
+weights alone, in a separate process with a limit to its memory, and converts them to safetensors. A file that this
+reader refuses stays refused.
 
-The order of a family is that of time on this machine, not of multiply-accumulates: across architectures sixty times as
-many may take five times as long. A member that another one matches in both is of no use to any router. Passes are timed
-in turns, so that other load slows all of them equally.
+Families: members are ordered by their time on this machine, not by multiply-accumulates: across architectures, sixty
+times the multiply-accumulates may take five times as long. A member that another one matches in both accuracy and time
+is of no use to any router (`dominated`). `timed` runs the members' passes in turns, so that other load slows all of
+them equally.
 """
 
 from __future__ import annotations
@@ -277,6 +279,9 @@ def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise InputError(str(path), "", "holds no weights by name; save the network's state_dict()")
     return tensors
+
+
+# -------------------------------------------------------------------------------------------------- members of a family
 
 
 ENDINGS: Final = (".safetensors", ".pt", ".pth", ".bin")

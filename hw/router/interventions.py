@@ -1,11 +1,12 @@
-"""Interventions in a run: draining, rolling updates of weights, and planned faults.
+"""Interventions in a run: rolling updates of weights, draining, and planned faults.
 
-Each server in turn gets a second agent, with the new weights, next to the one that serves. When all of them are ready,
-no request begins until those in flight have ended. Then every second agent takes its server over. So no request meets
-two versions, and none is lost: requests that arrive meanwhile wait.
+Rolling updates: each server in turn gets a second agent, with the new weights, next to the one that serves. When all
+second agents are ready, no request begins until those in flight have ended. Then every second agent takes its server
+over. So no request is served by two versions, and none is lost: requests that arrive meanwhile wait.
 
-The core decides on the destination of blocks (`policies.vocabulary.ServerDraining`). Removing an empty server does no
-harm: its agent's death counts as planned, and the next one starts when the server is returned, or is needed.
+Draining: the router's core decides on the destination of blocks (`policies.vocabulary.ServerDraining`). Removing an
+empty server does no harm: its agent's death counts as planned, and the next agent starts when the server is returned,
+or is needed.
 """
 
 from __future__ import annotations
@@ -140,6 +141,9 @@ class Rolling:
         return order
 
 
+# ------------------------------------------------------------------------------------------------------------- draining
+
+
 Wish = Callable[[], frozenset[int]]
 """Returns the indices of the servers that the operator wants drained now."""
 
@@ -256,6 +260,9 @@ class Draining:
 
     def _tell(self, index: int, text: str) -> None:
         self._say(f"{self._servers[index].spec.name}: {text}")
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
 
 
 class FaultPlan:

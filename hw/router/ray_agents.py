@@ -1,11 +1,11 @@
 """Agents on the hosts of a Ray cluster: an actor for each, its process, and its connections.
 
-The agent is a separate process, as on one host: Ray's threads take none of its time, and a pass takes as long as when
-it was calibrated.
+Process: an agent is a process separate from its actor, like an agent on one host. So Ray's threads take none of the
+agent's time, and a pass takes as long as when it was calibrated.
 
-Ray finds the host, starts the agent there, transfers the model's bytes, and reports an agent's end. A run's messages
-and data use separate connections (`hw.transport.peers`, `hw.transport.direct_transfers`), whose certificate Ray has
-transferred: a call of an actor takes milliseconds (docs/cluster.md).
+Ray's tasks: Ray finds the host, starts the agent there, transfers the model's bytes, and reports an agent's end. A
+run's messages and data use separate connections (`hw.transport.peers`, `hw.transport.direct_transfers`), because a call
+of an actor takes milliseconds (docs/cluster.md). Ray has transferred the certificate of these connections.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ def _main(start: FarStart) -> None:
     assert isinstance(start.spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
     spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, start.model))
     live([(spec, port, SentLog(port))], landing.fence)
+
+
+# --------------------------------------------------------------------------------------------------------- on each host
 
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -244,6 +247,9 @@ def facts(host: str) -> HostFacts:
         devices=tuple(_device_text(device) for device in available_devices()),
         niceness=0 if os.geteuid() == 0 else os.getpriority(os.PRIO_PROCESS, 0),
     )
+
+
+# ---------------------------------------------------------------------------------------------- in the router's process
 
 
 _LOOK_S: Final = 0.2  # the period of polls for an absent host

@@ -1,12 +1,13 @@
-"""A Ray cluster: admission at its head, the processes that join it, its hosts, and whether the head is there.
+"""A Ray cluster: admission at its head, whether the head still answers, the processes that join it, and its hosts.
 
-Ray requires a token if its nodes were started with `RAY_AUTH_MODE=token`; otherwise, any client that reaches one of its
-ports can run anything there. On Linux these ports are open on every address of a machine, whatever `--node-ip-address`
-is (docs/cluster.md).
+Admission: Ray requires a token if its nodes were started with `RAY_AUTH_MODE=token`; otherwise, any client that reaches
+one of its ports can run anything there. On Linux these ports are open on every address of a machine, whatever
+`--node-ip-address` is (docs/cluster.md).
 
-Ray itself ends a process whose head has been gone for a minute, whatever it is doing, with a message in Ray's terms.
+The head's end: Ray itself ends a process whose head has been gone for a minute, whatever the process is doing, with a
+message in Ray's terms. `while_head_lives` interrupts the main thread's work before that.
 
-Ray is an optional extra, so it is imported when a cluster is joined, and nowhere else.
+Joining: Ray is an optional extra, so it is imported when a cluster is joined, and nowhere else.
 """
 
 from __future__ import annotations
@@ -186,6 +187,9 @@ def _require_listener(address: str, source: str, key: str) -> None:
         raise InputError(source, key, f"{problem}; {START}") from None
 
 
+# ------------------------------------------------------------------------------------------------------- the head's end
+
+
 _LOOK_S: Final = 2.0
 
 _SILENT: Final = 3  # polls in a row
@@ -241,6 +245,9 @@ def _listens(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+# --------------------------------------------------------------------------------------------------- joining, and hosts
 
 
 HOST_LABEL: Final = "host"

@@ -1,10 +1,11 @@
 """Meters of a run in the router's process: costs by activity, CPU load, and a deferred ledger.
 
-Waiting is in neither: a thread's CPU time does not advance meanwhile, and a handover counts only if nothing else was in
-transit and its receiver was idle. So a simulation may add its own waiting.
+`CostMeter`: neither its costs nor its handovers include waiting. A thread's CPU time does not advance while it waits,
+and a handover counts only if nothing else was in transit and its receiver was idle. So a simulation may add its own
+waiting.
 
-A router or an emulated device that waits for a core is late, and no simulation includes that. A real CPU device's
-computation is its purpose: its agent is not part of this, and neither are the cores that it is pinned to.
+`cpu_use`: a router or an emulated device that waits for a core is late, and no simulation includes that delay. For a
+real CPU device computation is its purpose: `cpu_use` leaves out its agent, and the cores that this agent is pinned to.
 """
 
 from __future__ import annotations

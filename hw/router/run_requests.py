@@ -1,7 +1,7 @@
-"""What is served in a run, its devices' sensors, the source of its requests, and the receiver of results.
+"""What is served in a run, the source of its requests and the receiver of results, and its devices' sensors.
 
-A device that several servers share has one reader among their agents. When that one dies another takes its place, and
-the energy count continues.
+`RunDevice`: a device that several servers share has one reader among their agents. If that agent dies, another one
+becomes the reader, and the energy count continues.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ class HardwareRun:
         return np.arange(len(self.images)) if self.shown is None else self.shown
 
 
+# ------------------------------------------------------------------------------------------------- requests and results
+
+
 class Traffic(Protocol):
     """The requests of one run. Times are the run's.
 
@@ -222,6 +225,9 @@ class PlannedTraffic:
     def flush(self) -> bool:
         """See `Traffic`: nothing is sent."""
         return True
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """NVIDIA GPUs through NVML, which may lack anything: sensors, utilization, and a board's description.
 
-Every query goes through `Board.ask`, which turns the ways in which NVML refuses into one exception with the reason and
-the remedy.
+Queries: every query of a device goes through `Board.ask`, which turns the ways in which NVML refuses into one exception
+with the reason and the remedy. The module changes no clock, no limit and no mode.
 
-Differences between architectures (arXiv 2312.02741): how often a power reading is renewed, what it averages over, how
-slowly it rises, whether there is an energy counter. It changes no clock, no limit and no mode.
+`Timing`: architectures differ (arXiv 2312.02741) in how often a power reading is renewed, what it averages over, how
+slowly it rises, and whether there is an energy counter.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ def refusal(code: int, text: str) -> RefusedError:
     return RefusedError(f"{text}; {remedy}" if remedy else text, lost=code in _LOST)
 
 
+# ----------------------------------------------------------------------------------------------- shares between samples
+
+
 METRICS = {
     "sm_utilization": "NVML_GPM_METRIC_SM_UTIL",
     "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
@@ -161,6 +164,9 @@ class Gpm:
 def _free(board: Board, buffer: Any) -> None:
     with contextlib.suppress(RefusedError):  # the device, or the library, may be gone
         board.call("nvmlGpmSampleFree", buffer)
+
+
+# -------------------------------------------------------------------------------------------------------------- sensors
 
 
 _ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Rubin")

@@ -1,7 +1,12 @@
-"""A peer on another host: TLS with their cluster's certificate, whether it is alive, its clock's offset.
+"""A peer on another host: TLS with the certificate of its cluster, whether it is alive, and its clock's offset.
 
-Each command makes a new certificate, which reaches the agents by Ray. A process that has its key belongs to the
-cluster; nothing is trusted before that is proved, and all later traffic is encrypted.
+TLS: each command makes a new certificate, which reaches the agents by Ray. A process that has the certificate's key
+belongs to the cluster; nothing is trusted before that is proved, and all later traffic is encrypted.
+
+`FailureDetector` judges whether an agent is alive by its pending requests with their times, and by pings in between. It
+has no clock.
+
+`OffsetEstimate` estimates the offset of an agent's clock from the router's.
 """
 
 from __future__ import annotations
@@ -21,6 +26,9 @@ import msgspec
 
 from kit.errors import WorkError, in_a_line
 from policies.faults import Supervision
+
+# ------------------------------------------------------------------------------------------------------------------ TLS
+
 
 PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of a write
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: the clock of another host may be behind
@@ -208,6 +216,9 @@ def _as_plain() -> Iterator[None]:
         raise BlockingIOError from None
 
 
+# ---------------------------------------------------------------------------------------------------- failure detection
+
+
 PINGS_IN_A_HANG = 6  # pings within the time after which silence means a hang
 _AWAY_PERIODS = 3  # a poll that is later than this shows that the poller itself was away
 
@@ -277,6 +288,9 @@ class FailureDetector:
             return True
         oldest_ns = next(iter(self._asked_ns.values()), now_ns)
         return now_ns - oldest_ns >= self._rules.stuck_ns
+
+
+# --------------------------------------------------------------------------------------------------- the clock's offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """Memory and files without a name: arenas of activations, and the step log that outlives an agent's process.
 
-Every agent has an arena that all agents and the router map: the process that has activations or images for the agent
-writes them into it, and the agent reads them in place. An arena is an anonymous file (`memfd` if available), so the
-kernel frees it with the last process that maps it, however that process ends: nothing is left behind, and /dev/shm's
-size does not limit it. The router alone decides which process may write where (`Inbox`); nothing here locks.
+Arenas (`Arena`): every agent has an arena that all agents and the router map: the process that has activations or
+images for the agent writes them into it, and the agent reads them in place. An arena is an anonymous file (`memfd` if
+available), so the kernel frees it with the last process that maps it, however that process ends: nothing is left
+behind, and /dev/shm's size does not limit it. The router alone decides which process may write where (`Inbox`); no code
+here locks.
 
-The router makes the file and keeps it open, the agent appends to it: an anonymous file, which has no name and leaves
-nothing behind. It consists of frames, each a length and that number of bytes of msgpack: the steps since the previous
-frame. A kill may cut off the last frame only. Nothing that is read can execute code.
+The step log (`EpochLog`) has the scheduler's steps in one epoch of an agent. The router makes the log's file and keeps
+it open, and the agent appends to it. The file is anonymous, so it has no name and leaves nothing behind. It consists of
+frames, each a length and that number of bytes of msgpack: the steps since the previous frame. A kill may cut off the
+last frame only. Nothing that is read from a log can execute code.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from kit.errors import WorkError
 from policies.run_records import LoggedStep
 from policies.vocabulary import ServerCommand, ServerEvent
 
+# ------------------------------------------------------------------------------------------------------ anonymous files
+
 
 def anonymous_file() -> int:
     """Return an empty file's descriptor: in memory if the system has such files, otherwise unlinked at once."""
@@ -36,6 +40,9 @@ def anonymous_file() -> int:
         return os.memfd_create("slimsched")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+# --------------------------------------------------------------------------------------------------------------- arenas
 
 
 ALIGNMENT = 64  # a cache line; enough for any element type
@@ -181,6 +188,9 @@ class Inbox:
     def _release(self, slab: Slab) -> None:
         assert not slab.is_written_to, "given back under somebody's pen"
         self._room.free(slab.offset, slab.size_bytes)
+
+
+# --------------------------------------------------------------------------------------------------------- the step log
 
 
 _LENGTH: Final = 4  # bytes

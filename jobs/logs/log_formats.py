@@ -1,9 +1,10 @@
 """Supported log formats, by name: detection, and columns as those of a trace.
 
+Philly (`philly`, the log `cluster_job_log` of Microsoft): a JSON list of jobs with their attempts; dates of local time.
 Keys: github.com/msr-fiddle/philly-traces (Jeon et al., USENIX ATC 2019). Attempts may be missing and times null; a job
 whose last attempt has no end was still running. Attempts are consecutive: a job's run time is their sum.
 
-Sources of columns and their meaning (addresses: docs/jobs.md):
+Other formats, with the sources of their columns and the meaning of these (addresses: docs/jobs.md):
 
     helios       Hu et al., SC 2021: dates of local time
     openb        Weng et al., USENIX ATC 2023: seconds from the trace's start; a pod of one GPU may ask for thousandths
@@ -12,6 +13,8 @@ Sources of columns and their meaning (addresses: docs/jobs.md):
     alibaba-pai  Weng et al., NSDI 2022, two tables without headers: a job's GPUs are the sum over its tasks,
                  rounded up; it waits from its own start to that of its first task
     csv          any table with a header line, named by `--columns`, or with the normal form's names
+
+Slurm's formats (`sacct`, `jobcomp`) are in `jobs.logs.sacct`.
 """
 
 from __future__ import annotations
@@ -51,6 +54,9 @@ from kit.errors import InputError, nearest
 
 _AT_ONCE: Final = 5_000  # jobs
 _COLUMNS: Final = {"job_id": "jobid", "user": "user", "vc": "vc", "status": "status", "submit_s": "submitted_time"}
+
+
+# --------------------------------------------------------------------------------------------------------------- Philly
 
 
 class _Detail(msgspec.Struct, gc=False):

@@ -1,6 +1,9 @@
 """Import of a log as a trace: rows of one job are joined, rows that make no job left out.
 
-Columns stay in memory until the end of the log, for a trace is sorted by submit time: at the peak some 280 bytes a job.
+Rows of one job (`Log.jobs`) are the attempts of a requeued job, or the parts of a heterogeneous one.
+
+`import_log` keeps the columns in memory until the end of the log, because a trace is sorted by submit time: at the peak
+some 280 bytes a job.
 """
 
 from __future__ import annotations
@@ -49,6 +52,9 @@ ATTEMPTS: Final = "further attempts of requeued jobs, joined with their first"
 PARTS: Final = "further parts of heterogeneous jobs, joined with their first: GPUs are summed"
 OTHERS: Final = "have the id of a job of another user, account, cluster or time: jobs of their own, named ID#2"
 Indices = NDArray[np.int64]
+
+
+# ------------------------------------------------------------------------------------------------------ rows of one job
 
 
 @dataclass(slots=True)
@@ -202,6 +208,9 @@ def is_next(*codes: NDArray[Any]) -> Mask:
     for each in codes:
         mask[1:] |= each[1:] != each[:-1]
     return mask
+
+
+# ----------------------------------------------------------------------------------------------------------- the import
 
 
 LONG_GAP_S: Final = 180 * 86400

@@ -1,14 +1,17 @@
 """Queueing in which a chooser picks the next job, and gang placements, counted or chosen by a mixed-integer program.
 
-A job's candidates are the placement that fragments least and that which balances best, on the fewest nodes and on one
-more: four at most. The program takes one, and minimizes
+Counts (`ways`): the chooser observes in how many ways a gang can be placed.
 
-    a sum_n f_n + b (F_max - F_min) - g sum y,        (a, b, g) = (1, 0.3, 0.5)
+Placement of a chosen job (`mapper_of`): the job's candidates are the placement that fragments least and the placement
+that balances best, each on the fewest nodes and on one more: four at most. The program (`Programme`) selects one of
+them, and minimizes
 
-with f_n: node n is partly used; F: free GPUs of a node; y_k: the k-th job in line after it, by the policy's own scores,
-is placed jointly with it, on one of its candidates.
+    a sum_n f_n + b (F_max - F_min) - g sum_k y_k,        (a, b, g) = (1, 0.3, 0.5)
 
-With so few candidates all combinations are tried. Of two equally good placements, the first candidate is taken.
+with f_n = 1 if node n is partly used; F: free GPUs of a node; y_k = 1 if the k-th job in line after the chosen one, by
+the policy's own scores, is placed jointly with it, on one of its candidates.
+
+The candidates are so few that all combinations are tried. Of two equally good placements, the first candidate is taken.
 """
 
 from __future__ import annotations
@@ -304,6 +307,9 @@ def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[i
     """Return a field's free GPUs, all GPUs, nodes and partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
     return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used
+
+
+# ------------------------------------------------------------------------------------------ placement of the chosen job
 
 
 WEIGHTS: Final = (1.0, 0.3, 0.5)

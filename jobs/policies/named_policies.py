@@ -1,8 +1,9 @@
 """Policies for training jobs, by name and by parts, and the lines of `slurm.conf` that configure them.
 
-The correspondence was observed on a real Slurm 22.05: backfilling reserves for all waiting jobs, and only for the first
-with `bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does; a `nice` that grows with GPUs and
-time limit, given at submission by `job_submit.lua` (docs/jobs.md), as `saf` by time limits.
+Policies in Slurm (`in_slurm`): the correspondence was observed on a real Slurm 22.05. Its backfilling reserves for all
+waiting jobs, and only for the first with `bf_job_part_count_reserve=1`. If it favours small jobs, they wait as with
+`smallest`. If `job_submit.lua` (docs/jobs.md) gives each job a `nice` at submission that grows with GPUs and time
+limit, jobs wait as with `saf` by time limits.
 """
 
 from __future__ import annotations
@@ -261,6 +262,9 @@ def shown_name(policy: JobPolicy) -> str:
         name, words = min(differing.items(), key=lambda item: len(item[1]))
         return "-".join((name, *words))
     return "-".join((policy.order, policy.preemption, policy.queueing, policy.estimate, policy.placement))
+
+
+# ---------------------------------------------------------------------------------------------------- policies in Slurm
 
 
 _BACKFILL: Final = "SchedulerType=sched/backfill"

@@ -1,8 +1,10 @@
 """Waiting jobs by demand, and which running jobs are preempted for one that comes before them.
 
-A trial stops jobs of a larger index, the last by (index, number) first, until the gang fits; equal ones continue. Each
-decision runs it for some jobs, mostly in vain, so it is the only compiled part of the scheduler; no other version
-exists.
+Waiting jobs (`WaitingClass`): if one job with some demand can't start now, none with that demand can.
+
+Preemption (`PoolRanking.make_room`): a trial stops running jobs with a larger index than the waiting job's, the last by
+(index, number) first, until its gang fits; jobs with an equal index continue. Each decision runs this trial for some
+jobs, mostly without success, so the trial is the only compiled part of the scheduler; no other version of it exists.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from jobs.policies.job_cluster import Allocation, Placement, Pool
 from jobs.policies.job_orders import RUNNING, JobBook
 from kit.jit import entry, kernel
+
+# --------------------------------------------------------------------------------------------------------- waiting jobs
 
 
 class WaitingClass:
@@ -131,6 +135,9 @@ class CompetingClasses:
         return [waiting for waiting in (self.classes if self.is_open else self.fresh) if waiting.count]
 
 
+# --------------------------------------------------------------------------------------------------------- running jobs
+
+
 _Ints = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
 
@@ -231,6 +238,9 @@ class PoolRanking:
             running.free, running.is_up, running.pool.size, waiting.gpus, nodes, placement.may_spread, stopped,
         )  # fmt: skip
         return _room(running, waiting, placement, stopped[:many].tolist()) if many else None
+
+
+# ------------------------------------------------------------------------------------------------------------ the trial
 
 
 @kernel

@@ -1,7 +1,6 @@
-"""A *sheet* (a router's view) and a *plan* (its rule, memory and random numbers) as rows of records, and the plan's
-writer.
+"""A *sheet* (a router's view) and a *plan* (its rule, memory, random numbers) as rows of records; the writer of plans.
 
-A row is one array of 8-byte numbers, and a record is a few consecutive ones:
+Records: a row is one array of 8-byte numbers, and a record is a few consecutive ones:
 
     class Move(Record):
         end_ns = source = INT
@@ -14,8 +13,11 @@ then nested (`times = Times.blank()`). Fields with the same initial value may sh
 array of numbers, from the address of its first number, or from another record with an offset and, if several are
 consecutive, an index. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
 
-Both are rows of 8-byte numbers that begin with the record of that name. A name that ends in `_at` is an offset in the
-plan itself, except for `uniforms_at`, an address.
+A sheet is a row that begins with a `Sheet`, and a plan is a row that begins with a `Plan`. A field whose name ends in
+`_at` is an offset in the same row, except for `uniforms_at`, an address.
+
+`PlanRow` writes plans, with a cluster's expected costs as tables of nanoseconds. A plan reads its random numbers from
+memory, so `Draws` draws them in advance.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ from kit.jit import Ints, ints, kernel, python_view
 from kit.jit_cache import IS_ON
 from policies.interfaces import ELSEWHERE, HERE, IN_RACK, WAYS, Alike, CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
+
+# -------------------------------------------------------------------------------------------------------------- records
+
 
 INT: int = 0
 REAL: float = 0.0
@@ -164,6 +169,9 @@ if IS_ON:
             lower_builtin(record, types.Any, *[types.Integer] * given)(make)
 
 
+# ----------------------------------------------------------------------------------------------------- sheets and plans
+
+
 NONE: Final = -1
 HOLD: Final = -2  # instead of a server: wait; the width is the number that ends it, the group its time in ns
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
@@ -221,6 +229,9 @@ class Plan(Record):
     share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
     wake_ns = delay_at = coming_at = packed_at = sees_all = INT
     width_rule = WidthRule.blank()
+
+
+# -------------------------------------------------------------------------------------------------- the writer of plans
 
 
 MOST_KEPT: Final = 1024  # tables: four for each cluster; a router may be trained over many at once
@@ -372,6 +383,9 @@ def _ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
+# ------------------------------------------------------------------------------------------- access to sheets and plans
+
+
 _SHEET: Final = Sheet.size
 
 
@@ -389,20 +403,20 @@ def looked(plan: Plan, sheet: Sheet) -> int:
 
 @kernel
 def looked_at(sheet: Sheet, place: int) -> int:
-    """Return one of them (`context.looked_at`)."""
+    """Return one of the servers that the decision examines (`rule_context.looked_at`)."""
     return ints(sheet)[sheet.samples_at + place] if sheet.samples else place
 
 
 @kernel
 def is_up(sheet: Sheet, index: int) -> bool:
-    """Compute `context.is_up`."""
+    """Compute `rule_context.is_up`."""
     seen = seen_at(sheet, index)
     return seen.code != 0 or seen.blocks > 0
 
 
 @kernel
 def held(holds: int, wanted: int) -> int:
-    """Compute `widths.held_width`: the widest held one not above `wanted` (NONE: below all), or otherwise the
+    """Compute `rule_parts.held_width`: the widest held one not above `wanted` (NONE: below all), or otherwise the
     narrowest."""
     for width in range(wanted, -1, -1):
         if holds >> width & 1:
@@ -427,20 +441,20 @@ def key_of(plan: Plan, sheet: Sheet, width: int) -> int:
 
 @kernel
 def image_ns(plan: Plan, server: int, key: int) -> int:
-    """Compute `costs.image_ns`."""
+    """Compute `rule_context.image_ns`."""
     return ints(plan)[plan.image_ns_at + ints(plan)[plan.devices_at + server] * plan.keys + key]
 
 
 @kernel
 def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
-    """Compute `costs.batch_ns`."""
+    """Compute `rule_context.batch_ns`."""
     device = ints(plan)[plan.devices_at + server]
     return ints(plan)[plan.batch_ns_at + (device * plan.keys + key) * (plan.most + 1) + batch]
 
 
 @kernel
 def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
-    """Compute `costs.transfer_ns`: the candidates' inputs; 0 if a block may mix locations."""
+    """Compute `rule_context.transfer_ns`: the candidates' inputs; 0 if a block may mix locations."""
     source = sheet.location
     if source == ANYWHERE:
         return 0
@@ -452,6 +466,9 @@ def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
             way = HERE if source == server else IN_RACK
     place = ((link * plan.links + ints(plan)[plan.links_at + server]) * WAYS + way) * lines + line
     return ints(plan)[plan.transfer_ns_at + place * (plan.most + 1) + sheet.candidates]
+
+
+# ------------------------------------------------------------------------------------------------------- random numbers
 
 
 _DRAWN: Final = 1 << 14  # numbers at a time

@@ -1,11 +1,13 @@
 """Accuracy scaling after Proteus (Ahmad et al., ASPLOS 2024): its linear program, and the router that executes it.
 
-Ahmad et al. maximise the mean accuracy of served requests, subject to every server's throughput with its variant, as a
-mixed integer linear program; so does `plan`. It is a pure function of numbers, and caches its solutions.
+The program (`plan`): Ahmad et al. maximise the mean accuracy of served requests, subject to every server's throughput
+with its variant, as a mixed integer linear program; so does `plan`. It is a pure function of numbers, and caches its
+solutions.
 
-Differences from Proteus: one network, so no variants of others compete for a device; no model is loaded to change a
-variant; the latency target is kept through a limit on utilization, not through batch sizes, which Algorithm 1 forms;
-the demand is the measured rate, with a margin. A plan is made within a decision, and cached for its demand.
+The router (`Milp`) differs from Proteus: it has one network, so no variants of others compete for a device; no model is
+loaded to change a variant; the latency target is kept through a limit on utilization, not through batch sizes, which
+Algorithm 1 forms; the demand is the measured rate, with a margin. The router makes a plan within a decision; the plan
+is cached for its demand.
 """
 
 from __future__ import annotations

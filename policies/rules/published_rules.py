@@ -1,10 +1,13 @@
 """Published routers: INFaaS (Romero et al., ATC 2021) and SuperServe's SlackFit (Khare et al. 2025).
 
-Kept from it: a query names an accuracy floor and a latency target, and gets the cheapest variant that meets both; each
-worker then replaces its variant by a faster one while it is overloaded, and by a better one when it has room, with
-hysteresis between the two. Different: variants are width tuples of one network that is loaded anyway, so that a change
-has no start-up cost; the cost is expected device time, not money; there is nothing to rent, so neither horizontal
-scaling nor a choice of hardware; and room is used to gain accuracy above the floor, for which INFaaS has no reason.
+INFaaS (`InfaasRule`): a variant for each server that follows the server's load. Kept from INFaaS: a query names an
+accuracy floor and a latency target, and gets the cheapest variant that meets both; each worker then replaces its
+variant by a faster one while it is overloaded, and by a better one when it has room, with hysteresis between the two.
+Different from INFaaS: variants are width tuples of one network that is loaded anyway, so that a change has no start-up
+cost; the cost is expected device time, not money; there is nothing to rent, so neither horizontal scaling nor a choice
+of hardware; and room is used to gain accuracy above the floor, for which INFaaS has no reason.
+
+SlackFit (`SlackFitRule`): width and group by the block's slack.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The data from which a rule is built: expected costs in whole nanoseconds, and the servers' working sets.
 
-An instance serves every narrower width of its nest, so a working set has one instance of each segment for a slimmable
-network, and some members of a family. A router within each server's working set needs no load after the first ones.
+Expected costs: rules add and compare expected times in whole nanoseconds, so that the order of additions has no effect.
+
+A *working set* (`working_sets`) has the instances that a server's memory holds together. An instance serves every
+narrower width of its nest, so a working set has one instance of each segment for a slimmable network, and some members
+of a family. A router that stays within each server's working set needs no load after the first ones.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from policies.goal_control import GoalControl, Steered
 from policies.greedy_scheduler import GreedyKnobs
 from policies.interfaces import AccuracyPrior, CostModel, RouterConfig, nests_of
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, ServerView, WorkKey
+
+# --------------------------------------------------------------------------------------------------- the data of a rule
+
 
 Placement = Callable[[ClusterView, np.random.Generator], int]
 WidthRule = Callable[[ClusterView, int, np.random.Generator], float]
@@ -39,7 +45,7 @@ class RouterContext:
         deadline_s: end-to-end latency target, if the scenario has one (`slackfit` and `infaas` use it).
         block_ns: the host's time for a block, decided and returned, beyond its images.
         working_sets: (N, S, W) which widths each server may serve, so that all its instances fit together
-            (`policies.rules.rule_context`); empty if no server is limited.
+            (`working_sets`); empty if no server is limited.
     """
 
     config: RouterConfig
@@ -84,6 +90,9 @@ def looked_at(view: ClusterView) -> Sequence[int]:
 def is_up(server: ServerView) -> bool:
     """Return whether a server seems up: one that can't take a block and has none seems down."""
     return server.valid or server.outstanding_blocks > 0
+
+
+# ------------------------------------------------------------------------------------------------------- expected costs
 
 
 MIN_WORTH = 1e-5  # of a step to a wider width, if the table has a worse wider one
@@ -305,6 +314,9 @@ def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDAr
     coefficients = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
     worth: npt.NDArray[np.float64] = np.maximum(coefficients[1:].reshape(segments, widths - 1), MIN_WORTH)
     return worth
+
+
+# --------------------------------------------------------------------------------------------------------- working sets
 
 
 Widths = tuple[float, ...]

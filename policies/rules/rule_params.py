@@ -1,4 +1,4 @@
-"""The parameters of rules, as in a rule file (`*.rule.yaml`), the space of tuning, and batching delays.
+"""Rules as plain data: the parameters in a rule file (`*.rule.yaml`), the space of tuning, and batching delays.
 
     schema: slimsched.rule/1
     kind: ladder                    # one of `policies.router_kinds.RULES`
@@ -9,8 +9,11 @@
     thresholds: [24]
     made_by: {command: slimsched train ..., seed: 7}         # anything; no decision depends on it
 
-A kind's class has its parameters and defaults: the plain ones are here, those of rules in separate modules are there
-(`slackfit`, `infaas`, `milp`).
+Batching delays: `HoldingRouter` is a router with a hold rule for the core (`HoldSpec`), and with its widths limited to
+the servers' working sets.
+
+Each kind of rule has a class with its parameters and their defaults. The classes of plain rules are in this module; the
+classes of rules in separate modules are in those modules (`slackfit`, `infaas`, `milp`).
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ from policies.rules.rule_parts import (
     make_placement,
 )
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
+
+# ------------------------------------------------------------------------------------------------------ batching delays
+
 
 LONGEST_S = 3600.0
 
@@ -346,7 +352,7 @@ class FixedRule(PlacedRule):
 
 
 class LadderRule(PlacedRule):
-    """Width tuples by load (`widths.Ladder`).
+    """Width tuples by load (`rule_parts.Ladder`).
 
     Attributes:
         rungs: width tuples, the most accurate first, one more than thresholds; None for efficient ones of the accuracy

@@ -1,9 +1,9 @@
-"""Calibration of one device, here or on another host, and the check that a profile still holds.
+"""The check that a profile still holds, and calibration of one device, here or on another host.
 
-The rule by which a metric has drifted is `calibrate.fresh_points`'s. The open-loop run serves Poisson arrivals, at
-about half of the capacity of the profile's simulation, by the real router, scheduler and executor on that one device;
-the same arrivals are simulated from the profile. There are several such runs, each with separate arrivals; each is one
-value.
+The check: `calibrate.fresh_points` has the rule by which a metric has drifted. In an open-loop run the real router,
+scheduler and executor serve Poisson arrivals on that one device, at about half of the capacity of the profile's
+simulation; the same arrivals are simulated from the profile. There are several such runs, each with separate arrivals;
+each run is one value.
 """
 
 from __future__ import annotations
@@ -132,6 +132,9 @@ def span(duration_s: float) -> str:
     )
     one, other = units.split()
     return f"{big} {one}" + (f" {small} {other}" if small else "")
+
+
+# ----------------------------------------------------------------------------------------------- the check of a profile
 
 
 ROUTER = "random"
@@ -370,6 +373,9 @@ def _any_images(file: ModelFile) -> Dataset:
     image = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
     label = np.zeros(1, dtype=np.int64)
     return Dataset("noise", image, label, image, label, spec.classes)
+
+
+# ---------------------------------------------------------------------------------------------------------- calibration
 
 
 def calibrate_device(

@@ -1,6 +1,7 @@
 """What must fit before real executors start: devices, memory, networks, profiles, hosts and their links.
 
-It is measured as runs use it: an agent on each host, which computes nothing, writes to the others' arenas.
+`measure_links` measures links as runs use them: an agent on each host, which computes nothing, writes to the others'
+arenas.
 """
 
 from __future__ import annotations
@@ -299,6 +300,9 @@ def memory_bytes(device: DeviceSpec) -> int:
         total = gpu_bytes(device.index)
         return device.vram_bytes if total is None else total
     return machine_bytes()
+
+
+# ------------------------------------------------------------------------------------------------------ links and hosts
 
 
 MOVES: Final = 20

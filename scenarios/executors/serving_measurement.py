@@ -1,8 +1,8 @@
 """What serving costs beyond forward passes, and what routers' decisions take, measured by short runs here.
 
-A pass in a calibration loop finds its caches warm; a served batch does not, and blocks and requests travel between
-processes that share cores. These costs are this host's, so they are measured on it, with a router (`random`) and a seed
-that no reported run uses, and go into the profiles:
+Costs of serving: a pass in a calibration loop finds its caches warm; a served batch does not, and blocks and requests
+travel between processes that share cores. These costs are this host's, so `measure_serving` measures them on it, with a
+router (`random`) and a seed that no reported run uses. They are written to the profiles:
 
     router_host            what the router's process does for a block and for each of its images, sent and returned
     handover               from that process to a server's, and back, if no pass runs on the device
@@ -16,16 +16,16 @@ that no reported run uses, and go into the profiles:
     chores                 what a server's process does besides passes on a CPU device's cores
 
 Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are searched for
-here, because an estimate may be far from this host's capacity. Then both runs are simulated with what was found: if
-simulation and measurement are far apart, all is measured again, and in the end refused.
+here, because an estimate may be far from this host's capacity. Then both runs are simulated with the measured costs. If
+simulation and measurement are far apart, everything is measured again, and in the end refused.
 
-What the router's process does for a block is measured with the router `random`, and a
-learned router, or a rule that looks at every server, takes longer. So its policy is called here as the router calls it:
-in one process, on the router's cores, over views of a simulation of the scenario, in turns with `random`. It is CPU
-time, which does not count waiting.
+Decisions: the costs of the router's process above are those of the router `random`; a learned router, or a rule that
+looks at every server, takes longer. So `measure_decisions` calls its policy as the router calls it: in one process, on
+the router's cores, over views of a simulation of the scenario, in turns with `random`. It measures CPU time, which does
+not count waiting.
 
-Two decisions are apart by the gap between their views, waited for as the router waits. After a pause caches are cold: a
-loop without pauses would find decisions several times as fast as they are while serving.
+The pause before a decision is the gap between its view and the previous one, waited for as the router waits. After a
+pause caches are cold: a loop without pauses would find decisions several times as fast as they are while serving.
 """
 
 from __future__ import annotations
@@ -327,6 +327,9 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
 def is_served(profile: Profile) -> bool:
     """Return whether what serving costs is in a profile."""
     return profile.router_host is not None
+
+
+# ------------------------------------------------------------------------------------------------------------ decisions
 
 
 VIEWS = 288

@@ -1,10 +1,11 @@
-"""The runs of a validation, their rates and order, and the devices' actual slowdown for their paired simulations.
+"""The devices' actual slowdown for paired simulations, and the runs of a validation, their rates and order.
 
-How fast a virtual machine's core is depends on its host's other tenants: like the arrivals, it comes from outside, and
-a simulation that draws it at random is compared with another run than the one that was made. Agents on CPUs read a
-fixed piece of work between their batches (`hw.host_resources`); the profile has its time at full speed.
+Slowdown: how fast a virtual machine's core is depends on its host's other tenants. Like the arrivals, this comes from
+outside: a simulation that draws it at random is compared with another run than the one that was made. Agents on CPUs
+time a fixed piece of work between their batches (`hw.host_resources`); the profile has its time at full speed.
 
-It receives two sides, simulation and hardware, as functions: each takes a `PlannedRun` and returns what that left.
+`Campaign` receives two sides, simulation and hardware, as functions: each takes a `PlannedRun` and returns its result
+and record.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ def _changes(readings: Sequence[tuple[int, float]], profile: Profile) -> Changes
     factors = np.clip(np.median(windows, axis=1) ** slowdown.reference_exponent, FASTEST, SLOWEST)
     starts = np.concatenate([[0.0], (times[1:] + times[:-1]) / 2])
     return tuple((int(start), float(factor)) for start, factor in zip(starts, factors, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 
 OVERLOAD = 1.25  # the next try of a saturated run, in times of the last one's throughput

@@ -1,6 +1,6 @@
-"""What ships with the project, by name; the routers that a run makes; and a first custom scenario.
+"""A first custom scenario; the bundled files of the project, by name; and the files of the routers that a run makes.
 
-All of it lies inside the packages, so that an installed wheel has it, too.
+The bundled files are inside the packages, so that an installed wheel has them, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Series on disk: traces and rates from CSV files, and the decision times measured on a host.
 
-A row is a line: what a stray quote would swallow is an error, and so is every row that is not like the header.
+CSV files: a row is one line. Text that a stray quote would swallow is an error, and so is every row that does not match
+the header.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The stage `compare`, every router with every seed, and the suite: fixed cases on which routers race.
 
-The bundled files: `scenarios/data/suite.yaml` (which cases, which seeds, the floors of the drawn clusters) and
+The suite's bundled files are `scenarios/data/suite.yaml` (the cases, their seeds, the floors of the drawn clusters) and
 `scenarios/data/suite.csv` (the figures of the published routers, by `python -m benchmarks suite`).
 """
 
@@ -45,6 +45,9 @@ RESULTS = "results.json"
 RECORDS = "records"
 RECORDS_FORM = 3  # of what is kept: since 3 a result records what was offered
 KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
+
+
+# ------------------------------------------------------------------------------------------------------------ the stage
 
 
 def compare(
@@ -195,6 +198,9 @@ def _keep_records(run: Run, world: World, engine: Simulator, fingerprint: str, w
         return written
 
     run.stage(RECORDS, inputs_hash(fingerprint, [display_name(router) for router in routers]), work)
+
+
+# ------------------------------------------------------------------------------------------------------------ the suite
 
 
 FILE: Final = SHIPPED / "suite.yaml"

@@ -1,8 +1,10 @@
-"""The job: one scenario in one run folder, what every stage asks of it, and its sizes.
+"""The context of every stage: one scenario in one run folder (`Run`); and descriptions of its sizes and devices.
 
 A stage is identified by a fingerprint of all that it reads: parts of the scenario, files by their content (and not by
-their path), a user's classes by their code, and this project's version. The parts that several stages read are named
-here; each stage's own fingerprint is next to its work.
+their path), a user's classes by their code, and this project's version. `Run` names the parts that several stages read;
+each stage's own fingerprint is next to its work.
+
+Sizes below their defaults (`cuts_text`) are reported, so that a fast trial is not mistaken for a measurement.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
 OF_SERVING = ("cluster", "router")
 MIN_TOLD_S, LONGEST = 0.5, 3  # of a stage's wall time; of the stages that are listed
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison uses
+
+
+# -------------------------------------------------------------------------------------------------------------- the run
 
 
 class Run:
@@ -229,6 +234,9 @@ def blamed_on(scenario: Scenario) -> Iterator[None]:
         if error.source != "model":
             raise
         raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
+
+
+# ---------------------------------------------------------------------------------------------------- sizes and devices
 
 
 _SIZES: Final = (  # section, key: what costs time, and gives surer numbers or better routers if there is more of it

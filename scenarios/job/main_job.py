@@ -1,18 +1,21 @@
-"""The whole workflow of a scenario, stage by stage, and the compilation that runs ahead of it.
+"""The end-to-end workflow of a scenario, stage by stage, and the compilation that runs ahead of it.
 
-A stage is skipped when its outputs are there and what it was made from is unchanged, so an interrupted job resumes
-after the last finished stage (and, inside calibration, training and comparison, after the last finished piece).
+Compilation (`compiling_ahead`): a separate process of the lowest priority compiles the engine.
 
-=============================  ===========================  ===========================================================
-stage                          by                           makes
-=============================  ===========================  ===========================================================
-`model`, `accuracy`            `scenarios.job.network_stages`      the network's weights, its accuracy by width tuple
-`calibrate-SERVER`, `serving`  `scenarios.job.profile_stages`     each device's profile
-`train`, `train-KIND`          `scenarios.job.training_stage`       the routers that the scenario names as its own,
-scores `decide-ROUTER`                `scenarios.job.profile_stages`     what each router's own decisions take on this
-host `compare`                      `scenarios.job.comparing_stage`   every router with every seed, simulated
-`validate`                     `scenarios.job.validation_stage`   simulation compared with real executors
-=============================  ===========================  ===========================================================
+Stages (`carry_out`): a stage is skipped if its outputs are there and what it was made from is unchanged, so an
+interrupted job resumes after the last finished stage (and, inside calibration, training and comparison, after the last
+finished piece).
+
+=============================  ================================  =======================================================
+stage                          by                                makes
+=============================  ================================  =======================================================
+`model`, `accuracy`            `scenarios.job.network_stages`    the network's weights, its accuracy by width tuple
+`calibrate-SERVER`, `serving`  `scenarios.job.profile_stages`    each device's profile
+`train`, `train-KIND`          `scenarios.job.training_stage`    the routers that the scenario names as its own, scores
+`decide-ROUTER`                `scenarios.job.profile_stages`    what each router's own decisions take on this host
+`compare`                      `scenarios.job.comparing_stage`   every router with every seed, simulated
+`validate`                     `scenarios.job.validation_stage`  simulation compared with real executors
+=============================  ================================  =======================================================
 """
 
 from __future__ import annotations

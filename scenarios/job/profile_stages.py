@@ -1,7 +1,8 @@
 """The stages that measure: a device's profile, the costs of serving, and what each router's decisions take here.
 
-They are made if serving was measured on this machine, in this run folder; what was measured before is taken as it is,
-wherever the folder is now. Simulations elsewhere charge the times in the scenario and the profiles.
+The stages `decide-ROUTER` run if serving was measured on this machine, in this run folder. Decision times that were
+measured before are used as they are, wherever the folder is now. Simulations elsewhere charge the times in the scenario
+and the profiles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The stages that make routers, trained in simulation and scored: for one scenario, or over drawn clusters.
 
-`ppo` learns by gradients (`scenarios.learn.ppo`); rules (`tuned:KIND`) by direct search over whole
-runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
+For one scenario (`make_routers`), `ppo` learns by gradients (`scenarios.learn.ppo`), and rules (`tuned:KIND`) by direct
+search over whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
+
+Over drawn clusters (`make_compass`), Compass is trained; a scenario is not needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""Trains a router in simulation and scores it, and brings in routers that another library has learned.
+"""Training runs for routers learned in simulation, their scores, and router files of what another library has learned.
 
-A router is scored on both engines, on a run that training has not seen.
+`episode` returns the runs on which `scenarios.learn.ppo` trains.
+
+`score_router` scores a router on both engines, on a run that training has not seen.
+
+`write_router` writes the file of a router that another library has learned on `SlimCluster-v0`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Requests that were not served, and signs that a router fails in one of the ways that the paper names.
+"""Signs that a router fails in one of the ways that the paper names, and requests that were not served.
 
-The paper warns of reward hacking, VRAM exhaustion and accuracy collapse; collapse onto one server is ours. A signature
-states that a run looks like it, with the number and the threshold that it passed, never why: a rule that always takes
-the narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the thresholds.
+Signatures: the paper warns of reward hacking, VRAM exhaustion and accuracy collapse; collapse onto one server is ours.
+A signature states that a run looks like one of these failures, with the number and the threshold that it passed, never
+why: a rule that always takes the narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the
+thresholds.
 
-Latency, accuracy and energy are of completed images alone. A router that serves few of them may look fast, so one that
-leaves more than `LIMIT` unserved is never the winner; and a run that completed nothing is an error.
+Unserved requests: latency, accuracy and energy are of completed images alone. A router that serves few images may look
+fast, so a router that leaves more than `LIMIT` unserved is never the winner; and a run that completed nothing is an
+error.
 """
 
 from __future__ import annotations
@@ -290,6 +292,9 @@ def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
 def tally_text(counts: Mapping[str, int], runs: int) -> str:
     """Return `accuracy collapse (3 of 5 runs), ...`."""
     return ", ".join(f"{name} ({count} of {runs} run{'s' if runs > 1 else ''})" for name, count in counts.items())
+
+
+# ---------------------------------------------------------------------------------------------------- unserved requests
 
 
 LIMIT: Final = 0.01  # of what arrived

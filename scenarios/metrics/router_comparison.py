@@ -1,16 +1,15 @@
-"""Results set side by side: routers against a baseline, trade-offs of accuracy against a cost, and which router wins.
+"""Results set side by side: trade-offs of accuracy against a cost, routers against a baseline, and which router wins.
 
-Up in accuracy and down in cost is better. One point *beats* another that has no more accuracy and no less cost, unless
-they are the same point.
+The module computes from finished documents alone (results, a comparison, a validation), however they were made, and
+independently of sentences and charts.
 
-It computes from finished results alone, however they were made.
+Trade-offs: up in accuracy and down in cost is better. One point *beats* another that has no more accuracy and no less
+cost, unless they are the same point.
 
-A router that keeps the floor of accuracy and serves at least 99 % can win: the one with the lowest p99 latency does (or
-energy an image, at a p99 within its limit, if the scenario tunes for that). A winner needs significance: over at least
-`MIN_RUNS` runs the paired 95 % interval of its lead over each of the others must leave out that they are equal. All
-routers not significantly different from the first tie with it.
-
-It computes from finished documents alone (a comparison, a validation), independently of sentences and charts.
+Ranking: a router that keeps the floor of accuracy and serves at least 99 % can win. The one with the lowest p99 latency
+does (or the lowest energy per image, at a p99 within its limit, if the scenario tunes for that). A winner needs
+significance: over at least `MIN_RUNS` runs, the paired 95 % interval of its lead over each of the other routers must
+not include equality. All routers not significantly different from the first tie with it.
 """
 
 from __future__ import annotations
@@ -99,6 +98,9 @@ def contributions(points: Sequence[ParetoPoint], reference: ParetoPoint) -> dict
     whole = hypervolume(points, reference)
     rest = {one.name: [other for other in points if other is not one] for one in points}
     return {name: whole - hypervolume(others, reference) for name, others in rest.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
 
 
 BASELINE = "random"
@@ -387,6 +389,9 @@ def _hypervolume(points: Sequence[ParetoPoint], reference: ParetoPoint | None) -
         share=share_covered(points, corner),
         contributions=contributions(points, corner),
     )
+
+
+# -------------------------------------------------------------------------------------------------------------- ranking
 
 
 MIN_RUNS: Final = 5  # of fewer a 95 % interval is hardly known: with three it is 2.2 times as wide as with many

@@ -1,9 +1,12 @@
-"""What to run where, and routers at equal accuracy on the very runs that are compared.
+"""A plan of what to run where, and routers that are set to equal accuracy on the very runs that are compared.
 
-It is all simulated: each router with each seed on the scenario's own arrivals, then the largest rate at which it keeps
-floor and limit (`scenarios.runs.capacity_search`), searched with each seed separately. Routers that choose are compared
-with two that don't: full width, and the one width tuple that keeps the floor and has the largest expected capacity,
-each image on one server from the first segment to the last.
+A plan (`plan`) is entirely simulated: each router runs with each seed on the scenario's own arrivals; then a search
+(`scenarios.runs.capacity_search`), separate for each seed, finds the largest rate at which the router keeps the
+accuracy floor and the latency limit. Routers that choose are compared with two that do not: full width, and the one
+width tuple that keeps the floor and has the largest expected capacity. With both, each image stays on one server from
+the first segment to the last.
+
+Equal accuracy (`EqualRuns`): the dial of each router is set so that its mean accuracy on these runs is the floor.
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ FULL: Final = "sticky"  # full width, and each image stays on its server
 PRECISION: Final = 0.02  # of a sustained rate
 CHANCE: Final = 0.05  # the p-value below which two members differ
 DETAILED_IMAGES: Final = 100_000  # of the run that shows what each server does: beyond, it is gigabytes
+
+
+# ------------------------------------------------------------------------------------------------------------- the plan
 
 
 @dataclass(frozen=True)
@@ -335,6 +341,9 @@ def steps_of(world: World, routers: int, seeds: int) -> int:
     """Return how many runs and searches a plan takes."""
     after_changes = 3 if len(fastest_device(world)) < len(world.cluster.servers) else 1
     return (2 * routers + after_changes) * seeds + NEW_RUNS + 1
+
+
+# ------------------------------------------------------------------------------------------------------- equal accuracy
 
 
 MAX_THREADS: Final = 2

@@ -1,7 +1,11 @@
 """A run in its folder: event logs and their replay, tables of requests, batches and readings, and the result.
 
-A simulation writes one log. Real executors write the router's and one for each epoch of each server's agent; with them
-a list of the epochs has how many steps each log has, how many the router had received, and how each epoch ended.
+Event logs: a simulation writes one log. Real executors write the router's log, and one log for each epoch of each
+server's agent. A list of the epochs records, for each of the agents' logs, its number of steps, how many of them the
+router had received, and how the epoch ended.
+
+Replay (`replay_folder`, `replay_served`): fresh cores process the events of each log, and all logs of a run are
+compared with each other.
 """
 
 from __future__ import annotations
@@ -165,6 +169,9 @@ def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
         return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
     except _MALFORMED as error:
         raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
+
+
+# --------------------------------------------------------------------------------------------------------------- replay
 
 
 SHOWN = 400  # characters of an event or of a step's commands
@@ -375,6 +382,9 @@ def _divergence_text(divergence: Divergence) -> str:
 def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
+
+# -------------------------------------------------------------------------------------------------------------- records
 
 
 RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")

@@ -1,10 +1,10 @@
 """Simulated runs: one or many routers and seeds on the same arrivals, the default engine, and predictions.
 
-Both engines give the same (docs/engines.md). The reference is available at once; the compiled one takes half a second
-to open, and half a minute to compile on a machine without its cached code, and is then 50 times as fast.
+Engines: both give the same results (docs/engines.md). The reference is available at once. The compiled engine takes
+half a second to open, and half a minute to compile on a machine without its cached code, and is then 50 times as fast.
 
-The p99 of one simulated run of a thousand images is chaotic: in a quarter to a half of all pairs, two replicas differ
-by more than 10 %. So a prediction is a range.
+Predictions: the p99 of one simulated run of a thousand images is chaotic. In a quarter to a half of all pairs, two
+replicas differ by more than 10 %. So a prediction is a range.
 """
 
 from __future__ import annotations

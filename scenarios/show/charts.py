@@ -1,7 +1,9 @@
 """Charts of results and of learning, drawn by matplotlib.
 
-Every axis carries its unit. A router has the same color in every chart; hardware is dashed, simulation solid. Names are
-drawn as they are: none is a formula, and none is left out of a legend for its first characters.
+Every axis states its unit. A router has the same color in every chart; hardware is dashed, simulation solid. Names are
+drawn as they are: matplotlib parses none as a formula, and omits none from a legend for its first characters.
+
+Learning curves (`save_curves`) are of one run folder's trainings, or of several folders' in one chart.
 """
 
 from __future__ import annotations
@@ -475,6 +477,9 @@ def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
     axis.set_major_locator(decades if high > 10 * low else MaxNLocator(most - 1))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
+
+
+# ------------------------------------------------------------------------------------------------------ learning curves
 
 
 Steps = Sequence[Mapping[str, float]]  # what a learner reported, update by update, or generation by generation

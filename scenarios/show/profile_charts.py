@@ -1,6 +1,7 @@
 """The charts of a profile and what they are drawn from: its curves, and the paper's Figures 1 to 3.
 
-It draws nothing and reads no file.
+The data of the charts (`uniform_curves` to `stated_solo_error`) are the profile's curves as the simulator replays them,
+and their stated errors; these functions draw nothing and read no file.
 """
 
 from __future__ import annotations

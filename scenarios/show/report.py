@@ -1,9 +1,9 @@
 """Pages of HTML: a run folder's report, one profile's curves, and the parts that they are made of.
 
-Looks: `templates/page.html.j2`.
+The layout and the colors of a page (`page`) are in `templates/page.html.j2`.
 
-A report reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and
-the page states it.
+A report (`build_report`) reads only files of the run folder, and shows what they contain. A part whose files are
+missing is left out, and the page states that.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ from scenarios.show.wording import environment, say
 from scenarios.terminal.screen import visible_text
 from scenarios.world.scenario_building import SCENARIO_FILE
 from sim.device_profile import Profile
+
+# ---------------------------------------------------------------------------------------------------------------- pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,9 @@ def _interval(cell: str) -> Markup:
     """Return a cell's text, with the half-width of its interval in small letters."""
     mean, sign, half = cell.partition(PLUS_MINUS)
     return Markup("{} <small>±{}</small>").format(mean, half) if sign else Markup("{}").format(mean)
+
+
+# ----------------------------------------------------------------------------------------------------------- the report
 
 
 MAX_TRACES = 600_000  # bytes of packed timelines in a page, which can still be mailed

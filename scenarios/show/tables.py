@@ -1,6 +1,8 @@
 """Tables in plain characters, for a terminal or as Markdown, and numbers as text.
 
-The first column identifies a row. In HTML a table is written by the page's template.
+Numbers: the catalogue of measures has the digits and the unit of each measure.
+
+Tables: the first column identifies a row. In HTML, the page's template writes the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 r"""A terminal: its width, names and messages, questions, and how a command ends, by an exit code and one message.
 
-What a screen would obey, and no page may hold, is written out (`\x1b`).
+Names and messages (`visible`, `visible_text`): characters that a terminal would interpret, and that no page may
+contain, are written out (`\x1b`).
 
 Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
+
+Questions (`ask`) are on standard error: standard output stays free for results.
 """
 
 from __future__ import annotations

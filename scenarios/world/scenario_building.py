@@ -1,9 +1,9 @@
-"""Builds a scenario: its servers, profiles, network and accuracy, checked and joined.
+"""Builds a scenario: its servers, profiles, network and accuracy, checked and joined, and the paths of their files.
 
-It opens no file and measures nothing.
+`build_world` and the functions that it calls open no file and measure nothing.
 
-A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This module has
-their paths and reads them; `scenarios.job` makes them.
+Files: a scenario may name the files of its network, accuracy and profiles. A run makes the files that the scenario does
+not name, and keeps them in its run folder. This module has their paths and reads them; `scenarios.job` makes them.
 """
 
 from __future__ import annotations
@@ -351,6 +351,9 @@ def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
         return scenario.router.decision_s
     is_measured = any(profile.router_host is not None for profile in profiles)
     return 0.0 if is_measured else ASSUMED_DECISION_S
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 MODEL_FILE = "model.safetensors"

@@ -1,9 +1,8 @@
 """A scenario's routers, as objects that decide, and what its files were made with, compared with it now.
 
-Accuracies, profiles and routers are made once and read often: what has changed meanwhile is refused, never answered
-with the old numbers. A file that does not record something is taken as it is: it was brought from elsewhere.
-
-Seeds are left out: with another one the same thing would only be drawn again.
+`MadeWith`: accuracies, profiles and routers are made once and read often. If a setting has changed meanwhile, the file
+is refused; it is never used with the old numbers. A file that does not record a setting is taken as it is: it was
+brought from elsewhere. Seeds are left out: with another seed the same thing would only be drawn again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from sim.device_profile import Profile
 
 
-MADE_WITH: Final = "made_with"  # of what a router's file records of its making: see `scenarios.world.scenario_routers`
+MADE_WITH: Final = "made_with"  # of what a router's file records of its making: see `of_router`
 USUAL_BLOCK: Final = 16  # images
 ALIKE: Final = 1.5  # times as expensive, and a decision costs about the same
 

@@ -1,8 +1,12 @@
 """The loop of the compiled engine: the next events, faults among them, until a decision is pending or the run is over.
 
-At one instant: arrivals, then server by server the events of `layout` in its order, then the operator's next goal, the
-work of the router's host (its decision before its received messages), and last the start of the next decision, when
-nothing is left at the instant (`sim.event_queue`). Every slot has its next time, so no event is stale.
+Faults: planned faults are injected, and failed servers come back by their supervision (`sim.faults`).
+
+Order at one instant (`sim.event_queue`): arrivals, then server by server the events of `row_layout.Times` in its order,
+then the operator's next goal, the work of the router's host (its decision before its received messages), and last the
+start of the next decision, when nothing is left at the instant. Every slot stores its next time, so no event is stale.
+
+`run_cluster` runs a cluster whose router is a plan (`policies.compiled`), decisions included.
 """
 
 from __future__ import annotations
@@ -80,6 +84,9 @@ from sim.compiled.row_layout import (
     PlannedFault,
     Server,
 )
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
 
 Step = tuple[int, int, int, int, int, float]
 
@@ -245,6 +252,9 @@ def _restart_at(c: Cluster, p: Parameters, server: Server, now: int) -> int:
     if p.backoff_ns > p.backoff_limit_ns >> doublings:  # in this form nothing overflows
         return now + p.backoff_limit_ns
     return now + (p.backoff_ns << doublings)
+
+
+# ------------------------------------------------------------------------------------------------------------- the loop
 
 
 @kernel
@@ -471,6 +481,9 @@ def _end(c: Cluster, p: Parameters) -> None:
     c.status = ENDED
     if c.keeps:
         record_rest(c, p, ints_at(c.scratch_at), ended)
+
+
+# ---------------------------------------------------------------------------------------------- the decisions of a plan
 
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)

@@ -1,7 +1,10 @@
 """The router's and the servers' FIFO queues, and batching delays, compiled.
 
-Both are lists through `Request.next`, one for each key, oldest first. The router's requests are in one more list in the
-overall order; a server keeps its keys in the order of their oldest request.
+Batching delays are `policies.router_queue.Holds`, with the part of `RouterCore`; the held lines are in a list.
+
+The router's FIFO and a server's queue consist of lists through `Request.next`, one for each key, oldest first. The
+router's requests are in one more list in the overall order; a server keeps its keys in the order of their oldest
+request.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ _CREDIT = Credit.size
 _NS = 1_000_000_000
 
 note_arrival: Callable[[Arrivals, int], None] = kernel_of(_note_arrival)
+
+
+# ---------------------------------------------------------------------------------------------------------------- holds
 
 
 @kernel

@@ -1,7 +1,10 @@
 """The records of a cluster's row by index, its calendar, its ledger, and the observation that it gives a router.
 
-The integral of reported power up to an earlier time is its value when that time was now, bit for bit; so a request
-stores it when it enters the FIFO, and no history is kept.
+The calendar (`reschedule`, `soonest_server`) has each server's next event, in a tree of winners.
+
+The ledger has reported power, credits, and (if a run keeps them) records. The integral of reported power up to an
+earlier time is the value that `energy_j` had when that time was now, bit for bit; so a request stores this value when
+it enters the FIFO, and no history is kept.
 """
 
 from __future__ import annotations
@@ -52,6 +55,9 @@ from sim.compiled.row_layout import (
     Times,
     WorkSeen,
 )
+
+# ----------------------------------------------------------------------------------------------------- records by index
+
 
 _BLOCK: Final = Block.size
 _KINDS: Final = Times.size
@@ -183,6 +189,9 @@ def member_at(p: Parameters, block: Block, position: int) -> Member:
     return Member(block, p.members_at + position * p.member_size)
 
 
+# --------------------------------------------------------------------------------------------------------- the calendar
+
+
 @kernel
 def calendar(c: Cluster, p: Parameters) -> Ints:
     """Return the tree of winners: the first is at 1, and below the one at n those at 2 n and 2 n + 1."""
@@ -221,6 +230,9 @@ def soonest_server(c: Cluster, p: Parameters) -> int:
         if tree[node] != tree[1]:
             node += 1
     return node - p.leaves
+
+
+# ----------------------------------------------------------------------------------------------------------- the ledger
 
 
 _NS = 1_000_000_000
@@ -451,6 +463,9 @@ def sort_by_id(c: Cluster, p: Parameters, slots: Ints, count: int) -> None:
         gap //= 2
 
 
+# ------------------------------------------------------------------------------------------------------ a router's view
+
+
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN, _OBSERVED = HeadSeen.size, ServerSeen.size, WorkSeen.size, Observed.size
 
 
@@ -539,6 +554,9 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
                 seen.keys += 1
         at += _SERVER_SEEN + seen.keys * _WORK_SEEN
     return at
+
+
+# --------------------------------------------------------------------------------------------------------------- hashes
 
 
 @kernel

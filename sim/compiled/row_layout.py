@@ -4,6 +4,8 @@ A row is one array of 8-byte numbers that begins with a `Cluster`, or with `Para
 other records in their row (`..._at`), and kernels call them `c` and `p` everywhere. In other records a field that ends
 in `_at` is an offset in the row of parameters, except for addresses (`ints_at`). Requests, instances and blocks are
 slots of pools, linked by slot numbers; `NONE` ends a list. Times are integer nanoseconds; `NEVER` is later than all.
+
+`UnsupportedScenario` refuses a scenario; `problem_of` gives the reason for which a run can't continue.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from policies.faults import NO_LABEL, OUT_OF_MEMORY, PLANNED, WORKER_DIED, WORKE
 from policies.router_queue import REFUSED
 
 __all__ = ["NONE"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- codes
+
 
 NEVER: Final = 1 << 62
 ALONE: Final = -1  # the line of a request that shares no block
@@ -494,6 +500,9 @@ class WorkSeen(Record):
     """Outstanding requests of a work key, and the first decision with some outstanding."""
 
     since = key = requests = INT
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scenario
