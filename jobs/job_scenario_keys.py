@@ -45,32 +45,32 @@ GpuType = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_on
 
 
 class NodesSection(StrictModel):
-    """Some equal nodes."""
+    """Equal nodes."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_NODES)] = Field(description="how many there are")
-    gpus: Annotated[int, Field(ge=1, le=1024)] = Field(description="of each node")
-    type: GpuType = Field("gpu", description="of its GPUs, as the trace's `gpu_types` and the table of throughputs say")
-    vc: str = Field("", description="the virtual cluster that they belong to; empty: everybody's", max_length=200)
+    count: Annotated[int, Field(ge=1, le=MAX_NODES)] = Field(description="number of nodes")
+    gpus: Annotated[int, Field(ge=1, le=1024)] = Field(description="GPUs per node")
+    type: GpuType = Field("gpu", description="type of its GPUs, as in the trace's `gpu_types` and in `throughputs`")
+    vc: str = Field("", description="their virtual cluster; empty: shared by all", max_length=200)
     profile: ProfileName | None = Field(
         None,
-        description="how fast a GPU of this type is: a profile's file, or a shipped profile's name. Its images/s at "
-        "full width over those of the reference type's profile are the speed of every job",
+        description="speed of a GPU of this type: a profile's file, or a bundled profile's name. Jobs run at "
+        "its images/s at full width over those of the reference type",
     )
 
 
 class FailuresSection(StrictModel):
-    """Nodes that fail and return, each by itself; both times are exponential."""
+    """Independent failures and repairs of nodes; both times are exponential."""
 
-    up_s: Span = Field(description="mean time that a node works")
-    down_s: Span = Field(description="mean time that it is out of service then")
+    up_s: Span = Field(description="mean time to failure of a node")
+    down_s: Span = Field(description="mean time to repair")
 
 
 class OutageSection(StrictModel):
     """A node that is out of service for a time."""
 
     node: Annotated[int, Field(ge=0)] = Field(description="0, 1, ... in the order of `cluster.nodes`")
-    from_s: Time = Field(description="since the trace's start")
-    to_s: Span = Field(description="when it is back")
+    from_s: Time = Field(description="start of the outage, from the trace's start")
+    to_s: Span = Field(description="its end")
 
     @model_validator(mode="after")
     def _ascending(self) -> OutageSection:
@@ -80,31 +80,31 @@ class OutageSection(StrictModel):
 
 
 class JobClusterSection(StrictModel):
-    """The nodes, and what it costs to stop a job on them."""
+    """The nodes, and the cost of stopping a job."""
 
     nodes: tuple[NodesSection, ...] = Field(description="groups of equal nodes", min_length=1, max_length=10_000)
     throughputs: FilePath | None = Field(
         None,
-        description="a table of speeds by job class and GPU type ([form](jobs.md#unequal-gpus)); null: profiles say "
-        "it, or all types are equally fast",
+        description="table of speeds by job class and GPU type ([form](jobs.md#unequal-gpus)); null: from "
+        "profiles, or all equal",
     )
     reference: GpuType | None = Field(
-        None, description="the type on which the trace's run times count; null: that of the first nodes"
+        None, description="GPU type of the trace's run times; null: that of the first nodes"
     )
     spread_slowdown: Annotated[float, Field(ge=1, le=1000)] = Field(
-        1.0, description="a job that lies on more nodes than it must runs so many times as long"
+        1.0, description="factor on the run time of a job that is spread over more nodes than needed"
     )
-    restart_s: Time = Field(0.0, description="a job that goes on after a stop holds its GPUs so long before it works")
+    restart_s: Time = Field(0.0, description="time that a resumed job holds its GPUs before it works")
     checkpoint_s: Time = Field(
-        0.0, description="jobs keep their work so often, and lose the rest when they are stopped; 0: they lose nothing"
+        0.0, description="interval of checkpoints; a stopped job loses the work since the last; 0: it loses nothing"
     )
     variability: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
         default_factory=dict,
-        description="GPUs of one type that are not equally fast: by job class (`*`: those not named) the standard "
-        "deviation of the logarithm of their speed; a gang runs at its slowest GPU (PAL, SC'24)",
+        description="spread of speed between GPUs of one type: by job class (`*`: all others) the standard "
+        "deviation of its logarithm; a gang runs at its slowest GPU (PAL, SC'24)",
     )
-    failures: FailuresSection | None = Field(None, description="nodes that fail by chance; null: none does")
-    outages: tuple[OutageSection, ...] = Field((), description="nodes that are out of service at given times")
+    failures: FailuresSection | None = Field(None, description="random failures of nodes; null: none")
+    outages: tuple[OutageSection, ...] = Field((), description="planned outages of nodes")
 
     @model_validator(mode="after")
     def _one_source_of_speeds(self) -> JobClusterSection:
@@ -122,10 +122,10 @@ class JobClusterSection(StrictModel):
 
 
 class WindowSection(StrictModel):
-    """The part of the trace that is run."""
+    """The part of the trace to run."""
 
-    from_s: Time = Field(0.0, description="jobs that are submitted from this time of the trace on")
-    until_s: Span | None = Field(None, description="and before this time; null: all that follow")
+    from_s: Time = Field(0.0, description="jobs submitted from this time of the trace on")
+    until_s: Span | None = Field(None, description="jobs submitted before this time; null: to the trace's end")
 
     @model_validator(mode="after")
     def _ascending(self) -> WindowSection:
@@ -135,70 +135,72 @@ class WindowSection(StrictModel):
 
 
 class SlurmSection(StrictModel):
-    """What Slurm takes its time for, by its own names where it has one."""
+    """Slurm's delays, by its own names if it has one."""
 
     start_delay_s: Time = Field(
         0.0,
-        description="a job holds its GPUs so long before it works, at each start: Slurm's rounds, prolog and epilog",
+        description="time that a job holds its GPUs before it works, at each start: rounds, prolog, epilog",
     )
     bf_interval_s: Time = Field(
         0.0,
-        description="who reserves (`easy`, `conservative`) plans so often (`bf_interval`, 30 s in Slurm), and starts "
-        "only the first in order between; 0: plans whenever something changes",
+        description="interval of backfilling (`easy`, `conservative`; `bf_interval`, 30 s in Slurm); in "
+        "between only the first in order starts; 0: at each change",
     )
 
 
 class BoundSection(StrictModel):
-    """How the bound is sought that no policy beats."""
+    """Search of the bound that no policy beats."""
 
     passes: Annotated[int, Field(ge=0)] = Field(
-        600, description="steps of the search; the bound holds after any number; 0: no bound is sought"
+        600, description="steps of the search; the bound is valid after any number; 0: no bound"
     )
-    cell_s: Span = Field(
-        3600.0, description="prices of GPU time change so often; shorter cells bind more, and take longer"
-    )
+    cell_s: Span = Field(3600.0, description="interval of prices of GPU time; shorter: a tighter bound, more time")
 
 
 class JobsScenario(StrictModel):
-    """A trace, a cluster, and the policies that are set against each other."""
+    """A trace, a cluster, and the policies to compare."""
 
-    schema_: Literal["slimsched.jobs/1"] = Field(alias="schema", description="this form's name")
-    name: Name = Field(description="up to 100 letters, digits, `.`, `_` and `-`")
-    trace: FilePath = Field(description="a trace that `slimsched jobs import` or `generate` made")
-    cluster: JobClusterSection = Field(description="what the jobs run on")
-    window: WindowSection = Field(default_factory=WindowSection, description="the part of the trace that is run")
+    schema_: Literal["slimsched.jobs/1"] = Field(alias="schema", description="version of this format")
+    name: Name = Field(description="up to 100 letters, digits, `.`, `_`, `-`")
+    trace: FilePath = Field(description="a trace of `slimsched jobs import` or `generate`")
+    cluster: JobClusterSection = Field(description="nodes for the jobs")
+    window: WindowSection = Field(default_factory=WindowSection, description="part of the trace to run")
     load: Load | None = Field(
-        None, description="arrivals are moved closer together or apart, so that this is the load; null: as in the trace"
+        None, description="arrivals are compressed or stretched to this load; null: as in the trace"
     )
     jitter_s: Time = Field(
         0.0,
-        description="replays in which each job comes and ends up to so much later, by chance: how far figures hang on "
+        description="replays with random delays of each arrival and end up to this: sensitivity of figures to "
         "single seconds; 0: none",
     )
     begin: Literal["empty", "snapshot"] = Field(
         "empty",
-        description="what the run begins with: an empty cluster, or with the jobs that ran and waited by the log",
+        description="state at the start: an empty cluster, or the log's running and waiting jobs",
     )
-    warmup_s: Time = Field(0.0, description="jobs submitted so long after the begin are run, and left out of figures")
+    warmup_s: Time = Field(
+        0.0, description="jobs submitted within this time of the start are run, and left out of figures"
+    )
     history: Literal["none", "earlier"] = Field(
         "earlier",
-        description="what policies with a history have seen: nothing, or what had ended before the window",
+        description="history of policies that use one: none, or jobs that ended before the window",
     )
-    longest_s: Span = Field(366 * 86400.0, description="the run is ended so long after the last submission")
-    preemption: PreemptionKnobs = Field(default_factory=PreemptionKnobs, description="of policies given by name")
+    longest_s: Span = Field(366 * 86400.0, description="limit of the run after the last submission")
+    preemption: PreemptionKnobs = Field(
+        default_factory=PreemptionKnobs, description="preemption of policies given by name"
+    )
     multifactor: MultifactorKnobs = Field(
-        default_factory=MultifactorKnobs, description="of the policies `multifactor` given by name"
+        default_factory=MultifactorKnobs, description="weights of policies `multifactor` given by name"
     )
-    slurm: SlurmSection = Field(default_factory=SlurmSection, description="what Slurm takes its time for")
+    slurm: SlurmSection = Field(default_factory=SlurmSection, description="Slurm's delays")
     policies: tuple[PolicyName, ...] = Field(
         description=f"names ([list](jobs.md#policies)), files ending in `{POLICY_SUFFIX}`, or learned "
         f"ones ending in `{LEARNED_SUFFIX}`",
         min_length=1,
     )
-    baseline: PolicyName | None = Field(None, description="what the others are set against; null: the first policy")
-    bound: BoundSection = Field(default_factory=BoundSection, description="how the bound is sought")
+    baseline: PolicyName | None = Field(None, description="policy that others are compared with; null: the first")
+    bound: BoundSection = Field(default_factory=BoundSection, description="search of the bound")
     seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="of what is drawn: failures, differing GPUs, and what a learned policy draws"
+        0, description="seed of failures, GPU speeds, and a learned policy's draws"
     )
 
     @model_validator(mode="after")
@@ -216,33 +218,35 @@ class JobsScenario(StrictModel):
 
 
 class PolicyPreemption(PreemptionKnobs):
-    """Of a policy that preempts."""
+    """Settings of a policy that preempts."""
 
-    kind: Literal["none", "by-index"] = Field("none", description="whether jobs that run may have to make room")
+    kind: Literal["none", "by-index"] = Field("none", description="whether running jobs may be preempted")
 
 
 _OF_THE_LEARNED = ("order", "queueing", "preemption", "multifactor", "estimate", "age_guard_s")
 
 
 class PolicyFile(StrictModel):
-    """A policy of one's own: five words, and the numbers of preemption; or what was learned, with a placement."""
+    """A custom policy: five words and the numbers of preemption, or a learned file and a placement."""
 
-    schema_: Literal["slimsched.jobpolicy/1"] = Field(alias="schema", description="this form's name")
+    schema_: Literal["slimsched.jobpolicy/1"] = Field(alias="schema", description="version of this format")
     learned: FilePath | None = Field(
-        None, description=f"what chooses: a file `{LEARNED_SUFFIX}`, which says all other words but the placement"
+        None, description=f"a learned policy's file `{LEARNED_SUFFIX}`, which sets all other words but the placement"
     )
-    order: str = Field("fifo", description=f"who comes first: {', '.join(f'`{word}`' for word in ORDERS)}")
+    order: str = Field("fifo", description=f"order of jobs: {', '.join(f'`{word}`' for word in ORDERS)}")
     queueing: str = Field(
-        "strict", description=f"who may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
+        "strict", description=f"which jobs may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
     )
-    preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="who makes room, and when")
-    multifactor: MultifactorKnobs = Field(default_factory=MultifactorKnobs, description="of the order `multifactor`")
+    preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="what is preempted, and when")
+    multifactor: MultifactorKnobs = Field(
+        default_factory=MultifactorKnobs, description="weights of the order `multifactor`"
+    )
     placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{word}`' for word in PLACEMENTS)}")
     estimate: str = Field(
         "none", description=f"what is known of run times: {', '.join(f'`{word}`' for word in ESTIMATES)}"
     )
     age_guard_s: Span | None = Field(
-        None, description="who has waited longer goes first, the oldest before all; null: order alone decides"
+        None, description="wait after which a job goes first, the oldest before all; null: order alone decides"
     )
 
     @model_validator(mode="after")

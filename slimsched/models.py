@@ -81,24 +81,23 @@ def add_models(
     allow_busy: bool = False,
     out: NewFolder = "family",
 ) -> CommandResult:
-    """Make a family of trained networks, and tell which of them to run where.
+    """Make a family of trained networks, and show which to run where.
 
-    Each request is then served by one of them, whichever a router chooses. They are evaluated and timed on this
-    machine. One that knows no more than another one, which is as quick, is left out.
+    A router then chooses one of them for each request. They are evaluated and timed on this machine; a network that is
+    neither more accurate nor faster than another one is left out.
 
     Args:
-        networks: torchvision:resnet18,resnet34 and the like, or `module:Class` of your own with what it is called with
-            as JSON behind it; then int8 or bfloat16 for that form of it.
-        weights: a folder with a file for each, such as resnet18.pt (safetensors, or what torch.save wrote of a
-            `state_dict`); or the file of a single one.
-        images: a folder with test/CLASS/*.jpg, or with the classes alone; or another data set by name.
-        size: pixels along each side that pictures are resized to; by default their own where all are squares of one
-            size, else 224.
-        pictures: so many of the folder's, as many of each class as can be; by default 240 of 224 pixels, and up to
-            2,000 smaller ones.
-        budget_s: for calibration, of each device; by default 20s, or more where passes are long.
-        keep_all: also what another network beats.
-        allow_busy: measure even if other programs use a device; its profile says so.
+        networks: the networks: torchvision:resnet18,resnet34, or a custom `module:Class`, followed by its arguments as
+            JSON; int8 or bfloat16 after it for that form.
+        weights: a folder with a file for each, such as resnet18.pt (safetensors, or a `state_dict` by torch.save); or a
+            single network's file.
+        images: a folder with test/CLASS/*.jpg, or with the classes alone; or another data set's name.
+        size: the side of the images, in pixels; by default their own if all are squares of one size, otherwise 224.
+        pictures: the number of images, balanced over classes; by default 240 of 224 pixels, and up to 2,000 smaller
+            ones.
+        budget_s: the time of calibration for each device (20s, more for long passes).
+        keep_all: keep networks that others beat.
+        allow_busy: measure even if other programs use a device; its profile records that.
         out: the folder for the family and its first scenario.
 
     Raises:
@@ -365,18 +364,18 @@ def slim_model(
 ) -> CommandResult:
     """Make an ordinary trained network slimmable.
 
-    Its channels are sorted, it is cut into segments between its own stages, and every width is taught by the network
-    itself. It is refused where it loses more than 3 points at full width. Interrupted, the same command goes on.
+    It sorts the channels, cuts the network into segments between its stages, and trains every width by distillation
+    from the network. It refuses if more than 3 points are lost at full width. An interrupted call resumes.
 
     Args:
-        network: torchvision:resnet18 and the like, or `module:Class` of your own, with what it is called with as JSON
-            behind it.
-        weights: its file: safetensors, or what torch.save wrote of a `state_dict`; no code in it is run.
-        images: a folder with train/CLASS/*.png and test/CLASS/*.png; or another data set by name (docs/models.md).
-        size: resize the folder's pictures to so many pixels along each side, into a folder beside the result.
-        widths: shares of the channels, ascending; 0.25,0.5,0.75,1 by default.
-        minutes: for tuning.
-        device: where to tune it, as torch names it.
+        network: the network: torchvision:resnet18 and the like, or a custom `module:Class`, followed by its arguments
+            as JSON.
+        weights: its file: safetensors, or a `state_dict` by torch.save; code in it is not run.
+        images: a folder with train/CLASS/*.png and test/CLASS/*.png; or another data set's name (docs/models.md).
+        size: resize the folder's images to this side in pixels, into a folder next to the result.
+        widths: shares of the channels, ascending (0.25,0.5,0.75,1).
+        minutes: the time of training, in minutes.
+        device: the device for training, as torch names it.
         out: the file to write.
 
     Raises:
@@ -505,12 +504,12 @@ def _text(document: dict[str, Any], images: int, path: Path, dataset: str) -> st
 def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> CommandResult:
     """Train the scenario's network, and fill its accuracy table.
 
-    One that is trained already (`model.checkpoint`) is only evaluated, on every test image at every width tuple.
+    A trained network (`model.checkpoint`) is only evaluated, on every test image at every width tuple.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        out: the run folder, which keeps network and table; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys.
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        out: the run folder for network and table; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys.
 
     Raises:
         InputError: the scenario names no network.
@@ -543,14 +542,14 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
 
 @verb
 def check_model(network: str, /) -> CommandResult:
-    """Check that a network keeps the rules of slimmable ones.
+    """Check that a network keeps the rules of slimmable networks.
 
-    The exit code is 1 where one is broken. Segments that CUDA graphs can't capture are a warning: a GPU runs them
+    The exit code is 1 if one is broken. Segments that CUDA graphs can't capture are a warning: a GPU runs them
     uncaptured.
 
     Args:
-        network: by name, or `module:Class` of your own, with what it is called with as JSON behind it, such as
-            'my_net:MyNet {"classes": 10}'; or the file (.safetensors) of one that was made slimmable.
+        network: the network's name, or a custom `module:Class`, followed by its arguments as JSON: 'my_net:MyNet
+            {"classes": 10}'; or the file (.safetensors) of a slimmed network.
 
     Raises:
         InputError: there is no such network.
@@ -582,13 +581,12 @@ def check_model(network: str, /) -> CommandResult:
 
 @verb
 def join_models(models: str, /, *, out: NewFile = "models.safetensors") -> CommandResult:
-    """Put several trained networks into one file, for one cluster that serves them all.
+    """Put several trained networks into one file, to serve them on one cluster.
 
-    In a scenario each class of requests then names its model (docs/models.md#several-models).
+    Each class of requests of a scenario names its model (docs/models.md#several-models).
 
     Args:
-        models: what each is called and its file, or a shipped one by name, such as
-            cnn=slimresnet-pairs,vit=slimvit-pairs.
+        models: names and files, or bundled networks, such as cnn=slimresnet-pairs,vit=slimvit-pairs.
         out: the file to write.
 
     Raises:

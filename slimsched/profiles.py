@@ -40,24 +40,24 @@ def calibrate(
     beyond_loopback: bool = False,
     out: NewFolder = "profiles",
 ) -> Calibration:
-    """Measure how devices run a network, into profiles.
+    """Measure devices, and write their profiles.
 
-    Interrupted, it goes on from the log it left.
+    An interrupted calibration resumes.
 
     Args:
-        model: a trained network's file (safetensors), or a shipped one by name, such as slimresnet-pairs.
-        network: which network the file is of, where it does not say: by name, or `module:Class` of your own, with what
-            it is called with as JSON behind it, such as 'my_net:MyNet {"classes": 10}'.
-        device: cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are
-            two unequal devices: with four cores and more, two thirds of them and the rest; with fewer, the first core,
+        model: a trained network's file (safetensors), or a bundled network's name, such as slimresnet-pairs.
+        network: the network's name, or a custom `module:Class`, followed by its arguments as JSON: 'my_net:MyNet
+            {"classes": 10}', if the file does not name it.
+        device: a device: cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and
+            cpu:1 are unequal: with four cores and more, two thirds of them and the rest; with fewer, the first core,
             and the last core without oneDNN.
-        budget_s: for each device, 5m by default: the start and all measuring, those of an interrupted calibration
-            counted; 12 s of it (at most a quarter) are for what serving costs. What is required is always measured.
-        batch_limit: the largest batch that is measured.
-        allow_busy: measure although other programs use the device.
-        cluster: every host of a Ray cluster (docs/cluster.md) and their links; by its head's address, or `auto` for the
-            one that runs here.
-        beyond_loopback: with cluster: hosts that others can reach may be used; needs Ray's token.
+        budget_s: the time for each device (5m), with start and interruptions; 12 s of it (at most a quarter) are for
+            serving costs. What is required is always measured.
+        batch_limit: the largest batch to measure.
+        allow_busy: measure even if other programs use the device.
+        cluster: calibrate every host of a Ray cluster (docs/cluster.md) and their links: its head's address, or `auto`
+            for the one that runs here.
+        beyond_loopback: with --cluster: allow hosts that others can reach; needs Ray's token.
         out: the folder for profiles and logs.
 
     Raises:
@@ -259,8 +259,8 @@ def show_profile(profile: File, /, *, plot: NewPage | None = None) -> CommandRes
     """Print, check and plot a profile.
 
     Args:
-        profile: a profile's file (YAML), or a shipped one by name, such as rtx-2080-ti.
-        plot: write its curves and Figures 1-3 there: a page (.html), or a folder for PNG files.
+        profile: a profile's file (YAML), or a bundled profile's name, such as rtx-2080-ti.
+        plot: draw its curves and Figures 1-3 there: a page (.html), or a folder for PNG files.
 
     Raises:
         InputError: it is no profile.
@@ -288,10 +288,11 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     """Make a profile of a GPU from its data sheet.
 
     Args:
-        gpu: such as rtx-2080-ti; or the file (.yaml) of the published figures of a GPU of your own (docs/profiles.md).
-        network: by name, or `module:Class` of your own, with what it is called with as JSON behind it, such as
-            'my_net:MyNet {"classes": 10}'; or the file (.safetensors) of one that has no name.
-        out: the file to write; standard output by default.
+        gpu: a GPU's name, such as rtx-2080-ti, or the file (.yaml) of a custom GPU's published figures
+            (docs/profiles.md).
+        network: the network's name, or a custom `module:Class`, followed by its arguments as JSON: 'my_net:MyNet
+            {"classes": 10}'; or the file (.safetensors) of a network without a name.
+        out: the file to write (standard output).
 
     Raises:
         InputError: no such GPU or network, or `out` holds what this did not make.
@@ -349,15 +350,15 @@ def _require_synthesized(path: Path) -> None:
 
 @verb
 def check_profile(profile: File, /, *, model: File, network: str | None = None) -> CommandResult:
-    """Measure a device again: does its profile still hold?
+    """Measure a device again, and check its profile.
 
-    The exit code is 0 where it does, 1 where it does not or where nothing could be judged.
+    The exit code is 0 if the profile still holds, 1 if it does not or nothing could be judged.
 
     Args:
         profile: a measured profile's file (YAML).
-        model: the file of the network that it is of, or a shipped one by name.
-        network: which network that is, where the file does not say: by name, or `module:Class` of your own, with what
-            it is called with as JSON behind it.
+        model: the file of its network, or a bundled network's name.
+        network: the network's name, or a custom `module:Class`, followed by its arguments as JSON: 'my_net:MyNet
+            {"classes": 10}', if the file does not name it.
 
     Raises:
         InputError: it is no measured profile, or not of this network or device.

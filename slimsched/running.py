@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 @verb
 def run(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> Job:
-    """Do the whole job, from the network to the report.
+    """Run the whole workflow, from the network to the report.
 
-    That is: network, calibration, routers, comparison, validation, report. It resumes. The report
-    is drawn when it is asked for, and by the command at its end.
+    The stages are network, calibration, routers, comparison, validation, report. An interrupted run resumes.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name, such as quickstart; or what `load` returned.
-        out: the run folder, which keeps all of it; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
+        scenario: a scenario's file (YAML), or a bundled scenario's name, such as quickstart.
+        out: the run folder for all results; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys, such as workload.rate_img_s=600.
+
+    Returns:
+        The run; its report is drawn if it is asked for.
 
     Raises:
         InputError: something is wrong with the scenario, or does not fit this machine.
@@ -77,17 +79,18 @@ def validate(
 ) -> Validation:
     """Compare simulation with runs on real processes.
 
-    The same arrivals run in both worlds, on processes in real time.
-
-    Every server needs a device, real or emulated (docs/emulated.md), and its profile: `run` or `calibrate` makes that
-    of a real one. It goes on from what is finished. Agents are processes: a Python script must keep what it does under
-    `if __name__ == "__main__":`.
+    The same arrivals run in simulation and on processes, in real time. Every server needs a device, real or emulated
+    (docs/emulated.md), and its profile: `run` or `calibrate` makes that of a real one. An interrupted validation
+    resumes.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        routers: by name or file, instead of the scenario's (`validate.routers`); may be given several times.
-        out: the run folder, which keeps every run's record; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as validate.seeds=[0,1].
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        routers: a router, by name or file, instead of the scenario's (`validate.routers`); may be given several times.
+        out: the run folder for every run's record; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys, such as validate.seeds=[0,1].
+
+    Returns:
+        The validation. Agents are processes, so a script needs the guard `if __name__ == "__main__":`.
 
     Raises:
         InputError: a router is not known or not made yet, or something does not fit this machine.
@@ -114,12 +117,12 @@ def validate(
 
 @verb
 def replay(run: File, /, *, trace_file: NewFile | None = None) -> CommandResult:
-    """Feed a run's logs to fresh cores: do they decide the same?
+    """Check that fresh cores repeat the decisions in a run's logs.
 
     Args:
         run: a run folder.
-        trace_file: instead write there, as CSV, when each image came to the last `serve`: a workload of any scenario
-            (`workload: {kind: trace, file: ...}`).
+        trace_file: write the arrivals of the last `serve` there instead, as CSV: a workload of any scenario (`workload:
+            {kind: trace, file: ...}`).
 
     Raises:
         InputError: it holds no event log.
@@ -157,14 +160,14 @@ def replay(run: File, /, *, trace_file: NewFile | None = None) -> CommandResult:
 def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandResult:
     """Write a run folder's report.html again.
 
-    Of several folders each page is written, and their learning curves can be drawn in one picture.
+    With several folders it writes each report, and can draw their learning curves in one chart.
 
     Args:
-        run: a run folder, or one that `jobs compare --out` made.
+        run: a run folder, or one of `jobs compare --out`.
         others: more run folders, such as trainings with other seeds.
-        plot: also write a picture there (.png or .svg): the latency distributions of both worlds; before validation
-            accuracy against latency, its p99 and energy; before a comparison, or of several folders, learning curves,
-            with their mean and a band from the lowest to the highest.
+        plot: also draw a chart there (.png or .svg): latency distributions, simulated and on executors; without a
+            validation accuracy against latency, p99 and energy; without a comparison, or with several folders, learning
+            curves, with their mean and range.
 
     Raises:
         InputError: one is no run folder, or something in it can't be read.
@@ -201,19 +204,16 @@ def train(
 ) -> Training:
     """Train routers in simulation.
 
-    PPO learns by gradients, rules by direct search over whole runs. Compass learns for one scenario, or over clusters
-    that are drawn at random.
-
-    Interrupted, the same call goes on from its last checkpoint.
+    PPO learns by gradients, rules by direct search over whole runs. Compass learns for one scenario, or over random
+    clusters. An interrupted training resumes from its last checkpoint.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        routers: which kinds, such as compass, ppo or ladder (docs/routers.md); may be given several times. By default
-            those that the scenario's own run makes, `compass` where it names none.
-        over: in place of a scenario: a file of what clusters are drawn from, or `clusters`, which ships; the router is
-            `compass`.
-        out: the run folder, which keeps the routers' files; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        routers: a kind, such as compass, ppo or ladder (docs/routers.md); may be given several times. By default those
+            that the scenario's run makes, otherwise `compass`.
+        over: a file of drawn clusters instead of a scenario, or the bundled `clusters`; the router is `compass`.
+        out: the run folder for the routers' files; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
             tuning.decisions, tuning.searches, tuning.objective, tuning.control ...
 
     Raises:

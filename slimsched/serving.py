@@ -82,23 +82,28 @@ def serve(
 ) -> CommandResult:
     """Serve clients over HTTP.
 
-    They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md); with `grpc_port`, over gRPC, too. What
-    serves them is what `validate` runs: the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was
-    accepted is answered first. From Python, call it in the main thread, which hears signals.
+    Clients speak the Open Inference Protocol, version 2 (docs/how-to/serve.md), also over gRPC with --grpc-port.
+    Router, servers and processes are those of `validate`. SIGTERM or Ctrl-C ends it after accepted requests are
+    answered.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
-        host: to listen on. Only this machine reaches the default; any other one needs a token file and a certificate.
-        port: to listen on; 0 for a free one.
-        grpc_port: to speak gRPC on, too (the extra `grpc`); 0 for a free one.
-        token_file: a token in each line; clients send one of them (`Authorization: Bearer TOKEN`). A number after it
-            says how many of its images may be inside at a time.
-        certificate: a file with a certificate and its key (PEM), to speak TLS.
-        timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
-        log_json: each change of state on standard error in a line of JSON.
-        out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        router: the router: its name (docs/routers.md), a rule file, a trained router's file, or a custom
+            `module:Class`.
+        host: the address to listen on. Only this machine reaches the default; any other one needs a token file and a
+            certificate.
+        port: the port to listen on; 0: a free one.
+        grpc_port: the port for gRPC, too (the extra `grpc`); 0: a free one.
+        token_file: a file with a token in each line; clients send one (`Authorization: Bearer TOKEN`). A number after
+            it limits its images in flight.
+        certificate: a file with a certificate and its key (PEM), for TLS.
+        timeout_s: the longest time for an answer (30s); clients may request less.
+        log_json: write each change of state as a line of JSON on standard error.
+        out: the run folder with network, profiles and routers; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys, such as slo.floor=0.75.
+
+    Returns:
+        What was served. Call it in the main thread, which receives signals.
 
     Raises:
         InputError: something is missing, does not fit this machine, or the port is taken.
@@ -203,20 +208,21 @@ def generate_load(
     token_file: File | None = None,
     certificate: File | None = None,
 ) -> CommandResult:
-    """Send images to a server as clients would, and tell how long answers took.
+    """Send images to a server as clients do, and show the latencies.
 
-    Arrivals are a Poisson process, and go on however slow the answers come. A latency counts from the time at which the
-    request was due.
+    Arrivals are a Poisson process, and do not wait for answers. A latency counts from the time at which the request was
+    due.
 
     Args:
-        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
-        rate: images a second (100).
-        duration_s: of the arrivals (10s); then answers are waited for.
-        images: in each request (1).
-        seed: of arrivals and images (0).
-        classes: that requests name, such as gold=1 and bronze=3: of four one is gold. Without it they name none.
+        url: the model's address, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
+        rate: images per second (100).
+        duration_s: the duration of arrivals (10s); then it waits for answers.
+        images: images in each request (1).
+        seed: the seed of arrivals and images (0).
+        classes: classes that requests name, with weights, such as gold=1 and bronze=3: of four one is gold. By default
+            they name none.
         token_file: a file whose first line is the token to send.
-        certificate: a file with the server's (PEM), if no authority has signed it.
+        certificate: a file with the server's certificate (PEM), if no authority signed it.
 
     Raises:
         InputError: the URL is none of a model.
@@ -248,14 +254,14 @@ DOES_NOT_FIT = 2
 def check_cluster(
     scenario: ScenarioLike, /, *, logs: NewFolder | None = None, changes: Changes | None = None
 ) -> CommandResult:
-    """Look at every host of a scenario before a run.
+    """Check every host of a scenario before a run.
 
-    Told is what each has, and what does not fit.
+    It shows what each host has, and what does not fit.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        logs: instead gather there what agents have printed on every host.
-        changes: other values than the scenario's, by dotted keys.
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        logs: collect the agents' output of every host there instead.
+        changes: values that replace the scenario's, by dotted keys.
 
     Raises:
         InputError: the scenario names no hosts, or their cluster is not there.
@@ -305,20 +311,20 @@ def steer(
     router: Router | None = None,
     model: File | None = None,
 ) -> CommandResult:
-    """Drain servers, or change goals, router or model, while a run goes on.
+    """Drain servers, or change goals, router or model, during a run.
 
-    The run says when it follows, and when a server that is drained is empty. Goals, router and model are those of a
-    `serve`. Goals are followed by routers that control (docs/routers.md, keeping goals).
+    The run reports when it follows, and when a drained server is empty. Goals, router and model are those of a `serve`.
+    Routers with control follow goals (docs/routers.md).
 
     Args:
-        run: the folder of the `run`, `validate` or `serve` that serves now.
-        drain: servers, or hosts with all theirs, that get no new block from now on; the others do, and all where it is
-            `none`. May be given several times.
-        floor: the mean accuracy to keep from now on; 0 for none.
-        p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
-        energy_weight: points of accuracy that a joule an image is worth from now on.
-        router: who decides from now on: by name, a rule file, or a trained router's file.
-        model: other weights of the network that serves; their accuracy table (accuracy.json) lies beside.
+        run: the folder of the `run`, `validate` or `serve` in progress.
+        drain: a server, or a host with all its servers, that gets no new block from now on; all others do (`none`:
+            all). May be given several times.
+        floor: the mean accuracy to keep; 0: none.
+        p99_s: the limit of the p99 latency, such as 30ms; 0: none.
+        energy_weight: the price of energy: points of accuracy per joule an image.
+        router: the new router: its name, a rule file, or a trained router's file.
+        model: other weights of the served network; their accuracy table (accuracy.json) is next to them.
 
     Raises:
         InputError: nothing is asked for, nothing of that kind serves in that folder, it has no such server or host, or

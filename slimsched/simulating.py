@@ -74,13 +74,14 @@ def simulate(
     """Simulate one run with one router.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name, such as quickstart; or what `load` returned.
-        router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
-        seed: the scenario's by default.
-        engine: `simpy`, the reference, or `compiled`: the same to the last bit, many times as fast once it is compiled
-            (10 to 20 s, once on a machine). `auto` takes the quicker for this run alone.
-        out: a run folder that keeps the run's record; without one nothing is written.
-        changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
+        scenario: a scenario's file (YAML), or a bundled scenario's name, such as quickstart.
+        router: the router: its name (docs/routers.md), a rule file, a trained router's file, or a custom
+            `module:Class`.
+        seed: the seed; the scenario's by default.
+        engine: `simpy`, the reference, or `compiled`: identical to the last bit, many times as fast once compiled (10
+            to 20 s, once on a machine). `auto` takes the faster for this run.
+        out: a run folder for the run's record; without it nothing is written.
+        changes: values that replace the scenario's, by dotted keys, such as workload.rate_img_s=600.
 
     Returns:
         The run's numbers. One that completed nothing has latencies of None.
@@ -139,20 +140,23 @@ def compare(
 ) -> Comparison:
     """Compare routers in simulation, on the same arrivals.
 
-    Each router runs with each seed. Interrupted, the same call goes on from what is finished.
+    Each router runs with each seed. An interrupted comparison resumes.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        routers: by name, file, or `NAME=FILE` for another name in tables, instead of the scenario's
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        routers: a router, by name, file, or `NAME=FILE` to rename it in tables, instead of the scenario's
             (`compare.routers`); may be given several times.
-        seeds: instead of the scenario's (`compare.seeds`); may be given several times.
-        engine: as for `simulate`; `auto` goes on with the one that has begun the comparison.
-        jobs: parallel processes; by default one a core, or one for little work. Scripts need the guard of `__main__`.
-        bound: also compute the bound that no router can beat; takes some seconds.
-        equal_accuracy: set every router's dial so that all have the scenario's floor on these very runs, to 0.02
-            points; a router without a dial is as it is. A custom class has one if it has an attribute `dial`.
-        out: the run folder, which keeps the results; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
+        seeds: a seed, instead of the scenario's (`compare.seeds`); may be given several times.
+        engine: as for `simulate`; `auto` keeps the engine that began the comparison.
+        jobs: the number of parallel processes; by default one a core, or one for little work.
+        bound: also compute the bound for any router, in some seconds.
+        equal_accuracy: set every router's dial so that all have the scenario's floor on these runs, to 0.02 points; a
+            router without a dial is unchanged. A custom class has one if it has an attribute `dial`.
+        out: the run folder for the results; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys, such as workload.rate_img_s=600.
+
+    Returns:
+        The comparison. It runs parallel processes, so a script needs the guard of `__main__`.
 
     Raises:
         InputError: a router is not known or not made yet, or something is missing.
@@ -237,20 +241,20 @@ def capacity(
     out: Out = None,
     changes: Changes | None = None,
 ) -> Capacity:
-    """Find the largest rate that a router carries, by simulation.
+    """Find the largest rate that a router sustains, in simulation.
 
-    Where requests have classes, each class must be kept what it is promised.
+    With classes of requests, every class must meet its objective.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        router: by name, or a trained router's file.
-        seeds: the scenario's by default; may be given several times: then most of them must be stable.
-        p99_s: also ask for a p99 latency of at most that, such as 10ms.
-        floor: also ask for at least this mean accuracy, 0 to 1, by the table, of the widths that ran.
-        duration_s: of each run, 20s by default; near its limit a router may take long to show that it fails.
-        precision: of the rate, as a share of it.
-        out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys.
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        router: the router's name, or a trained router's file.
+        seeds: a seed; the scenario's by default. May be given several times: then most of them must be stable.
+        p99_s: also require a p99 latency of at most this, such as 10ms.
+        floor: also require this mean accuracy, 0 to 1, by the table, of the widths that ran.
+        duration_s: the length of a run (20s); near its limit a router may take long to fail.
+        precision: the precision, as a share of the rate.
+        out: the run folder with network and profiles that the scenario does not name; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys.
 
     Raises:
         InputError: no such scenario or router, or something that it needs is missing.
@@ -303,13 +307,13 @@ def bound(
 ) -> Bound:
     """Compute a bound that no router can beat.
 
-    It is a linear programme; nothing is simulated. Its mean accuracy is the scenario's floor at least, and any where
-    the scenario has none. Where requests have classes, each class has its share of the images, and its floor.
+    It is the optimum of a linear program; nothing is simulated. The mean accuracy is at least the scenario's floor, if
+    any. With classes of requests, each has its share of the images, and its floor.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        out: the run folder with network and profiles that the scenario does not name; `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys, such as slo.floor=0.75.
 
     Raises:
         InputError: no width tuple is so accurate, or something that it needs is missing.
@@ -336,17 +340,16 @@ def bound(
 
 @verb
 def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteScore:
-    """Race routers at equal accuracy over the suite, next to the published ones.
+    """Compare routers with the published ones over the suite, at equal accuracy.
 
-    The suite has a dozen scenarios and a dozen drawn clusters, with fixed seeds that no tuning saw. In each of them
-    every router's dial is set so that it has the case's accuracy; one without a dial is as it is, and its row states
-    that. If it is interrupted, the same call resumes.
+    The suite has a dozen scenarios and a dozen drawn clusters, with fixed seeds that no tuning saw. Every router's dial
+    is set to each case's accuracy; a router without a dial is unchanged, and marked. An interrupted call resumes.
 
     Args:
-        routers: by name, file (of a Gymnasium policy, too: docs/how-to-add.md) or a custom `module:Class`; may be
+        routers: a router's name, file (of a Gymnasium policy, too: docs/how-to-add.md) or custom `module:Class`; may be
             given several times.
-        only: cases by name; may be given several times. All by default.
-        out: the folder that keeps finished cases; `runs/suite` by default.
+        only: a case's name; may be given several times (all).
+        out: the folder for finished cases; `runs/suite` by default.
 
     Raises:
         InputError: no such router or case.
@@ -385,21 +388,21 @@ def plan(
     out: Out = None,
     changes: Changes | None = None,
 ) -> Plan:
-    """Tell what to run where, how much that carries, and what comes of more load or a loss.
+    """Show what to run where, its capacity, and the effect of more load or a lost device.
 
-    Routers stand beside plain replication: every image at full width, or at the one width tuple that keeps the floor
-    and carries most. All of it is simulated: under the scenario's own load, and for what is carried under Poisson
-    arrivals, as `capacity` does, in runs of 20 s, or of the scenario's length where that is shorter. What is to be
-    kept is the scenario's `slo`; a floor that it does not name is the untuned ladder's accuracy.
+    Routers are compared with plain replication: every image at full width, or at the one width tuple that keeps the
+    floor and has the highest capacity. All of it is simulated: under the scenario's load, and for capacity under
+    Poisson arrivals, as `capacity` does, in runs of 20 s, or of the scenario's length if that is shorter. The goals are
+    the scenario's `slo`; the default floor is the untuned ladder's accuracy.
 
     Args:
-        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        routers: by name or file, instead of the scenario's (`compare.routers`); may be given several times. The kinds
-            that keep goals are always tried, as they are before tuning.
-        out: the run folder whose network, profiles and routers are taken, and where the rule to run is written if it
-            has no file yet; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75. Of `compare.seeds` the first
-            three are taken.
+        scenario: a scenario's file (YAML), or a bundled scenario's name.
+        routers: a router, by name or file, instead of the scenario's (`compare.routers`); may be given several times.
+            Kinds that keep goals are always tried, untuned.
+        out: the run folder with network, profiles and routers, which receives the rule to run if it has no file yet;
+            `runs/NAME` by default.
+        changes: values that replace the scenario's, by dotted keys, such as slo.floor=0.75. The first three of
+            `compare.seeds` are used.
 
     Raises:
         InputError: no such scenario or router, or something that it needs is missing.

@@ -46,17 +46,17 @@ def init(
     duration: str | None = None,
     accuracy: File | None = None,
 ) -> CommandResult:
-    """Write a first scenario of your own.
+    """Write a first scenario.
 
-    It has a comment at each choice. What no argument says is asked on a terminal, and has a default elsewhere.
+    It has a comment at each choice. Without a flag the command prompts on a terminal, and takes the default elsewhere.
 
     Args:
         file: the file to write.
-        gpus: a server's GPU: a shipped profile's name, or a profile's file; may be given several times.
-        link: to every server: wifi5, 1gbe, 10gbe ... (1gbe).
-        rate: images a second (1000).
-        duration: of a run (10s).
-        accuracy: a table of accuracies by width tuple, of the profiles' network; the paper's by default.
+        gpus: a server's GPU: a bundled profile's name, or a profile's file; may be given several times.
+        link: the link to every server: wifi5, 1gbe, 10gbe ... (1gbe).
+        rate: the arrival rate, in images/s (1000).
+        duration: the length of a run (10s).
+        accuracy: a table of accuracies by width tuple, of the profiles' network (the paper's).
 
     Raises:
         InputError: the file is there already, or a choice is none.
@@ -237,12 +237,12 @@ class Named:
 
 @verb
 def names(kind: Literal["scenarios", "routers", "profiles", "devices", "runs"] | None = None, /) -> CommandResult:
-    """List what commands can name; the devices and runs here.
+    """List scenarios, routers, profiles, devices and runs.
 
-    Of a device it tells which sensors work.
+    For a device it shows which sensors work.
 
     Args:
-        kind: one of them; all but devices by default.
+        kind: one kind; all but devices by default.
     """
     kinds: Mapping[str, Callable[[], Iterator[Named]]] = {
         "scenarios": _scenarios,

@@ -17,14 +17,20 @@ from slimsched.launching import app_of, function_of
 
 _HEAD: Final = """# Commands
 
-Made from the functions of `slimsched` by `python -m benchmarks.study.commands_page`: edit the docstrings there. The
-same is said by `slimsched COMMAND --help`.
+Made from the functions of `slimsched` by `python -m benchmarks.study.commands_page`: edit the docstrings there.
+`slimsched COMMAND --help` prints the same. Defaults are in parentheses.
 
-Every command also takes `-h`, `--help`; `--json FILE`: write the result as JSON there, `-` for standard output; `-q`,
-`--quiet`: no progress, no remarks, but results and errors only; and `--no-own-code`: refuse to run a module:Class that
-a scenario or a flag names (so does SLIMSCHED_NO_OWN_CODE=1 in the environment). Results go to standard output, the rest
-to standard error. The exit code is 0 where all went well, 1 where the work failed, 2 where something that was given is
-wrong, and 130 after Ctrl-C.
+Every command also takes:
+
+| argument | meaning |
+|---|---|
+| `-h`, `--help` | print this help. |
+| `--json FILE` | write the result as JSON there; `-`: standard output. |
+| `-q`, `--quiet` | print results and errors only. |
+| `--no-own-code` | refuse to run a custom module:Class (also by SLIMSCHED_NO_OWN_CODE=1 in the environment). |
+
+Results go to standard output, the rest to standard error. The exit code is 0 for success, 1 if the work failed, 2 if an
+input is wrong, and 130 after Ctrl-C.
 
 | command | does |
 |---|---|

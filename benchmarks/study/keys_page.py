@@ -22,27 +22,27 @@ _HEAD = """# The keys of a scenario file
 
 Made from `scenarios/files/scenario_keys.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
 
-A scenario is a YAML file. Unknown keys are refused. Paths are relative to the file's own folder. Durations are
-seconds, as a number or as `45s`, `5m`, `1h`, `2d`, `200ms`. `null` stands for what the description says.
+A scenario is a YAML file. Unknown keys are refused. Paths are relative to its folder. Durations are seconds, as a
+number or as `45s`, `5m`, `1h`, `2d`, `200ms`.
 """
 _JOBS_HEAD = """# The keys of a scenario of training jobs
 
 Made from `jobs/job_scenario_keys.py` by `python -m benchmarks.study.keys_page`: edit descriptions there.
 
-`slimsched jobs init TRACE --nodes 64x8` writes a first one. Unknown keys are refused. Paths are relative to the file's
-own folder. Times are seconds, as a number or as `45s`, `5m`, `1h`, `2d`. `null` stands for what the description says.
+`slimsched jobs init TRACE --nodes 64x8` writes a first one. Unknown keys are refused. Paths are relative to its folder.
+Times are seconds, as a number or as `45s`, `5m`, `1h`, `2d`.
 """
 _POLICY_HEAD = """# The keys of a policy's file
 
-`NAME.jobpolicy.yaml`, for policies that no name means: other numbers of preemption, other combinations.
+`NAME.jobpolicy.yaml`, for policies without a name: other numbers of preemption, other combinations.
 """
-_CLUSTERS_HEAD = """# The keys of a file of what clusters are drawn from
+_CLUSTERS_HEAD = """# The keys of a file of drawn clusters
 
 Made from `scenarios/learn/drawn_clusters.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
 
-`slimsched train --over FILE` trains Compass over such clusters ([Compass](routers.md#compass)). The file that ships is
-`scenarios/data/clusters.yaml`. Of a list each item is as likely; an item that is named twice is twice as likely. A pair
-of numbers is a range: all of it is as likely in the logarithm, but for `load`.
+`slimsched train --over FILE` trains [Compass](routers.md#compass) over random clusters, such as the bundled
+`scenarios/data/clusters.yaml`. Items of a list are equally likely; name one twice to double its weight. A pair of
+numbers is a range, log-uniform, except `load`: uniform.
 """
 _BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 

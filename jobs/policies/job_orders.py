@@ -171,7 +171,7 @@ class MultifactorKnobs(StrictModel):
     )
     period_s: Annotated[Span, Field(ge=1)] = Field(300.0, description="PriorityCalcPeriod")
     account: Literal["user", "vc"] = Field("user", description="whose usage counts")  # without a user, the job's VC's
-    shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")
+    shares: dict[str, Positive] = Field(default_factory=dict, description="by account; all others have one")
 
     @property
     def flags(self) -> str:

@@ -36,18 +36,18 @@ _USUAL_S: Final = 60.0  # the default of a round and a restart
 
 
 class PreemptionKnobs(StrictModel):
-    """When running jobs make room, for policies that preempt; a policy's own file may say otherwise."""
+    """When running jobs are preempted; a policy's file may set other values."""
 
     round_s: Span | None = Field(
         None,
-        description="while jobs wait, all are compared anew so often; null: 60 s, and 360 s for `gavel`",
+        description="interval of comparisons while jobs wait; null: 60 s, for `gavel` 360 s",
     )
     hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
-        1.0, description="a job gives way where its index is more than so many times that of the one that waits"
+        1.0, description="a job is preempted if its index is more than this many times a waiting job's"
     )
-    min_run_s: Time = Field(0.0, description="nor before it has run so long")
+    min_run_s: Time = Field(0.0, description="least run time before a preemption")
     restart_s: Time | None = Field(
-        None, description="what the policy takes a restart to cost; null: what it costs (`cluster.restart_s`)"
+        None, description="cost of a restart that the policy assumes; null: `cluster.restart_s`"
     )
 
     @property

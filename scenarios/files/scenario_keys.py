@@ -69,7 +69,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class ModelTraining(StrictModel):
-    """How the network is trained. What is left out has the data set's own recipe."""
+    """How the network is trained. Keys that are left out follow the data set's recipe."""
 
     epochs: Count | None = Field(None, description="passes over the training images")
     batch: Count | None = Field(None, description="images a step")
@@ -78,57 +78,56 @@ class ModelTraining(StrictModel):
     )
     learning_rate: Positive | None = Field(None, description="peak rate; a cosine to zero follows")
     weight_decay: NonNegative | None = Field(None, description="L2 penalty; `adamw` decays no biases and norms")
-    clip_norm: NonNegative | None = Field(None, description="longer gradients are shortened to this length; 0 never")
-    warmup_epochs: NonNegative | None = Field(None, description="epochs of linear rise of the rate")
+    clip_norm: NonNegative | None = Field(None, description="limit of the gradient's norm; 0: none")
+    warmup_epochs: NonNegative | None = Field(None, description="epochs of linear warm-up of the rate")
     label_smoothing: Share | None = Field(None, description="of the widest network's labels")
     label_share: Share | None = Field(
-        None, description="how much narrower networks learn from labels; the rest is what the widest says"
+        None, description="weight of the labels for narrower networks; the rest is distillation from the widest"
     )
-    shift: Whole | None = Field(None, description="random crops after padding by so many pixels")
+    shift: Whole | None = Field(None, description="random crops after padding by this many pixels")
     flip: bool | None = Field(None, description="mirror half of the images")
-    random_tuples: Whole | None = Field(None, description="width tuples drawn each step beside the two extremes")
+    random_tuples: Whole | None = Field(None, description="width tuples drawn each step, besides the two extremes")
     growth: tuple[tuple[Share, Count], ...] | None = Field(
         None,
-        description="pairs [share of the epochs, pixels]: until then images are shrunk to so many pixels; only for "
-        "networks that take any size",
+        description="pairs [share of the epochs, pixels]: image size until then; only for networks that take any size",
     )
-    checkpoint_epochs: Count | None = Field(None, description="write a checkpoint each so many epochs")
+    checkpoint_epochs: Count | None = Field(None, description="epochs between checkpoints")
     probe_epochs: Whole | None = Field(
-        None, description="test the uniform widths each so many epochs, for TensorBoard; 0 never"
+        None, description="epochs between tests of the uniform widths, for TensorBoard; 0: none"
     )
-    device: str = Field("cpu", description="where to train, as torch names it: `cpu`, `cuda:0`")
+    device: str = Field("cpu", description="torch's name of the device: `cpu`, `cuda:0`")
     precision: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
-        None, description="of forward passes in training; `auto`: mixed where the device has it"
+        None, description="of forward passes in training; `auto`: mixed if the device has it"
     )
 
 
 class ModelSection(StrictModel):
-    """The slimmable network: one to train (`network`), one that is trained (`checkpoint`), or none.
+    """The slimmable network: one to train (`network`), a trained one (`checkpoint`), or none.
 
-    Without either, only `accuracy` is known and every server needs a profile: enough to simulate.
+    With `accuracy` alone you can simulate, if every server has a profile.
     """
 
     network: str | None = Field(
         None,
-        description=f"{_listed(NETWORKS)}, or `module:Class` for one of your own (a subclass of "
-        "hw.networks.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
+        description=f"{_listed(NETWORKS)}, or a custom `module:Class` (a subclass of "
+        "hw.networks.slimmable.SlimmableModel); trained first, unless there is a checkpoint",
     )
-    options: Plain = Field(default_factory=dict, description="what the class of a network of your own is called with")
+    options: Plain = Field(default_factory=dict, description="arguments of a custom network's class")
     dataset: DatasetName = Field(
         "digits",
-        description=f"the images it is trained and tested on: {_listed(DATASETS)}, `module:Class` for a set of "
-        "your own (hw.networks.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
+        description=f"images for training and testing: {_listed(DATASETS)}, a custom "
+        "`module:Class` (hw.networks.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
     )
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
     checkpoint: FilePath | None = Field(
         None,
-        description="a trained network's file (safetensors), or one that ships (`slimresnet-pairs`, `slimresnet-tiny`, "
-        "`slimvit-pairs`); of a class of your own, `network` must name it as well",
+        description="a trained network's file (safetensors), or a bundled one (`slimresnet-pairs`, "
+        "`slimresnet-tiny`, `slimvit-pairs`); `network` must name a custom class",
     )
     accuracy: FilePath | None = Field(
         None,
-        description="a file of accuracy by width tuple, or one that ships: `slimresnet18-paper`, the paper's table, "
-        "or that of a network which ships; made from the network where there is one",
+        description="a file of accuracy by width tuple, or a bundled one: `slimresnet18-paper`, the paper's, "
+        "or a bundled network's; made from the network if there is one",
     )
 
     @model_validator(mode="after")
@@ -155,48 +154,43 @@ _OF_A_GPU: Final = ("memory_format", "dtype", "graphs", "sm_percent")
 
 
 class DeviceSection(StrictModel):
-    """A device of this machine, for calibration and for runs on real executors; or one that is emulated.
+    """A device of this machine, for calibration and runs on real executors, or an [emulated](emulated.md) one.
 
-    An emulated device is a real process that plays a profile in real time ([emulated devices](emulated.md)). Of the
-    other keys it takes `cores` alone, and its server takes no `profile`.
+    An emulated device takes `slowdown` and `cores` alone, and its server takes no `profile`.
     """
 
     emulated: ProfileName | None = Field(
-        None, description="the profile to play: a file, or a shipped profile's name; null for a real device"
+        None, description="the profile to emulate: a file, or a bundled profile's name; null: a real device"
     )
     slowdown: Annotated[float, Field(ge=1, le=MAX_SLOWDOWN)] = Field(
-        1.0, description="of an emulated device: every pass and load takes so many times as long"
+        1.0, description="of an emulated device: factor on the time of every pass and load"
     )
-    kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")
+    kind: Literal["cpu", "cuda"] = Field("cpu", description="some of this machine's cores, or an NVIDIA GPU")
     cores: tuple[Whole, ...] = Field(
         (),
-        description="cores the executor is pinned to; empty for all, or for a GPU's share of those that nobody names",
+        description="cores the executor is pinned to; empty: all, or a GPU's share of those that no device names",
     )
     threads: Count = Field(1, description="threads of one forward pass")
     onednn: bool = Field(True, description="whether torch may use oneDNN on a CPU")
     index: Whole = Field(0, description="which GPU")
     memory_format: Literal["measured", "contiguous", "channels_last"] = Field(
-        "measured", description="of a GPU: how activations lie in memory; what its calibration found quicker, or given"
+        "measured", description="of a GPU: layout of activations in memory; `measured`: what calibration found faster"
     )
     dtype: Literal["float32", "bfloat16", "float16", "measured"] = Field(
         "float32",
-        description="of a GPU: of weights and activations; `measured`: bfloat16 where calibration finds it quicker and "
-        "all labels but one in a thousand the same",
+        description="of a GPU: of weights and activations; `measured`: bfloat16 if calibration finds it "
+        "faster, with at most one label in a thousand different",
     )
-    graphs: bool | None = Field(
-        None, description="of a GPU: passes are captured and replayed, where they can be; null: they are"
-    )
+    graphs: bool | None = Field(None, description="of a GPU: capture and replay passes, if possible; null: true")
     sm_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None,
-        description="of a GPU: share of its multiprocessors, by MPS, so that one GPU makes unequal servers; where MPS "
-        "does not come up, smaller shares compute each pass several times instead; null: all of them",
+        description="of a GPU: percent of its multiprocessors, by MPS, for unequal servers on one GPU; "
+        "without MPS smaller shares compute each pass several times instead; null: all",
     )
-    idle_w: NonNegative | None = Field(
-        None, description="idle power where no sensor tells; null for the kind's default"
-    )
-    tdp_w: Positive | None = Field(None, description="full power where no sensor tells; null for the kind's default")
+    idle_w: NonNegative | None = Field(None, description="idle power without a sensor; null: the kind's default")
+    tdp_w: Positive | None = Field(None, description="full power without a sensor; null: the kind's default")
     vram_gb: Positive | None = Field(
-        None, description="memory, in GB of 10^9 bytes; null asks a GPU, and is 1.07 (1 GiB) for a CPU"
+        None, description="memory, GB of 10^9 bytes; null: the GPU's own, and 1.07 (1 GiB) for a CPU"
     )
 
     @model_validator(mode="after")
@@ -217,82 +211,80 @@ LinkName = Literal["wifi5", "1gbe", "10gbe", "loopback", "measured"]
 
 
 class LinkSection(StrictModel):
-    """What carries images and activations to a server, in numbers."""
+    """The network link to a server."""
 
-    latency_s: SecondsOrZero = Field(description="one way, whatever the size")
-    bandwidth_bytes_s: Positive = Field(description="bytes a second")
-    loss: Loss = Field(0.0, description="share of packets (1500 bytes) that get lost and are sent again")
-    medium: str | None = Field(
-        None, description="servers that name the same medium share it; null: a medium of its own"
-    )
+    latency_s: SecondsOrZero = Field(description="one way, for any size")
+    bandwidth_bytes_s: Positive = Field(description="bytes per second")
+    loss: Loss = Field(0.0, description="share of packets (1500 bytes) that are lost and sent again")
+    medium: str | None = Field(None, description="servers with the same medium share it; null: not shared")
 
 
 InstanceName = tuple[Count, Positive]
 
 
 class GreedySection(StrictModel):
-    """The knobs of a server's greedy scheduler (Algorithm 1)."""
+    """Settings of a server's greedy scheduler (Algorithm 1)."""
 
-    batch_limit: Count = Field(32, description="B_max, requests a batch; the profile must cover it")
+    batch_limit: Count = Field(32, description="B_max: largest batch, in requests; the profile must cover it")
     vram_cap_gb: Positive | None = Field(
-        None, description="M_max, in GB of 10^9 bytes, a GPU's context included; null for all of the device's memory"
+        None, description="M_max, GB of 10^9 bytes, with a GPU's context; null: the device's memory"
     )
-    utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
+    utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at least this")
     util_metric: Literal["nvml", "sm"] = Field(
         "nvml",
-        description="which utilization that is: share of time any kernel ran, or share of the SMs (simulated alone)",
+        description="utilization: share of time any kernel ran, or share of the SMs (simulation only)",
     )
-    idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
+    idle_unload_s: Seconds | None = Field(
+        5.0, description="t_idle: idle time after which an instance is unloaded; null: never"
+    )
     scale_trigger: Whole = Field(
-        32, description="Q_th: queued requests of one key above which a further instance may load, never by eviction"
+        32, description="Q_th: queued requests of a key above which a further instance may load, without eviction"
     )
     scale_cap: Whole | None = Field(
         None,
-        description="N_new: no further instance once this many loads were ordered for a key since its queue was last "
-        "empty; null: 2 on a CPU, and 0 on a GPU, where a further instance is a second stream, not a second device",
+        description="N_new: no further instance after this many loads for a key since its queue was last "
+        "empty; null: 2 on a CPU, 0 on a GPU, where it is a second stream, not a second device",
     )
     head_of_line: Literal["skip", "block"] = Field(
-        "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
+        "skip", description="if the oldest key can't be served: try the next, or wait (the literal algorithm)"
     )
-    skip_limit_s: SecondsOrZero = Field(0.5, description="a key that waited so long is no longer overtaken")
+    skip_limit_s: SecondsOrZero = Field(0.5, description="wait after which a key is no longer overtaken")
     served_width: Literal["requested", "instance"] = Field(
-        "requested", description="the width that runs when a wider instance serves a request"
+        "requested", description="width that runs if a wider instance serves a request"
     )
     preload: Annotated[
         Annotated[Literal["all", "none"], Tag("<word>")] | Annotated[tuple[InstanceName, ...], Tag("<parts>")],
         Discriminator(form),
     ] = Field(
         "none",
-        description="instances to load as soon as the server comes up: `all`, `none`, or pairs of segment and width; "
-        "a run's clock starts when those of its beginning are there; after a death they take their load times",
+        description="instances to load when the server starts: `all`, `none`, or pairs of segment and width; "
+        "loads before the run take no time, after a restart they do",
     )
 
 
 class ServerSection(StrictModel):
     """One server: a queue with a scheduler, on a device."""
 
-    name: Name = Field(description="unique in the cluster; up to 100 letters, digits, `.`, `_` and `-`")
-    device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
+    name: Name = Field(description="unique in the cluster; up to 100 letters, digits, `.`, `_`, `-`")
+    device: DeviceSection | None = Field(None, description="the real device; null: simulated only")
     profile: ProfileName | None = Field(
-        None, description="a file, or a shipped profile's name; null: the local device is calibrated"
+        None, description="a file, or a bundled profile's name; null: the local device is calibrated"
     )
     link: Annotated[
         Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(form)
-    ] = Field(
-        "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
-    )
+    ] = Field("measured", description="a preset (`wifi5` is one medium for all), `measured` by calibration, or numbers")
     count: Count = Field(
-        1, description="so many alike, each with a device and a link of its own: `NAME-0`, `NAME-1` ..."
+        1, description="number of equal servers, each with a separate device and link: `NAME-0`, `NAME-1` ..."
     )
-    rack: Name | None = Field(None, description="the rack that it stands in; null where there are no racks")
-    shares_device_with: str | None = Field(None, description="the server whose device this one runs on, too")
+    rack: Name | None = Field(None, description="its rack; null if there are no racks")
+    shares_device_with: str | None = Field(None, description="another server, whose device it shares")
     host: Name | None = Field(
         None,
-        description="under `backend: ray`: the host that it is on, by the label `host` of its node or its own name; "
+        description="under `backend: ray`: its host, by the label `host` of the node or the host's name; "
         "null: the router's",
     )
     greedy: GreedySection = Field(
-        default_factory=GreedySection, description="knobs that differ from `cluster.greedy` on this server"
+        default_factory=GreedySection, description="settings that differ from `cluster.greedy`"
     )
 
     @property
@@ -312,14 +304,14 @@ class ServerSection(StrictModel):
 
 
 class RackSection(StrictModel):
-    """A rack: servers that name it reach each other over their own links, and all else over its uplink, too."""
+    """A rack: its servers reach each other over their own links, and all others over its uplink, too."""
 
     name: Name = Field(description="unique in the cluster")
     count: Count = Field(
-        1, description="so many alike, each with servers of its own: `NAME0-SERVER`, `NAME1-SERVER` ..."
+        1, description="number of equal racks, each with separate servers: `NAME0-SERVER`, `NAME1-SERVER` ..."
     )
-    latency_s: SecondsOrZero = Field(description="one way, from its servers' switch to what joins the racks")
-    bandwidth_bytes_s: Positive = Field(description="bytes a second of all that comes into it")
+    latency_s: SecondsOrZero = Field(description="one way, from its switch to the switch of all racks")
+    bandwidth_bytes_s: Positive = Field(description="bytes per second into the rack, in total")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -331,25 +323,25 @@ MAX_SERVERS: Final = 10_000
 
 
 class ClusterSection(StrictModel):
-    """The servers, and the scheduler knobs they have in common."""
+    """The servers, and their common settings."""
 
     servers: Annotated[
         Annotated[Literal["auto"], Tag("<word>")]
         | Annotated[tuple[ServerSection, ...], Field(min_length=1, max_length=MAX_SERVERS), Tag("<parts>")],
         Discriminator(form),
-    ] = Field(description="the servers, or `auto`: one for each device found on this machine")
+    ] = Field(description="the servers; `auto`: one for each device of this machine")
     racks: tuple[RackSection, ...] = Field(
-        (), description="where servers stand, for simulation; the router's host is in none ([many servers](scale.md))"
+        (), description="racks of servers, for simulation; the router's host is in none ([many servers](scale.md))"
     )
-    greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
+    greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's settings for all servers")
     backend: Literal["local", "ray"] = Field(
-        "local", description="who starts real servers: this machine, or [Ray](cluster.md) on the hosts of a cluster"
+        "local", description="what starts real servers: this machine, or [Ray](cluster.md) on a cluster's hosts"
     )
     address: str = Field(
-        "auto", description="under `backend: ray`: HOST:PORT of the cluster's head, or `auto`: the one that runs here"
+        "auto", description="under `backend: ray`: HOST:PORT of the cluster's head; `auto`: the one that runs here"
     )
     beyond_loopback: bool = Field(
-        False, description="under `backend: ray`: whether hosts that others can reach may be used; needs Ray's token"
+        False, description="under `backend: ray`: allow hosts that others can reach; needs Ray's token"
     )
 
     @model_validator(mode="after")
@@ -451,31 +443,30 @@ class RouterSection(StrictModel):
     groups: tuple[Count, ...] = Field(GROUPS, description="group sizes to choose from, ascending", min_length=1)
     outstanding_blocks: Count | None = Field(
         None,
-        description="blocks a server may have at once; the router waits beyond it; null: 4 where a server's device is "
-        "a real GPU, else 2",
+        description="most blocks outstanding at a server; null: 4 on a real GPU, otherwise 2",
     )
     block_key: Literal["location", "any"] = Field(
-        "location", description="whether requests of a block must have their activations in one place"
+        "location", description="`location`: requests of a block must have their activations in one place"
     )
     max_batching_delay_s: Annotated[float, Field(ge=0, le=60)] = Field(
         0.0,
-        description="how long a request may be held back in all, over all segments, so that others join its block; "
-        "0: nobody is held",
+        description="most time that a request may be held, over all segments, so that others join its block; "
+        "0: no holds",
     )
     samples: Annotated[int, Field(ge=1, le=MAX_SERVERS)] | None = Field(
         None,
-        description="how many servers a decision looks at where there are more: that of the activations and others "
-        "drawn at random ([many servers](scale.md)); null: at all",
+        description="servers that a decision considers, if there are more: that of the activations and random "
+        "others ([many servers](scale.md)); null: all",
     )
-    max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
+    max_retries: Whole = Field(3, description="retries after a rejection or a server's death before a request fails")
     decision_s: Annotated[
         Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],
         Discriminator(form),
     ] = Field(
         "measured",
-        description="simulated time of the policy for a decision, on top of what the router's host costs by the "
-        "profiles; `measured`: in `compare` and `validate` what was measured of that router in the run folder, else "
-        "none, or 100 us where no profile says what the host costs",
+        description="simulated time of the policy for a decision, in addition to the profiles' cost of the "
+        "router's host; `measured`: in `compare` and `validate` that of the run folder, otherwise 0, or 100 "
+        "us if no profile has the host's cost",
     )
 
     @field_validator("groups")
@@ -514,10 +505,8 @@ class WorkloadSection(StrictModel):
 
 
 class _Rated(WorkloadSection):
-    rate_img_s: Positive | None = Field(None, description="mean arrivals a second")
-    load: Positive | None = Field(
-        None, description="instead of the rate: this share of the cluster's estimated capacity"
-    )
+    rate_img_s: Positive | None = Field(None, description="mean arrivals per second")
+    load: Positive | None = Field(None, description="instead of the rate: share of the cluster's estimated capacity")
 
     @model_validator(mode="after")
     def _one_rate(self) -> _Rated:
@@ -540,8 +529,8 @@ class MmppWorkload(_Rated):
     """Bursts: a two-state Markov-modulated Poisson process with the given mean rate."""
 
     kind: Literal["mmpp"] = Field(description="")
-    burst_factor: Annotated[float, Field(gt=1)] = Field(4.0, description="rate in a burst, in times of the mean")
-    burst_share: ShareBelowOne = Field(0.1, description="share of the time in bursts; factor x share must be below 1")
+    burst_factor: Annotated[float, Field(gt=1)] = Field(4.0, description="rate in a burst over the mean")
+    burst_share: ShareBelowOne = Field(0.1, description="share of time in bursts; factor x share must be below 1")
     dwell_s: Seconds = Field(2.0, description="mean length of a burst")
 
     @model_validator(mode="after")
@@ -567,7 +556,7 @@ class GammaWorkload(_Rated):
 
     kind: Literal["gamma"] = Field(description="")
     cv: Annotated[float, Field(gt=0, le=100)] = Field(
-        2.0, description="the gaps' coefficient of variation; 1 is Poisson, more is burstier"
+        2.0, description="coefficient of variation of the gaps; 1: Poisson, more: burstier"
     )
 
 
@@ -584,15 +573,13 @@ class DiurnalWorkload(_Rated):
 
 
 class RatesWorkload(_Rated):
-    """Poisson arrivals whose rate follows a recorded curve, which is played again when it ends."""
+    """Poisson arrivals whose rate follows a recorded curve, periodically."""
 
     kind: Literal["rates"] = Field(description="")
-    file: FilePath = Field(description="a CSV file with a header line; its rows are equally long steps of the curve")
-    column: str = Field("count", description="its column of counts or rates, in any unit: only their ratios count")
-    tuning_file: FilePath | None = Field(
-        None, description="the curve that training and tuning see instead, so that a report's is new; null: the same"
-    )
-    period_s: Seconds = Field(60.0, description="time in which the whole curve is played once")
+    file: FilePath = Field(description="a CSV file with a header line; rows are equally long steps of the curve")
+    column: str = Field("count", description="column of counts or rates, in any unit: only ratios count")
+    tuning_file: FilePath | None = Field(None, description="another curve for training and tuning; null: the same")
+    period_s: Seconds = Field(60.0, description="time of the whole curve")
 
     def require_files(self) -> None:
         """Both curves."""
@@ -601,15 +588,15 @@ class RatesWorkload(_Rated):
 
 
 class FlashWorkload(_Rated):
-    """Poisson arrivals with a flash crowd: the rate rises, stays high, and falls, all linearly."""
+    """Poisson arrivals with a flash crowd: the rate rises, stays high, and falls, linearly."""
 
     kind: Literal["flash"] = Field(description="")
-    rate_img_s: Positive | None = Field(None, description="arrivals a second before and after the crowd")
-    factor: Annotated[float, Field(gt=1)] = Field(3.0, description="rate at the crowd's height, in times of the other")
-    at_s: SecondsOrZero = Field(description="when it begins to rise")
-    rise_s: SecondsOrZero = Field(1.0, description="until it is at its height")
-    hold_s: SecondsOrZero = Field(10.0, description="how long it stays there")
-    fall_s: SecondsOrZero = Field(5.0, description="until it is as before")
+    rate_img_s: Positive | None = Field(None, description="arrivals per second outside the crowd")
+    factor: Annotated[float, Field(gt=1)] = Field(3.0, description="rate at the peak over the rate outside")
+    at_s: SecondsOrZero = Field(description="start of the rise")
+    rise_s: SecondsOrZero = Field(1.0, description="duration of the rise")
+    hold_s: SecondsOrZero = Field(10.0, description="duration of the peak")
+    fall_s: SecondsOrZero = Field(5.0, description="duration of the fall")
 
     def mean_factor(self, duration_s: float) -> float:
         """Mean rate over a run, in times of the rate outside the crowd."""
@@ -631,17 +618,15 @@ class TraceWorkload(WorkloadSection):
 
     kind: Literal["trace"] = Field(description="")
     file: FilePath = Field(description="the CSV file")
-    time_column: str = Field("time_s", description="its column of arrival times: seconds, or ISO 8601 dates")
-    factor: Positive = Field(
-        1.0, description="how many times faster than recorded; 1000 where the times are milliseconds"
-    )
+    time_column: str = Field("time_s", description="column of arrival times: seconds, or ISO 8601 dates")
+    factor: Positive = Field(1.0, description="speed-up over the recording; 1000 for times in milliseconds")
     resolution_s: SecondsOrZero = Field(
         0.0,
-        description="each arrives at a random time within a step of so long, in which times were noted; in the file's "
-        "own unit; 0: as noted",
+        description="step of the recorded times, in the file's unit: each arrival is at a random time within "
+        "it; 0: as recorded",
     )
     from_s: SecondsOrZero = Field(
-        0.0, description="arrivals up to so long after the first one are left out; in the file's own unit"
+        0.0, description="arrivals until this time after the first are left out; in the file's unit"
     )
 
     def require_files(self) -> None:
@@ -668,8 +653,8 @@ class _Planned(StrictModel):
 
 class _Span(_Planned):
     server: str = Field(description="its name")
-    start_s: SecondsOrZero = Field(description="from when")
-    end_s: Seconds | None = Field(description="until when")
+    start_s: SecondsOrZero = Field(description="its start")
+    end_s: Seconds | None = Field(description="its end")
 
     @model_validator(mode="after")
     def _ordered(self) -> _Span:
@@ -684,10 +669,10 @@ class _Moment(_Planned):
 
 
 class ServerDownFault(_Span):
-    """A server dies, and comes back empty at a given time: planned, so nobody starts it again earlier."""
+    """A server is down for a planned time, and returns empty."""
 
     kind: Literal["server_down"] = Field(description="")
-    end_s: Seconds | None = Field(None, description="when it is back; null: never")
+    end_s: Seconds | None = Field(None, description="its return; null: never")
 
     def planned(self, server: int) -> Fault:
         """As both worlds play it."""
@@ -695,11 +680,11 @@ class ServerDownFault(_Span):
 
 
 class StragglerFault(_Span):
-    """A server is slow for a while. Nobody announces it to the router."""
+    """A server is slow for a while; the router is not notified."""
 
     kind: Literal["straggler"] = Field(description="")
-    end_s: Seconds = Field(description="until when")
-    factor: Annotated[float, Field(ge=1)] = Field(description="how many times slower")
+    end_s: Seconds = Field(description="its end")
+    factor: Annotated[float, Field(ge=1)] = Field(description="slowdown factor")
 
     def planned(self, server: int) -> Fault:
         """As both worlds play it."""
@@ -707,11 +692,11 @@ class StragglerFault(_Span):
 
 
 class OutOfMemoryFault(_Span):
-    """A server's device has memory for few images at once: larger batches run in halves, one after the other."""
+    """A server's device has memory for few images at once: larger batches run in halves."""
 
     kind: Literal["out_of_memory"] = Field(description="")
-    end_s: Seconds = Field(description="until when")
-    batch: Whole = Field(description="images that fit at once; 0: none, every batch fails")
+    end_s: Seconds = Field(description="its end")
+    batch: Whole = Field(description="images that fit at once; 0: every batch fails")
 
     def planned(self, server: int) -> Fault:
         """As both worlds play it."""
@@ -719,7 +704,7 @@ class OutOfMemoryFault(_Span):
 
 
 class WorkerKilledFault(_Moment):
-    """A server's process is killed. It is started again as `supervision` says; nothing happens if it is down."""
+    """A server's process is killed, and restarted by `supervision`."""
 
     kind: Literal["worker_killed"] = Field(description="")
 
@@ -729,7 +714,7 @@ class WorkerKilledFault(_Moment):
 
 
 class WorkerHungFault(_Moment):
-    """A server's process stops without dying. It is noticed, killed and started again as `supervision` says."""
+    """A server's process hangs; `supervision` detects, kills and restarts it."""
 
     kind: Literal["worker_hung"] = Field(description="")
 
@@ -742,7 +727,7 @@ class PoisonedFault(StrictModel):
     """Some images are broken: the last segment finds no label for them."""
 
     kind: Literal["poisoned"] = Field(description="")
-    share: Share = Field(description="the probability of that, for each request")
+    share: Share = Field(description="probability, for each request")
 
 
 def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -759,14 +744,14 @@ ChaosKind = Literal["worker_killed", "worker_hung"]
 
 
 class ChaosFault(StrictModel):
-    """Workers die at random times, on random servers, for as long as images arrive."""
+    """Workers die at random times, on random servers, while images arrive."""
 
     kind: Literal["chaos"] = Field(description="")
     mean_gap_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
-        description="mean time from one to the next (exponential)"
+        description="mean time between faults (exponential)"
     )
     kinds: Annotated[tuple[ChaosKind, ...], Field(min_length=1), AfterValidator(unique)] = Field(
-        ("worker_killed", "worker_hung"), description="what happens, each as likely"
+        ("worker_killed", "worker_hung"), description="kinds of fault, equally likely"
     )
 
 
@@ -778,24 +763,24 @@ _RULES = Supervision()
 
 
 class SupervisionSection(StrictModel):
-    """How a server's process is watched, and how it is brought back when it has died."""
+    """How a server's process is supervised and restarted."""
 
     hang_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
-        _RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung"
+        _RULES.hang_ns / NS_PER_S, description="a process without a heartbeat for this long is hung"
     )
     stuck_s: Annotated[float, BeforeValidator(seconds), Field(ge=1, le=LONGEST_S)] = Field(
-        _RULES.stuck_ns / NS_PER_S, description="a batch, load or move that takes longer means the same"
+        _RULES.stuck_ns / NS_PER_S, description="a process whose batch, load or move takes longer is hung, too"
     )
     backoff_s: SecondsOrZero = Field(
-        _RULES.backoff_ns / NS_PER_S, description="wait before it is started again; it doubles with each death in a row"
+        _RULES.backoff_ns / NS_PER_S, description="wait before a restart; it doubles with each death in a row"
     )
-    backoff_limit_s: SecondsOrZero = Field(_RULES.backoff_limit_ns / NS_PER_S, description="the longest such wait")
+    backoff_limit_s: SecondsOrZero = Field(_RULES.backoff_limit_ns / NS_PER_S, description="longest such wait")
     stable_s: SecondsOrZero = Field(
-        _RULES.stable_ns / NS_PER_S, description="once up for so long, the next death is the first of a new row"
+        _RULES.stable_ns / NS_PER_S, description="time up after which the wait is the first again"
     )
     start_s: SecondsOrZero = Field(
         _RULES.start_ns / NS_PER_S,
-        description="simulated time from its start until it is ready; a real one takes what it takes",
+        description="simulated time from start to ready",
     )
 
     @model_validator(mode="after")
@@ -812,7 +797,7 @@ class SupervisionSection(StrictModel):
 class RewardSection(StrictModel):
     """Weights of the reward (Eq. 7)."""
 
-    alpha: NonNegative = Field(1.0, description="of accuracy, a share")
+    alpha: NonNegative = Field(1.0, description="of accuracy, in [0, 1]")
     beta: NonNegative = Field(1.0, description="of latency, in seconds")
     gamma: NonNegative = Field(0.0, description="of energy, in joules")
     delta: NonNegative = Field(0.0, description="of the variance of utilization over servers")
@@ -823,15 +808,15 @@ class RewardSection(StrictModel):
 class TrainingSection(StrictModel):
     """How `ppo`, the paper's router, is trained in simulation."""
 
-    decisions: Count = Field(3_000_000, description="how many decisions to train for, over all environments")
+    decisions: Count = Field(3_000_000, description="decisions to train for, over all environments")
     environments: Annotated[int, Field(ge=1, le=100_000)] = Field(64, description="simulated clusters stepped together")
     horizon_s: Seconds = Field(20.0, description="length of one training run of a cluster")
     load_range: tuple[Positive, Positive] = Field(
         (0.5, 1.0),
-        description="each training run draws its rate from this, in times of the workload's own",
+        description="range of a training run's rate over the workload's own",
     )
-    batch: Annotated[int, Field(ge=2)] = Field(16_384, description="an update waits for so many rewarded decisions")
-    minibatch: Count = Field(2048, description="decisions a gradient step")
+    batch: Annotated[int, Field(ge=2)] = Field(16_384, description="rewarded decisions per update")
+    minibatch: Count = Field(2048, description="decisions per gradient step")
     epochs: Count = Field(3, description="K: passes over a batch")
     hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
         (64, 64),
@@ -843,19 +828,19 @@ class TrainingSection(StrictModel):
     clip: Positive = Field(0.2, description="the probability ratio is clipped to 1 +- this")
     value_weight: NonNegative = Field(0.5, description="c_v")
     entropy_weight: NonNegative = Field(0.01, description="c_H")
-    max_grad_norm: Positive = Field(0.5, description="gradients are scaled down to this norm")
+    max_grad_norm: Positive = Field(0.5, description="limit of the gradient's norm")
     eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
-    eps_min: Share = Field(0.02, description="the same from `eps_decay` decisions on")
+    eps_min: Share = Field(0.02, description="the same after `eps_decay` decisions")
     eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
     holds_s: tuple[Positive, ...] = Field(
         (),
         description="waits to choose from, ascending, up to `router.max_batching_delay_s`: a fourth head "
-        "of the policy goes on, or holds the candidates until the next larger group is full, for so long at most; "
+        "sends the candidates, or holds them until the next larger group is full, for this long at most; "
         "empty: the paper's three heads",
         max_length=100,
     )
     checkpoint_every: Count = Field(10, description="updates between checkpoints")
-    deterministic: bool = Field(True, description="it takes the likeliest choice; false: it samples")
+    deterministic: bool = Field(True, description="the trained policy takes the likeliest choice; false: it samples")
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingSection:
@@ -874,24 +859,21 @@ class TuningSection(StrictModel):
     """How a rule is tuned on this scenario, by its run or by `slimsched train`."""
 
     floor: Share | None = Field(
-        None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
+        None, description="mean accuracy to keep; null: the untuned `ladder`'s, rounded down to a tenth of a point"
     )
-    decisions: Count = Field(40_000_000, description="simulated decisions that a search may take")
-    searches: Count = Field(
-        1, description="independent searches; a final evaluation on new runs picks from what they found"
-    )
-    episodes: Count = Field(3, description="slices that every candidate is measured on")
-    episode_s: Seconds = Field(10.0, description="their length: long enough for a burst and what comes after it")
-    matching_runs: Count = Field(3, description="full-length runs on which the floor is set at the end")
+    decisions: Count = Field(40_000_000, description="simulated decisions per search")
+    searches: Count = Field(1, description="independent searches; the best on new runs is taken")
+    episodes: Count = Field(3, description="slices on which every candidate is evaluated")
+    episode_s: Seconds = Field(10.0, description="length of a slice: long enough for a burst and its aftermath")
+    matching_runs: Count = Field(3, description="full-length runs that set the floor at the end")
     objective: Literal["latency", "energy"] = Field(
         "latency",
-        description="what the search makes small: latency, or energy an image at a p99 latency of at most "
-        "`slo.p99_limit_s`",
+        description="what to minimize: latency, or energy per image at a p99 latency of at most `slo.p99_limit_s`",
     )
     control: bool = Field(
         False,
-        description="whether a tuned `ladder`, `lookahead` or `compass` [keeps the "
-        "goals](routers.md#keeping-goals) that `slo` asks for while it serves",
+        description="a tuned `ladder`, `lookahead` or `compass` [keeps the goals](routers.md#keeping-goals) "
+        "of `slo` while it serves",
     )
 
 
@@ -930,22 +912,23 @@ class Goals(NamedTuple):
 
 
 class SloSection(StrictModel):
-    """The service-level objective: results say in how much of the time it was met ([metrics](metrics.md)).
+    """The service-level objective; results have its [attainment](metrics.md).
 
-    Routers that [control](routers.md#keeping-goals) follow it.
+    Routers with [control](routers.md#keeping-goals) follow it.
     """
 
-    floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, where there is one")
-    p99_limit_s: Seconds | None = Field(None, description="most that the p99 latency may be; null for no limit")
+    floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, if given")
+    p99_limit_s: Seconds | None = Field(None, description="limit of the p99 latency; null: none")
     refuse: bool = Field(
         True,
-        description="refuse what is too much for the p99 limit ([overload](routers.md#overload)); false: serve all",
+        description="refuse requests beyond what keeps the p99 limit ([overload](routers.md#overload)); "
+        "false: serve all",
     )
     energy_weight: EnergyWeight = Field(
-        0.0, description="points of accuracy (0.01) that a joule an image is worth: what Compass pays for energy"
+        0.0, description="price of energy for Compass: points of accuracy (0.01) per joule an image"
     )
     schedule: tuple[GoalSection, ...] = Field(
-        (), description="changes of these in mid-run, ascending in time", max_length=10_000
+        (), description="changes of these during the run, ascending in time", max_length=10_000
     )
 
     def goals(self, floor: float | None) -> tuple[Goals, ...]:
@@ -967,18 +950,19 @@ class SloSection(StrictModel):
 
 
 class ClassSection(StrictModel):
-    """A class of requests: how many there are of it, and what its users are promised ([how](how-to/classes.md))."""
+    """A class of requests: its share and its objective ([how](how-to/classes.md))."""
 
-    name: Name = Field(description="by which a request names its class, and tables name it")
+    name: Name = Field(description="its name, in requests and tables")
     model: Name | None = Field(
-        None, description="which of the network's [several models](models.md#several-models) serves it; null for one"
+        None,
+        description="which of the network's [several models](models.md#several-models) serves it; null if there is one",
     )
-    share: Annotated[float, Field(gt=0, le=1)] = Field(description="of the requests; those of all classes make 1")
-    floor: Share | None = Field(None, description="mean accuracy to keep for them; null for none")
-    p99_limit_s: Seconds | None = Field(None, description="most that their p99 latency may be; null for no limit")
-    deadline_s: Seconds | None = Field(
-        None, description="time limit of each of them; null: the scenario's `deadline_s`"
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="share of the requests; shares of all classes sum to 1"
     )
+    floor: Share | None = Field(None, description="mean accuracy to keep; null: none")
+    p99_limit_s: Seconds | None = Field(None, description="limit of their p99 latency; null: none")
+    deadline_s: Seconds | None = Field(None, description="deadline of each; null: the scenario's `deadline_s`")
 
 
 def _classes(classes: tuple[ClassSection, ...]) -> tuple[ClassSection, ...]:
@@ -997,15 +981,13 @@ class CompareSection(StrictModel):
 
     routers: Routers = Field(
         ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "compass"),
-        description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
-        "`NAME=FILE` (NAME in tables), `module:Class`, or one that this run makes: `ppo`, "
-        "`tuned:KIND` for a rule",
+        description="names ([list](routers.md)), rule files (`*.rule.yaml`), trained routers' files, "
+        "`NAME=FILE` (NAME in tables), `module:Class`, or what this run makes: `ppo`, `tuned:KIND`",
     )
-    seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
+    seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over seeds")
     baseline: RouterName | None = Field(
         None,
-        description="changes and differences are to this one of the routers, seed by seed; null: `random`, where it is "
-        "compared",
+        description="router to which changes are computed, seed by seed; null: `random`, if compared",
     )
 
     @property
@@ -1019,22 +1001,22 @@ class ValidateSection(StrictModel):
 
     routers: Routers = Field(("random", "jsq", "compass"), description="as in `compare`")
     seeds: Seeds = Field((0,), description="one pair of runs each")
-    duration_s: Seconds | None = Field(None, description="length of each run; null for the scenario's")
-    warmup_s: SecondsOrZero | None = Field(None, description="left out of the figures; null for the scenario's")
+    duration_s: Seconds | None = Field(None, description="length of each run; null: the scenario's")
+    warmup_s: SecondsOrZero | None = Field(None, description="warm-up, left out of the figures; null: the scenario's")
     loads: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], AfterValidator(unique)] = Field(
         (),
-        description="arrival rates, as shares of the throughput that the slowest router reaches on the saturated "
-        "hardware (measured first); empty: the workload's own rate",
+        description="arrival rates, as shares of the slowest router's saturated throughput on hardware "
+        "(measured first); empty: the workload's rate",
     )
-    repeats: Count = Field(1, description="hardware runs of each router, load and seed, on the same arrivals")
+    repeats: Count = Field(1, description="hardware runs per router, load and seed, on the same arrivals")
     saturate: bool = Field(
         False,
         description="also compare throughput in saturated runs",
     )
     go_on: bool = Field(
         False,
-        description="also where the first two hardware runs that can be judged are more than 50 % from their "
-        "simulation, which else ends it",
+        description="continue if the first two judged hardware runs are more than 50 % from their simulation; "
+        "false: stop",
     )
 
 
@@ -1043,44 +1025,40 @@ class ServeSection(StrictModel):
 
     log_gb: NonNegative = Field(
         10.0,
-        description="most that the log of what is served may take, in GB of 10^9 bytes; oldest parts go; 0: no log",
+        description="limit of the log of served requests, GB of 10^9 bytes; oldest parts are removed; 0: no log",
     )
-    log_age_s: Seconds = Field(172_800.0, description="parts of the log that are older go")
+    log_age_s: Seconds = Field(172_800.0, description="age at which parts of the log are removed")
 
 
 class CalibrationSection(StrictModel):
     """How local devices are measured."""
 
-    budget: Seconds = Field(
-        300.0, description="wall time for each device; a large one measures more rounds over all points"
-    )
-    allow_busy: bool = Field(False, description="measure although other programs use much of a device")
+    budget: Seconds = Field(300.0, description="wall time for each device; more time measures more rounds")
+    allow_busy: bool = Field(False, description="measure even if other programs use much of a device")
 
 
 # ------------------------------------------------------------------------------------------------------ the whole file
 
 
 class Scenario(StrictModel):
-    """One experiment: everything but the code that a run depends on."""
+    """One experiment: all that a run depends on, except the code."""
 
     EXAMPLE: ClassVar[str] = "scenarios/quickstart.yaml"
 
-    schema_: Literal["slimsched.scenario/1"] = Field(alias="schema", description="the form of this file")
-    name: Name = Field(description="names the run folder; up to 100 letters, digits, `.`, `_` and `-`")
+    schema_: Literal["slimsched.scenario/1"] = Field(alias="schema", description="version of this format")
+    name: Name = Field(description="name of the run folder; up to 100 letters, digits, `.`, `_`, `-`")
     model: ModelSection = Field(description="the network")
     cluster: ClusterSection = Field(description="the servers")
-    router: RouterSection = Field(default_factory=RouterSection, description="the router's core")
-    workload: Workload = Field(description="when images arrive")
-    faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when", max_length=100_000)
+    router: RouterSection = Field(default_factory=RouterSection, description="settings of the router's core")
+    workload: Workload = Field(description="arrivals of images")
+    faults: tuple[FaultSection, ...] = Field((), description="faults to inject, and when", max_length=100_000)
     supervision: SupervisionSection = Field(
-        default_factory=SupervisionSection, description="how processes that died or hang are brought back"
+        default_factory=SupervisionSection, description="restarts of processes that died or hang"
     )
-    deadline_s: Seconds | None = Field(None, description="a request's time limit, for goodput; null for none")
-    shed: bool = Field(False, description="give up requests whose deadline has passed")
-    slo: SloSection = Field(
-        default_factory=SloSection, description="the service-level objective: what users are promised"
-    )
-    classes: Classes = Field((), description="classes of requests with promises of their own; empty: all are of one")
+    deadline_s: Seconds | None = Field(None, description="a request's deadline, for goodput; null: none")
+    shed: bool = Field(False, description="drop requests whose deadline has passed")
+    slo: SloSection = Field(default_factory=SloSection, description="service-level objective")
+    classes: Classes = Field((), description="classes of requests with separate objectives; empty: one class")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of `ppo`")
     tuning: TuningSection = Field(default_factory=TuningSection, description="of rules, by search")
@@ -1090,13 +1068,13 @@ class Scenario(StrictModel):
     )
     serve: ServeSection = Field(default_factory=ServeSection, description="of `slimsched serve`")
     calibration: CalibrationSection = Field(default_factory=CalibrationSection, description="of local devices")
-    seed: Whole = Field(0, description="of everything random that `compare` and `validate` give no seed for")
-    duration_s: Seconds = Field(60.0, description="for how long images arrive")
-    warmup_s: SecondsOrZero = Field(5.0, description="requests that arrive earlier are left out of the figures")
+    seed: Whole = Field(0, description="of all randomness without a seed in `compare` or `validate`")
+    duration_s: Seconds = Field(60.0, description="duration of arrivals")
+    warmup_s: SecondsOrZero = Field(5.0, description="requests that arrive earlier are left out of figures")
     end: Literal["drain", "cut"] = Field(
-        "drain", description="finish what is in flight when arrivals end (a minute at most), or stop there"
+        "drain", description="at the end of arrivals: finish requests in flight (for a minute at most), or stop"
     )
-    jitter: bool = Field(True, description="draw batch latencies from the profile's spread; false takes the mean")
+    jitter: bool = Field(True, description="draw batch latencies from the profile's spread; false: means")
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:

@@ -56,49 +56,47 @@ Span = Annotated[tuple[Positive, Positive], AfterValidator(_ascending)]
 
 
 class Clusters(StrictModel):
-    """What clusters, their loads and their mishaps are drawn from. Of a list each item is as likely: name one twice."""
+    """Distributions of clusters, loads and faults."""
 
-    schema_: Literal["slimsched.clusters/1"] = Field(alias="schema", description="this kind of file")
-    name: str = Field(description="of the run folder")
-    seed: Annotated[int, Field(ge=0, lt=2**53)] = Field(0, description="what is drawn follows from it")
-    clusters: Count = Field(96, description="how many there are to train over")
-    images: Count = Field(8_000, description="that arrive in a run, about")
-    accuracy: str = Field("slimresnet18-paper", description="the accuracy table; profiles must be of its network")
-    steps: Span = Field((0.5, 2.0), description="by what the table's distances from the best tuple are multiplied")
-    profiles: Annotated[tuple[ProfileName, ...], Field(min_length=1)] = Field(description="devices")
-    kinds: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(description="how many different ones in a cluster")
-    servers: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(description="how many servers")
-    slowdown: Span = Field((1.0, 20.0), description="of all devices of a cluster")
+    schema_: Literal["slimsched.clusters/1"] = Field(alias="schema", description="version of this format")
+    name: str = Field(description="name of the run folder")
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = Field(0, description="seed of all draws")
+    clusters: Count = Field(96, description="clusters to train over")
+    images: Count = Field(8_000, description="arrivals in a run, about")
+    accuracy: str = Field("slimresnet18-paper", description="accuracy table; profiles must be of its network")
+    steps: Span = Field((0.5, 2.0), description="factor on the table's distances from the best tuple")
+    profiles: Annotated[tuple[ProfileName, ...], Field(min_length=1)] = Field(description="profiles of devices")
+    kinds: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(description="different devices in a cluster")
+    servers: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(description="servers in a cluster")
+    slowdown: Span = Field((1.0, 20.0), description="of all devices")
     links: Annotated[tuple[tuple[LinkName | LinkSection, ...], ...], Field(min_length=1)] = Field(
-        description="lists of links: each server of a cluster draws from one of them"
+        description="lists of links: a cluster's servers draw from one list"
     )
-    host: Span = Field(
-        (0.1, 3.5), description="what decisions cost the router's host, in times of what the profiles say"
-    )
+    host: Span = Field((0.1, 3.5), description="factor on the profiles' cost of decisions on the router's host")
     batching_delay: Span = Field((0.3, 2.2), description="`router.max_batching_delay_s`, in units of Compass")
     outstanding_blocks: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
         (2, 4), description="`router.outstanding_blocks`"
     )
-    load: Span = Field((0.2, 0.95), description="mean rate, as a share of what devices and router can carry")
-    busiest: Positive = Field(1.4, description="the busiest rate, likewise: bursts are no higher")
+    load: Span = Field((0.2, 0.95), description="mean rate over the capacity of devices and router")
+    busiest: Positive = Field(1.4, description="limit of the peak rate over that capacity")
     workloads: Annotated[tuple[Literal["poisson", "mmpp", "diurnal", "flash"], ...], Field(min_length=1)] = Field(
         ("poisson", "mmpp", "diurnal", "flash"), description="kinds of workload"
     )
-    burst: Span = Field((1.5, 3.5), description="the busiest rate, in times of the mean, where it changes")
-    short_of_memory: Share = Field(0.25, description="share of the clusters that are")
-    memory: Span = Field((0.25, 0.8), description="how much of all instances fits there")
-    straggling: Share = Field(0.15, description="share of the clusters in which a server is slow for a while")
-    slower: Span = Field((2.0, 6.0), description="how many times slower it is")
-    dying: Share = Field(0.15, description="share of the clusters in which a server is gone for a while")
+    burst: Span = Field((1.5, 3.5), description="peak rate over the mean, of varying loads")
+    short_of_memory: Share = Field(0.25, description="share of the clusters with too little memory")
+    memory: Span = Field((0.25, 0.8), description="share of all instances that fits there")
+    straggling: Share = Field(0.15, description="share of the clusters with a server that is slow for a while")
+    slower: Span = Field((2.0, 6.0), description="its slowdown")
+    dying: Share = Field(0.15, description="share of the clusters with a server that is down for a while")
     start: Plain = Field(
         default_factory=dict,
-        description="numbers of Compass that the search begins with; the others are those that ship",
+        description="Compass' numbers at the start of the search; others as bundled",
     )
-    rounds: Count = Field(1, description="of the search; with each the reference is what the last one found")
-    generations: Count = Field(40, description="of a round")
-    population: Count = Field(16, description="candidates of a generation")
-    at_once: Count = Field(28, description="clusters that a generation is tried on")
-    held_back: Count = Field(40, description="other clusters, on which what was found is judged in the end")
+    rounds: Count = Field(1, description="rounds of the search; each compares with the result of the last")
+    generations: Count = Field(40, description="generations in a round")
+    population: Count = Field(16, description="candidates in a generation")
+    at_once: Count = Field(28, description="clusters per generation")
+    held_back: Count = Field(40, description="other clusters, for the final evaluation")
 
 
 def read_clusters(path: Path, changes: Mapping[str, Any]) -> Clusters:

@@ -93,75 +93,72 @@ def _seconds(name: str, title: str, meaning: str) -> Measure:
 
 _ALL: Final = (
     _attainment("slo_attainment", "both", "SLO attainment", "SLO",
-          "Share of the windows of 10 s in which all that `slo` promises was kept. `null` where it promises "
-          "nothing."),
+          "Share of the windows of 10 s in which every objective of `slo` was met. `null` without one."),
     _attainment("accuracy_attainment", "floor", "SLO attainment, the floor", "SLO accuracy",
-          "Share in which the mean accuracy, by the network's table, was at least the floor that `slo` set then."),
+          "Share in which the mean accuracy, by the network's table, was at least the floor in force."),
     _attainment("p99_attainment", "p99_limit", "SLO attainment, the p99 limit", "SLO p99",
-          "Share in which the p99 latency of what was not refused was at most the limit that `slo` set then."),
-    _images("arrived", "Requests of the whole run. Each is counted once more below: completed, in flight or failed."),
-    _images("completed", "Requests whose last segment was done when the run ended."),
-    _images("in_flight", "Requests that were still under way when the run ended."),
-    _images("failed", "Requests that were given up. `failures` counts them by reason."),
-    _share("completed", "Share of the requests of the whole run that were completed.", "higher"),
-    _share("unfinished", "Share that was still under way when the run ended.", "lower"),
-    _share("failed", "Share that was given up.", "lower"),
+          "Share in which the p99 latency of images that were not refused was at most the limit in force."),
+    _images("arrived", "Requests of the whole run: completed, in flight and failed."),
+    _images("completed", "Requests whose last segment was done at the run's end."),
+    _images("in_flight", "Requests in flight at the run's end."),
+    _images("failed", "Requests that failed; `failures` counts them by reason."),
+    _share("completed", "Share of all requests that were completed.", "higher"),
+    _share("unfinished", "Share in flight at the run's end.", "lower"),
+    _share("failed", "Share that failed.", "lower"),
     _share("unserved",
-           "Share that nobody served: what failed and, with `end: drain`, what was left after the drain. Above 1 % a "
-           "router is flagged, and never called the winner.", "lower"),
+           "Share that failed or, with `end: drain`, was left after the drain. Above 1 % a router is flagged, and "
+           "can't win.", "lower"),
     _percent("accuracy", "accuracy", "accuracy", "Share of correct labels.", better="higher"),
-    _latency("mean", "mean latency", "latency", "From the arrival at the router to the end of the last segment."),
-    _latency("std", "standard deviation of latency", "std", "Of the population of the window's images."),
-    _latency("p50", "median latency", "p50", "By nearest rank, as every percentile."),
-    _latency("p95", "p95 latency", "p95", "The smallest latency that 95 % of the images do not exceed."),
-    _latency("p99", "p99 latency", "p99", "The smallest latency that 99 % of the images do not exceed."),
-    _latency("max", "longest latency", "longest", "Of any completed image of the window."),
+    _latency("mean", "mean latency", "latency", "Mean time from arrival at the router to the end of the last segment."),
+    _latency("std", "standard deviation of latency", "std", "Over the window's images, of the population."),
+    _latency("p50", "median latency", "p50", "The median, by nearest rank, as every percentile."),
+    _latency("p95", "p95 latency", "p95", "The latency that 95 % of the images do not exceed."),
+    _latency("p99", "p99 latency", "p99", "The latency that 99 % of the images do not exceed."),
+    _latency("max", "longest latency", "longest", "The longest of the window's completed images."),
     _joules("energy_j", "energy_j.mean", "mean energy (the paper's E)", "E", "J",
-            "The paper's E of an image: the servers' mean reported power, integrated over the image's time in the "
-            "system. An image that only waits is billed, too."),
+            "The servers' mean reported power, integrated over an image's time in the system, waits included."),
     _joules("energy_std_j", "energy_j.std", "standard deviation of energy (the paper's E)", "E std", "J",
-            "Of the same, over the window's images."),
+            "Over the window's images."),
     _joules("energy_per_image_j", "energy_per_image_j.total", "energy per image", "energy", "J/image",
-            "All devices' power over the whole run, divided by the completed images."),
+            "Energy of all devices in the whole run, over completed images."),
     _joules("energy_dynamic_j", "energy_per_image_j.dynamic", "energy above idle", "energy above idle", "J/image",
-            "The part that computing took: the total less base and idle."),
+            "Energy of computing: the total less base and idle."),
     _joules("energy_base_j", "energy_per_image_j.base", "energy for being ready", "base", "J/image",
-            "The part for being ready: power with contexts and nothing running, less bare idle power, times the "
-            "duration."),
+            "Power with contexts and nothing running, less bare idle power, times the duration."),
     _joules("energy_idle_j", "energy_per_image_j.idle", "idle energy", "idle", "J/image",
-            "The part that flows in any case: bare idle power times the duration."),
+            "Bare idle power times the duration."),
     Measure("gpu_var", ("gpu_var", "mean"), "imbalance", "imbalance",
-            "Variance of utilization over servers, taken at every telemetry report of the run.", digits=4,
+            "Variance of utilization over servers, at every telemetry report of the run.", digits=4,
             better="lower"),
     Measure("gpu_var_std", ("gpu_var", "std"), "standard deviation of imbalance", "imbalance std",
-            "Of the same, over the reports of the run.", digits=4),
-    _rate("offered", "Arrivals in the window's time, divided by that time.", None),
-    _rate("throughput", "Completions in the window's time, divided by that time."),
+            "Over the telemetry reports of the run.", digits=4),
+    _rate("offered", "Arrivals in the window per second.", None),
+    _rate("throughput", "Completions in the window per second."),
     _percent("extrapolated_share", "time extrapolated", "extrapolated",
-             "Share of the run's time in which more batches ran at once on a device than calibration ran together; of "
-             "the device with the largest. Slow-downs were extrapolated then. 0 on hardware, and where no profile "
-             "says.", better="lower"),
+             "Share of the run's time in which a device ran more batches at once than calibration did, so that "
+             "slowdowns were extrapolated; of the worst device. 0 on hardware, and without such a profile.",
+             better="lower"),
     _percent("unmetered_share", "time without a reading", "unmetered",
-             "Share of the run's time for which a device's sensor told neither energy nor power; of the device with "
-             "the largest. No energy counts for it. 0 in simulation.", better="lower"),
+             "Share of the run's time without energy or power of a device's sensor, which counts as no energy; of the "
+             "worst device. 0 in simulation.", better="lower"),
     _rate("goodput",
-          "Throughput of the images that kept the deadline or, without one, the limit of the p99 latency; `null` "
-          "without either. 0 where the mean accuracy misses the floor by more than a tenth of a point."),
+          "Throughput of images within the deadline or, without one, the p99 limit; `null` without either. 0 if the "
+          "mean accuracy misses the floor by more than a tenth of a point."),
     Measure("censored", ("censored",), "images without a latency", "censored",
-            "Requests of the window that were still in flight when the run ended. Their latencies are in no number.",
+            "Requests of the window in flight at the run's end; no latency includes them.",
             better="lower"),
-    Measure("decisions", ("decisions",), "decisions", "decisions", "Routing decisions that were asked for."),
+    Measure("decisions", ("decisions",), "decisions", "decisions", "Routing decisions requested."),
     _percent("expected_accuracy", "expected accuracy", "expected accuracy",
-             "Mean accuracy, by the network's table, of the width tuples that ran: `accuracy` without the chance of "
-             "single labels. `null` where no table was at hand.", better="higher"),
+             "Mean accuracy, by the network's table, of the width tuples that ran: `accuracy` without the randomness "
+             "of labels. `null` without a table.", better="higher"),
     Measure("moves_per_image", ("moves_per_image",), "moves of an image", "moves",
-            "How many segments of an image ran on another server than the segment before.", digits=2),
+            "Segments of an image that ran on another server than the one before.", digits=2),
     _seconds("duration_s", "duration",
-             "Of the whole run. With `end: drain` until the last completion, if that is after the arrivals' end."),
+             "Of the whole run; with `end: drain` to the last completion, if that is after the arrivals' end."),
     _seconds("warmup_s", "warm-up", "Requests that arrived earlier are not in the window."),
     _seconds("wall_s", "wall time",
-             "How long the run took to compute. Of a simulation the only number that differs from time to time. "
-             "Compiling the engine and keeping the run's record are not in it."),
+             "Time to compute the run, without compiling the engine or keeping the record. The only number of a "
+             "simulation that varies between repeats."),
 )  # fmt: skip
 MEASURES: Final[Mapping[str, Measure]] = {measure.name: measure for measure in _ALL}
 """All of a result, in the order of a comparison's keys."""
@@ -173,15 +170,15 @@ def _of_server(name: str, head: str, meaning: str, **options: Any) -> Measure:
 
 OF_SERVERS: Final = (
     _of_server("utilization", "utilization",
-               "Of the server's device, over the run. Servers that share a device show the same.",
+               "Of the server's device, over the run; equal for servers that share it.",
                unit="%", scale=100, digits=2),
     _of_server("mean_power_w", "power", "Mean power of the server's device.", unit="W", digits=1),
-    _of_server("images", "images", "Segment passes, not whole images: one that ran four segments here counts as four."),
-    _of_server("batches", "batches", "Batches that the server ran."),
-    _of_server("mean_batch", "mean batch", "Segment passes in a batch. Padding is not counted.", digits=1),
-    _of_server("loads", "loads", "Instances that were loaded."),
-    _of_server("unloads", "unloads", "Instances that were unloaded."),
-    _of_server("vram_peak_bytes", "peak memory", "The most memory that its instances and its context held.",
+    _of_server("images", "images", "Segment passes: an image that ran four segments here counts as four."),
+    _of_server("batches", "batches", "Batches that ran."),
+    _of_server("mean_batch", "mean batch", "Segment passes in a batch, without padding.", digits=1),
+    _of_server("loads", "loads", "Instances loaded."),
+    _of_server("unloads", "unloads", "Instances unloaded."),
+    _of_server("vram_peak_bytes", "peak memory", "Most memory that its instances and context held.",
                unit="MB", scale=1e-6),
 )  # fmt: skip
 """Of each of a result's `servers`; their keys lie in a server's entry."""
@@ -195,8 +192,8 @@ def measures(*names: str) -> tuple[Measure, ...]:
 OF_CLASSES: Final = (
     *measures("expected_accuracy", "latency_p99_s", "latency_mean_s"),
     _percent("in_time", "images in time", "in time",
-             "Of the requests of the window, the share that was completed within the class's deadline or, without one, "
-             "its limit of the p99 latency. `null` without either.", better="higher"),
+             "Share of the window's requests that were completed within the class's deadline or, without one, its p99 "
+             "limit. `null` without either.", better="higher"),
     *measures("completed_share", "slo_attainment"),
 )  # fmt: skip
 """What tables show of each of a result's `classes`; their keys lie in a class's entry."""

@@ -95,20 +95,20 @@ def import_log(
     timezone: str | None = None,
     attempts: Literal["sum", "last"] = "sum",
 ) -> CommandResult:
-    """Make a trace of a cluster's log; tells what is left out, and why.
+    """Make a trace of a cluster's log, and report what is left out.
 
     Args:
-        log: a cluster's log, plain or compressed with gzip. Beside pai_job_table.csv must lie pai_task_table.csv, which
-            says what jobs ask for.
-        format: by default the file tells it.
-        out: the trace; LOG's name with .jobtrace.parquet, here, by default.
-        columns: of a CSV file of your own: its column for each of a trace, such as
-            submit_s=submitted,run_s=seconds,gpus=n. Behind a column may stand its unit: requested_s=limit:min.
-        unit: what plain numbers of a CSV file's times and run times are.
-        gpus_per_node: GPUs of a node, where a Slurm log does not name GPUs and jobs have whole nodes.
+        log: a cluster's log, plain or compressed with gzip. pai_job_table.csv needs pai_task_table.csv next to it, for
+            the jobs' requests.
+        format: the log's format (detected).
+        out: the trace (LOG's name with .jobtrace.parquet, here).
+        columns: columns of a custom CSV file for those of a trace, such as submit_s=submitted,run_s=seconds,gpus=n. A
+            unit may follow: requested_s=limit:min.
+        unit: the unit of plain numbers in a CSV file's times and run times.
+        gpus_per_node: GPUs of a node, if a Slurm log does not name GPUs and jobs have whole nodes.
         vc: what a Slurm log's virtual cluster is.
-        timezone: of dates without one, such as Europe/Berlin; UTC by default.
-        attempts: a requeued job's run time: that of all its attempts together, or of the last one.
+        timezone: the zone of dates without one, such as Europe/Berlin (UTC).
+        attempts: a requeued job's run time: of all attempts together, or of the last one.
 
     Raises:
         InputError: the file can't be read as such a log, or no row of it makes a job.
@@ -144,11 +144,11 @@ def import_log(
 
 @verb
 def inspect(trace: File, /, *, gpus: int | None = None) -> CommandResult:
-    """Tell what a trace holds: load, sizes, run times, users, waits, predictability.
+    """Show a trace's load, sizes, run times, users, waits, predictability.
 
     Args:
-        trace: one that `jobs import` or `generate` made.
-        gpus: also tell the load on a cluster of so many GPUs.
+        trace: a trace of `jobs import` or `jobs generate`.
+        gpus: also show the load on a cluster of this many GPUs.
 
     Raises:
         InputError: it is no trace.
@@ -175,16 +175,17 @@ def generate(
     sizes: str = "1:0.7,2:0.1,4:0.1,8:0.08,16:0.02",
     seed: int = 0,
 ) -> CommandResult:
-    """Draw a trace with a load, sizes and run times that you choose.
+    """Draw a random trace with given load, sizes and run times.
 
     Args:
-        out: the trace.
-        jobs: how many.
-        gpus: of the cluster.
-        load: the share of these GPUs that the jobs keep busy on average; the rate of arrivals follows from it.
-        arrivals: poisson, or mmpp:burst_factor=4,burst_share=0.1,burst_s=7200.
-        durations: exponential:mean_s=3600, weibull:mean_s=3600,shape=0.5, lognormal:mean_s=3600,cv2=10 or
-            hyperexponential:mean_s=3600,cv2=10; cv2 is the variance over the squared mean.
+        out: the trace to write.
+        jobs: the number of jobs.
+        gpus: GPUs of the cluster.
+        load: the share of these GPUs that is busy on average; it sets the rate of arrivals.
+        arrivals: the law of arrivals: poisson, or mmpp:burst_factor=4,burst_share=0.1,burst_s=7200.
+        durations: the law of run times: exponential:mean_s=3600, weibull:mean_s=3600,shape=0.5,
+            lognormal:mean_s=3600,cv2=10 or hyperexponential:mean_s=3600,cv2=10; cv2 is the variance over the squared
+            mean.
         sizes: weights of jobs by their GPUs.
         seed: the same seed, the same trace.
 
@@ -222,14 +223,13 @@ def init(
 ) -> CommandResult:
     """Write a first scenario for a trace and a cluster, with a comment at each choice.
 
-    Its baseline is what the log itself says that the site runs: of the policies that Slurm has, the one whose simulated
-    waits are nearest to the recorded ones.
+    Its baseline is the site's policy by the log: Slurm's policy whose simulated waits are nearest to the recorded ones.
 
     Args:
-        trace: one that `jobs import` or `generate` made.
+        trace: a trace of `jobs import` or `jobs generate`.
         nodes: equal nodes, such as 64x8, 64x8:v100 or 16x4:a100=VC; may be given several times.
-        slurm_conf: the site's slurm.conf, which says nodes, priorities and how backfilling goes.
-        out: the scenario; TRACE's name with .yaml by default.
+        slurm_conf: the site's slurm.conf, with nodes, priorities and backfilling.
+        out: the scenario (TRACE's name with .yaml).
 
     Raises:
         InputError: no such nodes, or they do not fit the trace.
@@ -268,18 +268,17 @@ def compare(
     against_log: bool = False,
     changes: Settings | None = None,
 ) -> CommandResult:
-    """Compare policies on the same trace: waits, fairness, who wins, how far from the bound.
+    """Compare policies on the same trace: waits, fairness, the winner, distance from the bound.
 
-    One a core runs at a time. One policy alone is simulated, and its own figures told.
+    One a core runs at a time. A single policy is simulated, and its figures shown.
 
     Args:
-        scenario: a scenario of training jobs (YAML); `jobs init` writes a first one.
-        policies: by name (docs/jobs.md), or a file ending in .jobpolicy.yaml, instead of the scenario's; may be given
-            several times, the first is the baseline.
-        out: keep every run there, so that none is made twice, with comparison.json, report.html and prices.svg.
-        against_log: tell instead how far the first policy's waits are from those in the log.
-        changes: other values than the scenario's, by dotted keys, such as load=0.9 or bound.passes=0, which leaves the
-            bound out.
+        scenario: a scenario of training jobs (YAML), such as one of `jobs init`.
+        policies: a policy, by name (docs/jobs.md), or a file ending in .jobpolicy.yaml, instead of the scenario's; may
+            be given several times, the first is the baseline.
+        out: a folder for every run, which is not repeated, with comparison.json, report.html and prices.svg.
+        against_log: compare the first policy's waits with those in the log instead.
+        changes: values that replace the scenario's, by dotted keys, such as load=0.9; bound.passes=0 omits the bound.
 
     Raises:
         InputError: anything in the scenario, or in a file that it names, is wrong.
@@ -363,9 +362,9 @@ def whatif(
 
     Args:
         scenario: a scenario of training jobs (YAML).
-        changes: must be given: KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given
+        changes: a change, KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; required, may be given
             several times.
-        policies: by name, or a file; the scenario's by default; may be given several times.
+        policies: a policy, by name or file; the scenario's by default; may be given several times.
 
     Raises:
         InputError: a change that does not fit, or one of the jobs.
@@ -399,9 +398,9 @@ def capacity(
     Args:
         scenario: a scenario of training jobs (YAML).
         wait_s: the limit, such as 10m.
-        of: of all waits what must keep it.
-        by: what is sought: the largest load, or the fewest nodes of the first group.
-        policy: by name, or a file; the scenario's first by default.
+        of: the statistic of waits that must keep it.
+        by: what to search: the largest load, or the fewest nodes of the first group.
+        policy: the policy, by name or file; the scenario's first by default.
 
     Raises:
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
@@ -432,18 +431,18 @@ def advise(
     journal: NewFile | None = None,
     undo: File | None = None,
 ) -> CommandResult:
-    """Advise a running Slurm: another order of the jobs that wait, and what it would bring.
+    """Advise a running Slurm: another order of waiting jobs, and its effect.
 
-    Nothing is changed without --apply.
+    Without --apply nothing is changed.
 
     Args:
-        scenario: a scenario of training jobs (YAML) of this cluster; its baseline is what the site runs.
-        policy: whose order is advised, by name or a file: one that stops no job and needs no true run times.
-        age_guard_s: who has waited longer goes first; what the policy's file says by default, or else 24h.
-        apply: write the SiteFactors of this order into Slurm; an operator may.
-        every_s: again so often, until it is interrupted; with --apply. The scenario is read once.
-        journal: where each is written down before; beside the scenario by default, ending in .advice.jsonl.
-        undo: put back what such a journal says was changed, and do nothing else.
+        scenario: a scenario of training jobs (YAML) of this cluster; its baseline is the site's policy.
+        policy: the policy of the advised order, by name or file: one that stops no job and needs no true run times.
+        age_guard_s: the wait after which a job goes first (the policy file's, otherwise 24h).
+        apply: write the SiteFactors of this order into Slurm; needs an operator's rights.
+        every_s: the interval of repeats, until interrupted; with --apply. The scenario is read once.
+        journal: the file that records each change before it is made (next to the scenario, ending in .advice.jsonl).
+        undo: only revert the changes in such a journal.
 
     Raises:
         InputError: no Slurm answers here, or is understood; a priority may not be changed; or the scenario's baseline
