@@ -304,6 +304,8 @@ class RouterHost(StrictModel):
         returned: a message that returns requests.
         sent_share: the part of a decision's cost until its block is sent.
         received_share: the part of a message's cost until its requests are back.
+        spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty if only the mean is
+            known.
         after_pause: factors on a cost after a pause of at least each of `PAUSES_S`: caches are cold.
     """
 
@@ -311,7 +313,15 @@ class RouterHost(StrictModel):
     returned: WorkCost
     sent_share: Share = 1.0
     received_share: Share = 1.0
+    spread: tuple[NonNegative, ...] = ()
     after_pause: Factors | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RouterHost:
+        mean = sum(self.spread) / max(1, len(self.spread))
+        if self.spread and (list(self.spread) != sorted(self.spread) or abs(mean - 1) > 1e-6):
+            raise ValueError(f"spread must ascend and have mean 1: its mean is {mean:g}")
+        return self
 
 
 class HandoverTimes(StrictModel):

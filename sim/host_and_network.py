@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from math import ceil, expm1, inf, log
 from typing import Protocol
 
-from kit.random_streams import hashed_share
+from kit.random_streams import derived_seed, hashed, hashed_share
 from policies.vocabulary import ROUTER, nanoseconds
 from sim.device_profile import PAUSES_S, Link, RouterHost, WorkCost, pause_number
 
@@ -143,9 +143,12 @@ def rounds(transfer_bytes: int, loss: float, chance: float) -> int:
     return max(1, ceil(log(one_missing) / log(loss)))
 
 
+DECISIONS, RETURNS = "decision", "returned"  # names of its costs' random streams: `derived_seed(seed, name)`
+
+
 @dataclass(frozen=True, slots=True)
 class HostTable:
-    """A host's costs in nanoseconds: `block + image * images`, by the pause before it.
+    """A host's costs in nanoseconds: `(block + image * images)` times one of `spread`, or times 1 if that is empty.
 
     Attributes:
         decision, returned: (block, image) of a decision, and of a message that returns requests.
@@ -157,22 +160,26 @@ class HostTable:
 
     decision: tuple[int, int]
     returned: tuple[int, int]
+    spread: tuple[float, ...] = ()
     sent_permille: int = 1000
     received_permille: int = 1000
     after_pause: tuple[float, ...] = (1.0,) * (len(PAUSES_S) + 1)
     devices: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, host: RouterHost) -> HostTable:
-        """Build the table from a profile."""
+    def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
+        """Build the table from a profile; without jitter every cost is its mean."""
         shares = round(1000 * host.sent_share), round(1000 * host.received_share)
-        table = cls(_in_ns(host.decision), _in_ns(host.returned), *shares)
+        table = cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), *shares)
         return table if host.after_pause is None else replace(table, after_pause=(1.0, *host.after_pause))
 
-    def cost_ns(self, cost: tuple[int, int], images: int, pause_ns: int) -> int:
-        """Return one cost, after a pause."""
+    def cost_ns(self, cost: tuple[int, int], images: int, drawn: int, pause_ns: int) -> int:
+        """Return one cost, after a pause; `drawn` is a large random number."""
         block_ns, image_ns = cost
-        return ceil((block_ns + image_ns * images) * self.after_pause[pause_number(pause_ns)])
+        factor = self.after_pause[pause_number(pause_ns)]
+        if self.spread:
+            factor *= self.spread[drawn % len(self.spread)]
+        return ceil((block_ns + image_ns * images) * factor)
 
 
 def _in_ns(cost: WorkCost) -> tuple[int, int]:
@@ -198,13 +205,15 @@ class SimulatedHost:
         cores: the cores of the devices that it shares; none if it has a separate core.
     """
 
-    def __init__(self, table: HostTable | None, cores: Sequence[Core] = ()) -> None:
+    def __init__(self, table: HostTable | None, seed: int, cores: Sequence[Core] = ()) -> None:
         self.table = table
         self.free_ns = 0
         self._cores = cores
         self._core: Core | None = None
+        self._decision_salt = derived_seed(seed, DECISIONS)
+        self._returned_salt = derived_seed(seed, RETURNS)
 
-    def decide(self, images: int, decision_ns: int, now_ns: int) -> int:
+    def decide(self, server: int, decision: int, images: int, decision_ns: int, now_ns: int) -> int:
         """Begin a decision on a free host; returns when its block is sent.
 
         Args:
@@ -212,15 +221,16 @@ class SimulatedHost:
         """
         if self.table is None:
             return now_ns + decision_ns
-        cost_ns = self.table.cost_ns(self.table.decision, images, now_ns - self.free_ns)
+        drawn = hashed(self._decision_salt, server, decision)
+        cost_ns = self.table.cost_ns(self.table.decision, images, drawn, now_ns - self.free_ns)
         begun_ns = self._work(decision_ns + cost_ns, now_ns)
         return min(self.free_ns, begun_ns + decision_ns + cost_ns * self.table.sent_permille // 1000)
 
-    def hear(self, images: int, now_ns: int) -> int:
+    def hear(self, server: int, message: int, images: int, now_ns: int) -> int:
         """Process a message that has arrived; returns when its requests are back. `table` is not None."""
         assert self.table is not None, "a host without costs hears at once"
-        before_ns = self.free_ns
-        cost_ns = self.table.cost_ns(self.table.returned, images, now_ns - before_ns)
+        drawn, before_ns = hashed(self._returned_salt, server, message), self.free_ns
+        cost_ns = self.table.cost_ns(self.table.returned, images, drawn, now_ns - before_ns)
         begun_ns = max(self._work(cost_ns, now_ns), before_ns)
         return min(self.free_ns, begun_ns + cost_ns * self.table.received_permille // 1000)
 

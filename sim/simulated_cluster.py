@@ -204,7 +204,7 @@ class Simulation:
         self._ended_ns: int | None = None
         self._wake_ns: int | None = None  # the last planned instant of the router's timer
         cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
-        self._host = SimulatedHost(cluster.host, cores)
+        self._host = SimulatedHost(cluster.host, run.seed, cores)
         outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
         self.servers = tuple(self._server(index, spec, outcomes) for index, spec in enumerate(cluster.servers))
         self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
@@ -268,11 +268,11 @@ class Simulation:
         decision_ns = self.cluster.decision_ns
         now_ns = self.now_ns
         if isinstance(choice, Hold):
-            sent_ns = self._host.decide(0, decision_ns, now_ns)
+            sent_ns = self._host.decide(0, number, 0, decision_ns, now_ns)
             self._agenda.at(sent_ns, HOST, self._tell_router, Held(number, choice))
         else:
             images = min(choice.group, request.view.candidates)
-            sent_ns = self._host.decide(images, decision_ns, now_ns)
+            sent_ns = self._host.decide(choice.server, number, images, decision_ns, now_ns)
             self._agenda.at(sent_ns, HOST, self._tell_router, Decided(number, choice))
         if self._host.free_ns > sent_ns:
             self._agenda.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
@@ -377,12 +377,12 @@ class Simulation:
             self._wake_ns = wake_ns
             self._agenda.at(wake_ns, HOST, self._pass)  # `advance` checks the router's timer at that instant
 
-    def _hear(self, message: RouterMessage) -> None:
+    def _hear(self, message: RouterMessage, number: int) -> None:
         """Queue a server's message at the router's host: its core receives it when the host reaches it."""
         if self.cluster.host is None:
             self._tell_router(message)
             return
-        heard_ns = self._host.hear(len(message.requests), self.now_ns)
+        heard_ns = self._host.hear(message.server, number, len(message.requests), self.now_ns)
         self._agenda.at(heard_ns, HOST, self._tell_router, message)
         if self._host.free_ns > heard_ns:
             self._agenda.at(self._host.free_ns, HOST, self._pass)

@@ -176,7 +176,7 @@ class SimulatedServer:
 
     Args:
         to_router: called with the events that reach the router's core at once.
-        to_host: called with messages that return requests as they arrive at the router's host.
+        to_host: called with messages that return requests as they arrive at the router's host, numbered by server.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class SimulatedServer:
         ledger: Ledger,
         outcomes: Outcomes,
         to_router: Callable[[RouterEvent], None],
-        to_host: Callable[[RouterMessage], None],
+        to_host: Callable[[RouterMessage, int], None],
     ) -> None:
         self.index = index
         self.spec = spec
@@ -211,6 +211,7 @@ class SimulatedServer:
         self._instances: dict[int, tuple[int, float]] = {}
         self._is_prepared = False  # whether loads ordered now were done before the run's clock started
         self._armed_ns: int | None = None
+        self._messages = 0
         self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive alone
         self._last_back_ns = 0  # when the last message in transfer arrives
         self._running: dict[int, RunBatch] = {}
@@ -372,13 +373,15 @@ class SimulatedServer:
     def _send_back(self, message: RouterMessage) -> None:
         """Send a message; messages arrive in the order of sending, whatever happens to the server meanwhile."""
         tables = self._tables
+        number = self._messages
+        self._messages += 1
         if not tables.back_ns:
-            self._to_host(message)
+            self._to_host(message, number)
             return
         back_ns = self._stretched_ns(tables.busy_back_ns if self._device.is_busy else tables.back_ns)
         told_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
         self._last_back_ns = max(self._last_back_ns, told_ns + back_ns)
-        self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message)
+        self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
 
     def _load(self, command: LoadInstance) -> None:
         """Load an instance: first from disk, later from host memory (Alg. 1 l. 25)."""

@@ -28,7 +28,7 @@ from sim.device_profile import PAUSES_S, BusyServing, Chores, HandoverTimes, Rou
 from sim.device_tables import DeviceTables, input_bytes
 
 WARMUP_S = 1.0
-RATIO_PARTS = 64  # equal parts of a distribution
+RATIO_PARTS, SPREAD_PARTS = 64, 16  # equal parts of a distribution
 ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 SLICE_S = 2e-3  # with too few waits: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
@@ -404,14 +404,14 @@ def _ratios(runs: Sequence[_DeviceRun], extra: PassExtra) -> tuple[float, ...]:
         for longer_s, calibrated_s, weight_bytes, pause in map(run.extra_row, run.alone):
             expected_s = calibrated_s * (1 + extra.share) + extra.always_s + extra.per_byte_s * weight_bytes
             ratios.append((longer_s + calibrated_s) / (expected_s + (0.0, *extra.after_pause_s)[pause]))
-    middles = (np.arange(RATIO_PARTS) + 0.5) / RATIO_PARTS
-    return tuple(np.quantile(ratios, middles).tolist()) if len(ratios) >= MIN_SAMPLES else ()
+    return tuple(_quantiles(ratios, RATIO_PARTS).tolist()) if len(ratios) >= MIN_SAMPLES else ()
 
 
 def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
-    """Return what the router's process costs."""
+    """Return what the router's process costs, and how single costs vary around that."""
     fitted: dict[str, WorkCost] = {}
     factors: list[NDArray[np.float64]] = []
+    ratios: list[NDArray[np.float64]] = []
     for kind in ("decision", "returned"):
         chosen = [sample for sample in samples if sample.kind == kind]
         if not chosen:
@@ -420,13 +420,25 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
         pauses = [pause_number(each.pause_ns) for each in chosen]
         fitted[kind], after_pause = _by_pause(rows, pauses)
         factors.append(np.array(after_pause))
+        table = np.array(rows, np.float64)
+        means_s = table[:, 0] * fitted[kind].block_s + table[:, 1] * fitted[kind].image_s
+        means_s = means_s * np.array((1.0, *after_pause))[pauses]
+        single = (table[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
+        ratios.append(table[single, 2] / means_s[single])
+    spread = _quantiles(np.concatenate(ratios), SPREAD_PARTS)
     return RouterHost(
         decision=fitted["decision"],
         returned=fitted["returned"],
         sent_share=_done_share(samples, "decision"),
         received_share=_done_share(samples, "returned"),
+        spread=tuple((spread / spread.mean()).tolist()) if spread.any() else (),
         after_pause=tuple(np.mean(factors, axis=0).tolist()),
     )
+
+
+def _quantiles(values: Sequence[float] | NDArray[np.float64], parts: int) -> NDArray[np.float64]:
+    """Return the middles of equal parts; none of no values."""
+    return np.quantile(np.asarray(values), (np.arange(parts) + 0.5) / parts) if len(values) else np.zeros(0)
 
 
 def _done_share(samples: Sequence[RouterCost], kind: str) -> float:

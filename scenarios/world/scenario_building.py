@@ -325,7 +325,8 @@ def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[Devi
     measured = [profile.router_host for profile in profiles if profile.router_host is not None]
     if not measured:
         return None
-    return replace(HostTable.of(max(measured, key=_usual_s)), devices=_devices_of_all_cores(devices))
+    table = HostTable.of(max(measured, key=_usual_s), jitter=scenario.jitter)
+    return replace(table, devices=_devices_of_all_cores(devices))
 
 
 def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:

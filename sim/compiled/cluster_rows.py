@@ -147,7 +147,7 @@ class Program:
         p.leaves = 1 << (self.servers - 1).bit_length()
         if (host := cluster.host) is not None:
             _copy(host, p)
-            p.has_host = 1
+            p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
             p.decision_block_ns, p.decision_image_ns = host.decision
             p.returned_block_ns, p.returned_image_ns = host.returned
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)

@@ -44,7 +44,7 @@ from sim.compiled.row_layout import (
     problem_of,
 )
 from sim.fault_injection import poisoned_requests
-from sim.host_and_network import LINKS
+from sim.host_and_network import DECISIONS, LINKS, RETURNS
 from sim.simulated_cluster import BernoulliCorrectness, MatrixCorrectness, RunSpec
 from sim.simulated_server import JITTER
 
@@ -146,6 +146,7 @@ class RunRow:
         c.deadlines_at = self._keep(np.array(deadlines_ns, np.int64))
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
         c.jitter_salt, c.links_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, LINKS)
+        c.decision_salt, c.returned_salt = derived_seed(run.seed, DECISIONS), derived_seed(run.seed, RETURNS)
         self._set_labels(c)
         poisoned = poisoned_requests(run.faults)
         if poisoned:

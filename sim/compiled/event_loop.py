@@ -325,10 +325,10 @@ def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> No
     c.asked = 0
     if server == HOLD:
         c.hold_requests, c.hold_wait_ns = width, group
-        c.decision_end_ns = begin_decision(c, p, 0)
+        c.decision_end_ns = begin_decision(c, p, 0, 0)
         return
     c.hold_requests, c.server, c.width, c.group = 0, server, width, group
-    c.decision_end_ns = begin_decision(c, p, min(group, c.candidates))
+    c.decision_end_ns = begin_decision(c, p, server, min(group, c.candidates))
 
 
 @kernel

@@ -12,22 +12,26 @@ from math import ceil
 from kit.jit import ints, kernel, reals
 from sim.compiled.physics_kernels import core_free_ns, do_chore, pause_number, stretched_ns
 from sim.compiled.router_kernels import advance_request, retry
-from sim.compiled.row_access import device_at, message_at, model_at, request_at, server_at
+from sim.compiled.row_access import device_at, hashed_below, message_at, model_at, request_at, server_at
 from sim.compiled.row_layout import NEVER, NO_REASON, NONE, Cluster, Message, Parameters, Server
 
 
 @kernel
-def _cost_ns(c: Cluster, p: Parameters, warm_ns: int, now: int) -> int:
+def _cost_ns(c: Cluster, p: Parameters, mean_ns: int, salt: int, server: int, number: int, now: int) -> int:
     """Compute `HostTable.cost_ns`."""
-    return ceil(warm_ns * reals(p)[p.after_pause_at + pause_number(now - c.host_free_ns)])
+    factor = reals(p)[p.after_pause_at + pause_number(now - c.host_free_ns)]
+    if p.spread_count > 0:
+        factor *= reals(p)[p.spread_at + hashed_below(salt, server, number, p.spread_count)]
+    return ceil(mean_ns * factor)
 
 
 @kernel
-def begin_decision(c: Cluster, p: Parameters, images: int) -> int:
+def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
     """Return when the decision's block is sent (`SimulatedHost.decide`)."""
     if p.has_host == 0:
         return c.now_ns + p.decision_ns
-    cost_ns = _cost_ns(c, p, p.decision_block_ns + p.decision_image_ns * images, c.now_ns)
+    mean_ns = p.decision_block_ns + p.decision_image_ns * images
+    cost_ns = _cost_ns(c, p, mean_ns, c.decision_salt, server, c.decision, c.now_ns)
     begun_ns = _work(c, p, p.decision_ns + cost_ns, c.now_ns)
     return min(c.host_free_ns, begun_ns + p.decision_ns + cost_ns * p.sent_permille // 1000)
 
@@ -70,9 +74,10 @@ def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, 
     message = message_at(c, p, number)
     c.free_message = message.next
     c.free_messages -= 1
-    message.server, message.epoch = server.index, server.epoch
+    message.server, message.epoch, message.number = server.index, server.epoch, server.messages
     message.head, message.count, message.reason, message.next = slot, count, reason, NONE
     message.slot = number
+    server.messages += 1
     return message
 
 
@@ -111,7 +116,8 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
     if p.has_host == 0:
         _hear(c, p, message, now)
         return
-    cost_ns = _cost_ns(c, p, p.returned_block_ns + p.returned_image_ns * message.count, now)
+    mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
+    cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
     before = c.host_free_ns
     begun = max(_work(c, p, cost_ns, now), before)
     message.due_ns = min(c.host_free_ns, begun + cost_ns * p.received_permille // 1000)

@@ -90,7 +90,7 @@ class Cluster(Record):
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
     variance_is_stale = power_is_stale = 1
-    jitter_salt = links_salt = poison_at = INT
+    jitter_salt = decision_salt = returned_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
     faults = fault_number = downtimes = downtimes_at = scratch_at = INT
     credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
@@ -133,7 +133,7 @@ class Server(Record):
     requests = blocks = INT
     first_block = last_block = first_moving = last_moving = NONE
     first_there = last_there = first_back = last_back = NONE
-    is_open = last_back_ns = INT
+    is_open = last_back_ns = messages = INT
     seen_vram_bytes = INT
     loaded_bits = loading_bits = seen_loaded_bits = seen_loading_bits = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
@@ -290,7 +290,7 @@ class Block(Record):
 class Message(Record):
     """Requests on their way back to the router, linked from `head` on, and the times of their batch."""
 
-    next = slot = server = epoch = head = count = reason = due_ns = INT
+    next = slot = server = epoch = number = head = count = reason = due_ns = INT
     width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
 
 
@@ -405,6 +405,7 @@ class Parameters(Record):
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
     ) = returned_image_ns = sent_permille = received_permille = INT
+    spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
     mean_top1 = REAL

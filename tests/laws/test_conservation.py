@@ -102,7 +102,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     spec = worlds.cluster(
         profiles, greedy=greedy, router=router, link=link, decision_ns=draw(st.sampled_from([0, 100_000]))
     )
-    host = draw(st.sampled_from([None, HostTable((20_000, 3000), (400_000, 1000))]))
+    host = draw(st.sampled_from([None, HostTable((20_000, 3000), (400_000, 1000), (0.2, 0.8, 2.0))]))
     spec = with_loss(replace(spec, supervision=RULES, host=host), draw(st.sampled_from([0.0, 0.2])))
     horizon_s = 0.6
     arrivals = worlds.poisson_s(draw(st.sampled_from([20, 150, 600])), horizon_s, draw(st.integers(0, 99)))

@@ -107,6 +107,16 @@ def test_books_that_are_kept_after_a_return_delay_the_next_one_alone() -> None:
     assert max(in_stage(fifth, "handover")) > 2 * MS  # somebody waited for all of another's
 
 
+def test_spread_costs_wait_longer_by_pollaczek_and_khinchine() -> None:
+    """The same mean, but costs that differ: the wait grows by (1 + c^2), c^2 = 1 where each is nothing or twice D."""
+    means_ms = []
+    for spread in ((), (0.0, 2.0)):
+        spec = quick(HostTable(decision=(MS, 0), returned=(0, 0), spread=spread))
+        record = simulate(spec, worlds.poisson_s(500.0, 40.0), 40.0, engine=CompiledSimulation)
+        means_ms.append(np.mean(in_stage(record, "router_wait")) / MS)
+    assert means_ms == pytest.approx([0.5, 1.0], rel=0.12)
+
+
 @pytest.mark.parametrize("group", [1, 8])
 def test_a_host_carries_what_its_costs_allow(group: int) -> None:
     """Overloaded, it sends and takes back one block after the other: a part a block, and a part an image."""

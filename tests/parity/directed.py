@@ -67,13 +67,13 @@ def link(latency: float = 0.0, bandwidth: float = inf, loss: float = 0.0) -> Lin
 def host(
     decision: tuple[int, int] = (0, 0),
     returned: tuple[int, int] = (0, 0),
+    spread: tuple[float, ...] = (),
     sent_permille: int = 1000,
     received_permille: int = 1000,
-    after_pause: tuple[float, ...] = (1.0,) * 4,
 ) -> HostTable:
     """A router's process; (a block, an image) in units."""
     in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
-    return HostTable(in_ns[0], in_ns[1], sent_permille, received_permille, after_pause)
+    return HostTable(in_ns[0], in_ns[1], spread, sent_permille, received_permille)
 
 
 def device(**changes: object) -> Device:
@@ -608,19 +608,20 @@ def _host_scenes() -> Iterator[Directed]:
     u = UNIT_NS
     many = {"groups": (1, 2), "outstanding_blocks": 4}
     loaded = {"preload": ((1, 1.0), (2, 1.0)), "batch_limit": 2}
-    yield Directed(
-        scene(
-            "messages wait for a host that decides, and for each other",
-            [device(segments=2)] * 3,
-            [0, 0, 1, 1, 2, 2, 3, 5, 5, 9],
-            policy="round-robin",
-            host=host(decision=(2, 1), returned=(3, 1), after_pause=(1.3701,) * 4),  # off the grid
-            decision_ns=UNIT_NS,
-            knobs=[loaded],
-            router=many,
-        ),
-        lambda s, r: _handover_ns(r) > 10 * u,
-    )
+    for spread in ((), (0.37, 0.81, 1.82)):
+        yield Directed(
+            scene(
+                f"messages wait for a host that decides, and for each other; spread {spread}",
+                [device(segments=2)] * 3,
+                [0, 0, 1, 1, 2, 2, 3, 5, 5, 9],
+                policy="round-robin",
+                host=host(decision=(2, 1), returned=(3, 1), spread=spread),
+                decision_ns=UNIT_NS,
+                knobs=[loaded],
+                router=many,
+            ),
+            lambda s, r: _handover_ns(r) > 10 * u * max(s.cluster.host.spread, default=1),  # type: ignore[union-attr]
+        )
     yield Directed(
         scene(
             "a block leaves in the middle of its decision's cost, and the next decision waits for all of it",

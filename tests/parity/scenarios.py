@@ -679,13 +679,14 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
 
 
 def _draw_host(draws: Draws, step_ns: int, devices: int) -> HostTable:
-    """A router's process; some factors put its costs off the grid."""
+    """A router's process; the last spread puts its costs off the grid."""
     costs = [(step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 1))) for _ in range(2)]
+    spread = draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82)))
     place = (costs[0][0] + costs[1][0]) // step_ns  # drawn with the costs
     sent_permille, received_permille = (1000, 0, 400, 333)[place % 4], (1000, 250, 0, 600, 77)[place % 5]
-    after_pause = draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1), (0.37, 0.81, 1.82, 2.0)))
+    after_pause = draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1)))
     shared = tuple(range(draws.integer(1, devices))) if draws.chance(30) else ()
-    return HostTable(costs[0], costs[1], sent_permille, received_permille, after_pause, shared)
+    return HostTable(costs[0], costs[1], spread, sent_permille, received_permille, after_pause, shared)
 
 
 def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:

@@ -79,6 +79,7 @@ CAPPED = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 45.0, "throttle"
 HOST = {
     "decision": {"block_s": 2e-4, "image_s": 5e-5},
     "returned": {"block_s": 3e-4, "image_s": 4e-5},
+    "spread": [0.5, 0.5, 2.0],
 }
 HANDOVER = {"there_s": 3e-4, "back_s": 4e-4}
 CLUSTERS: dict[str, Any] = {
@@ -224,6 +225,9 @@ def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() 
     for profile, decision_ns in ((served, 0), (plain, 100_000)):
         scenario = one.scenario.model_copy(update={"router": one.scenario.router.model_copy(update=word)})
         assert build_world(scenario, {"s0": profile}, one.accuracy).cluster.decision_ns == decision_ns
+    drawn = made(served, jitter=True).cluster
+    assert drawn.host is not None
+    assert drawn.host.spread == (0.5, 0.5, 2.0)
 
 
 def test_the_bound_moves_the_right_way() -> None:

@@ -119,7 +119,7 @@ def test_a_world_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
         found.append(json.loads(capsys.readouterr().out))
         assert (found[-1].pop("engine"), found[-1].pop("wall_s") > 0) == (engine, True)
     assert found[0] == found[1]
-    least_s = 4 * host.decision.block_s * host.sent_share
+    least_s = 4 * host.decision.block_s * host.sent_share * host.spread[0]
     assert found[0]["stages_s"]["decision"] > least_s
     assert found[0]["stages_s"]["handover"] > 4 * (2.2e-4 + 8e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -348,5 +349,9 @@ def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> N
         assert cost.block_s == pytest.approx(block_s, rel=0.05)
         assert cost.image_s == pytest.approx(image_s, rel=0.05, abs=0.05e-6)
     assert host.after_pause == pytest.approx((1.5, 3.0, 4.0), rel=0.05)
+    assert host.spread[0] == pytest.approx(0.8, rel=0.05)
+    assert host.spread[-1] == pytest.approx(1.2, rel=0.05)
+    assert all(one <= other for one, other in pairwise(host.spread))
+    assert np.mean(host.spread) == pytest.approx(1.0)
     only = [sample for sample in samples if sample.kind == "decision"]
     assert costs_of([record(router_costs=tuple(only))], [], []) == ServingCosts(None, ())
