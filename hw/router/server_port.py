@@ -539,7 +539,7 @@ class RemoteServer:
         counts.batches += 1
         counts.images += len(requests)
         self.inbox.forget(requests)
-        run.ledger.note_batch(self.index, message.told)
+        run.ledger.note_batch(self.index, message.batch)
         is_last = message.segment == run.segments
         correct = run.judge(requests, message.width, message.labels, message.scores) if is_last else ()
         self._tell_router(

@@ -26,8 +26,8 @@ class Support:
     how: str = ""
 
     def __str__(self) -> str:
-        word = self.provenance.value if self.provenance else "absent"
-        return f"{word} ({self.how})" if self.how else word
+        kind = self.provenance.value if self.provenance else "absent"
+        return f"{kind} ({self.how})" if self.how else kind
 
 
 @dataclass(frozen=True, slots=True)
