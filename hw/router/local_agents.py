@@ -68,7 +68,7 @@ def live(
     agents: list[Agent] = []
     for spec, port, log in members:
         try:
-            agents.append(Agent(port, spec.outfit, spec.service, log, fence=fence))
+            agents.append(Agent(port, spec, log, fence=fence))
         except Exception as error:
             port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
             with contextlib.suppress(PortClosedError):
