@@ -76,7 +76,8 @@ def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
         before_bytes = _used_vram_bytes(device)
         torch_device = open_device(device)
         _open_libraries(torch_device)
-        own_bytes = _own_vram_bytes(device)
+        nvml = load_nvml()
+        own_bytes = None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
         return torch_device, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
 
 
@@ -102,12 +103,6 @@ def context_bytes(device: DeviceSpec) -> int:
 
 def _context_bytes(device: DeviceSpec, _: Tell) -> int:
     return open_measured(device)[1]
-
-
-def _own_vram_bytes(device: DeviceSpec) -> int | None:
-    """Return this process's memory on a GPU; None if NVML does not report it: in a container it has another number."""
-    nvml = load_nvml()
-    return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
 
 
 def _used_vram_bytes(device: DeviceSpec) -> int:

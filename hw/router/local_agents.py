@@ -56,7 +56,7 @@ class Member:
 def _main(members: Sequence[Member]) -> None:
     """Run the agents' process."""
     die_with_parent()
-    live([(each.spec, AgentEnd(ToAgent, each.end), each.log) for each in members])
+    live([(member.spec, AgentEnd(ToAgent, member.end), member.log) for member in members])
 
 
 def live(
@@ -136,9 +136,9 @@ class Worker:
             self._all_joined.wait(self._gather_s)
         with contextlib.ExitStack() as stack:
             members = self._closed()
-            for each in members:
-                stack.enter_context(contextlib.closing(each.end))
-            name = f"slimsched-{'+'.join(each.spec.name for each in members)}"
+            for member in members:
+                stack.enter_context(contextlib.closing(member.end))
+            name = f"slimsched-{'+'.join(member.spec.name for member in members)}"
             context = multiprocessing.get_context("spawn")
             process = context.Process(target=_main, args=(members,), name=name, daemon=True)
             with _no_interrupts():
@@ -155,8 +155,8 @@ class Worker:
         """Return the process once it is started; None if its start had not begun, which is cancelled."""
         if self._start is not None:
             if self._start.cancel():
-                for each in self._closed():
-                    each.end.close()
+                for member in self._closed():
+                    member.end.close()
             else:
                 self._start.exception()
         return self._process

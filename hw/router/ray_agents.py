@@ -126,7 +126,7 @@ class Supervisor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: dict[int, SpawnProcess] = {}  # by incarnation
-        self._unwanted: set[int] = set()
+        self._cancelled: set[int] = set()
 
     def code(self) -> tuple[str, str]:
         """Return the version and the code that run here."""
@@ -143,7 +143,7 @@ class Supervisor:
         """
         path = None if model is None else kept(model)
         with self._lock:
-            if start.incarnation in self._unwanted:
+            if start.incarnation in self._cancelled:
                 return "it was given up before it began"
             process = self._processes[start.incarnation] = begin(
                 replace(start, model=path, log=fresh_log(start.spec.name))
@@ -162,7 +162,7 @@ class Supervisor:
 
     def end(self, incarnation: int) -> None:
         """End that agent, even if it has not begun."""
-        self._unwanted.add(incarnation)
+        self._cancelled.add(incarnation)
         self.signal(incarnation, signal.SIGKILL)
 
 
@@ -175,8 +175,8 @@ def fresh_log(name: str) -> Path:
     folder = cache() / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-    for old in files[: max(0, len(files) + 1 - MAX_LOGS)]:
-        old.unlink(missing_ok=True)
+    for path in files[: max(0, len(files) + 1 - MAX_LOGS)]:
+        path.unlink(missing_ok=True)
     began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     return folder / f"{name}-{began}-{os.getpid()}-{len(files)}.log"
 
@@ -390,7 +390,7 @@ class RayHosts:
         """See `Carrier`."""
         self._listener.close()
         self._hands.shutdown()
-        for keeper in () if self._cluster.gone.is_set() else self._keepers.values():
+        for keeper in () if self._cluster.is_gone.is_set() else self._keepers.values():
             with contextlib.suppress(Exception):  # Ray may be gone
                 self._cluster.ray.kill(keeper.actor)
         for arena in self._arenas:

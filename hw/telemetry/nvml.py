@@ -295,28 +295,20 @@ def nvml_handle(nvml: Any, index: int) -> Any:
 
 def device_label(nvml: Any, handle: Any) -> str:
     """Return the product's name; `GPU` if NVML does not report it."""
-    try:
-        name = Board(nvml, handle).ask("nvmlDeviceGetName")
-    except RefusedError:
-        return "GPU"
-    return _text(name)
+    name = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetName"))
+    return "GPU" if name is None else _text(name)
 
 
 def used_vram_bytes(nvml: Any, handle: Any) -> int:
     """Return the memory in use on the device, by any process; 0 if NVML does not report it."""
-    try:
-        return int(Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo").used)
-    except RefusedError:
-        return 0
+    memory = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
+    return 0 if memory is None else int(memory.used)
 
 
 def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
     """Return (free, all) memory of the device; zeros if NVML does not report it."""
-    try:
-        memory = Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo")
-    except RefusedError:
-        return 0, 0
-    return int(memory.free), int(memory.total)
+    memory = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
+    return (0, 0) if memory is None else (int(memory.free), int(memory.total))
 
 
 class NvmlSensor(Sensor):
