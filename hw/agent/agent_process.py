@@ -263,7 +263,7 @@ class Agent:
                 self._measure(message)
 
     def _obey_in_turn(self, message: ToAgent) -> bool:
-        """Process a message under the lock; return False when the agent is to end."""
+        """Process a message; return False when the agent is to end."""
         if isinstance(message, Close):
             return False
         self._obey(message)

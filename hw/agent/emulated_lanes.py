@@ -323,7 +323,6 @@ class EmulatedLanes:
         return None
 
     def _move_apart(self, message: Move) -> None:
-        """Move over a network, which takes some time."""
         answer: Moved | MoveBroken
         try:
             answer = self._move(message)

@@ -165,7 +165,6 @@ class GpuLanes(StoreLanes):
         super()._free(instance)
 
     def _take_loaded(self, loaded: _Loaded) -> None:
-        """Process the loader's results, in this thread."""
         number, instance, error, taken_bytes = loaded
         if instance is not None:
             is_further = instance in self._instances.values()

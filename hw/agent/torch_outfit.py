@@ -126,7 +126,7 @@ class DeviceBench:
 
 
 def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
-    """Return `gpu.reserved_bytes`. cuBLAS keeps a workspace for each stream and has to drop it first, so that a load
+    """Return `cuda.reserved_bytes`. cuBLAS keeps a workspace for each stream and has to drop it first, so that a load
     counts it whichever stream it gets."""
     if drops and instances.torch_device.type == "cuda" and not instances.device.graphs:
         cuda.drop_workspaces()

@@ -249,15 +249,9 @@ class HardwareCluster:
             WorkError: an agent could not be made ready, or the source of the traffic is gone.
         """
         assert self.slots, "enter the cluster first"
-        no_arrivals, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
-        run = HardwareRun(
-            no_arrivals,
-            image,
-            np.zeros(1, np.int64),
-            NEVER_NS,
-            drain_limit_ns=DRAIN_LIMIT_NS,
-            goals=tuple((0, goal) for goal in goals),
-        )
+        no_arrivals, label = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        image, targets = np.zeros((1, *self.served.input_shape), np.float32), tuple((0, goal) for goal in goals)
+        run = HardwareRun(no_arrivals, image, label, NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=targets)
         self._require_fit(run, router)
         away = self.make_ready(keep_log=False, drained=operator.drained())
         parts = self._parts(operator, away, Host(), BackgroundWatch(None, ()), say)
@@ -287,11 +281,8 @@ class HardwareCluster:
         image = self.served.input_shape
         if run.images.shape[1:] != image:
             raise InputError("images", "", f"have the shape {run.images.shape[1:]}, the model takes {image}")
-        if (router.servers, router.segments, router.widths) != (
-            len(self.servers),
-            self.served.segments,
-            self.served.widths,
-        ):
+        shape = (len(self.servers), self.served.segments, self.served.widths)
+        if (router.servers, router.segments, router.widths) != shape:
             raise InputError("router", "", "its servers, segments or widths are not those of the cluster and its model")
         if router.groups[-1] > self.largest_block:
             problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"

@@ -354,12 +354,12 @@ class RayHosts:
         self._cluster = cluster
         self._hosts = tuple(hosts)
         self._certificate = fresh_certificate()
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         self._agents: dict[int, RayAgent] = {}  # by incarnation: those that have not connected yet
         self._current: dict[int, RayAgent] = {}  # by server
         self._arenas: tuple[Arena, ...] = ()
         self._listener = Listener(cluster.here.address, self._certificate, self._admit)
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._model = None if model is None else cluster.ray.put(model.read_bytes())
         self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Supervisor)
         self._keepers: dict[int, _Keeper] = {}  # by server
@@ -380,7 +380,7 @@ class RayHosts:
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`: a host that is not there is waited for."""
-        handle = RayAgent(spec, next(self._lives), self)
+        handle = RayAgent(spec, next(self._incarnations), self)
         self._agents[handle.incarnation] = self._current[agent] = handle
         name = f"ray-{spec.name}-{handle.incarnation}"
         threading.Thread(target=self._keep, args=(agent, handle), name=name, daemon=True).start()
@@ -389,7 +389,7 @@ class RayHosts:
     def close(self) -> None:
         """See `Carrier`."""
         self._listener.close()
-        self._hands.shutdown()
+        self._executor.shutdown()
         for keeper in () if self._cluster.is_gone.is_set() else self._keepers.values():
             with contextlib.suppress(Exception):  # Ray may be gone
                 self._cluster.ray.kill(keeper.actor)
@@ -470,5 +470,5 @@ class RayHosts:
         if actor is None:
             return None
         with contextlib.suppress(RuntimeError):  # all is over
-            return self._hands.submit(ask, actor)
+            return self._executor.submit(ask, actor)
         return None

@@ -203,13 +203,13 @@ def while_head_lives(address: str) -> Iterator[threading.Event]:
     Raises:
         WorkError: the head is gone.
     """
-    over, is_gone = threading.Event(), threading.Event()
+    is_over, is_gone = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield is_gone
         return
 
     before = signal.signal(_CALL, signal.default_int_handler)  # while Ray waits, it passes on this exception alone
-    watch = threading.Thread(target=_watch, args=(address, over, is_gone), name="ray-head", daemon=True)
+    watch = threading.Thread(target=_watch, args=(address, is_over, is_gone), name="ray-head", daemon=True)
     watch.start()
     try:
         yield is_gone
@@ -219,20 +219,20 @@ def while_head_lives(address: str) -> Iterator[threading.Event]:
         remedy = "start its nodes again, then the same command"
         raise WorkError(f"the Ray cluster at {address} is gone; what is finished is kept; {remedy}") from None
     finally:
-        over.set()
+        is_over.set()
         watch.join()
         signal.signal(_CALL, before)
 
 
-def _watch(address: str, over: threading.Event, is_gone: threading.Event) -> None:
+def _watch(address: str, is_over: threading.Event, is_gone: threading.Event) -> None:
     silent = 0
     while silent < _SILENT:
-        if over.wait(_LOOK_S):
+        if is_over.wait(_LOOK_S):
             return
         silent = 0 if _listens(address) else silent + 1
     is_gone.set()
     ident = threading.main_thread().ident
-    if ident is not None and not over.is_set():
+    if ident is not None and not is_over.is_set():
         signal.pthread_kill(ident, _CALL)
 
 
@@ -300,7 +300,7 @@ class RayCluster:
         self.ray = ray
         self.is_gone = is_gone or threading.Event()
         self.address = address
-        self._seen: dict[str, int] = {}  # nodes, and the order in which they were seen first
+        self._order: dict[str, int] = {}  # nodes, and the order in which they were seen first
         number = str(ray.get_runtime_context().get_node_id())
         self.here = next(node for node in self.nodes() if node.number == number)
 
@@ -308,7 +308,7 @@ class RayCluster:
         """Return the nodes that are alive, by name."""
         alive = [Node.of(node) for node in self.ray.nodes() if node["Alive"]]
         for node in alive:
-            self._seen.setdefault(node.number, len(self._seen))
+            self._order.setdefault(node.number, len(self._order))
         return sorted(alive, key=lambda node: (node.host, node.number))
 
     def node_of(self, host: str) -> Node | None:
@@ -318,7 +318,7 @@ class RayCluster:
         one that joined last.
         """
         matches = [node for node in self.nodes() if node.host == host]
-        return max(matches, key=lambda node: self._seen[node.number], default=None)
+        return max(matches, key=lambda node: self._order[node.number], default=None)
 
     def on(self, node: Node) -> Any:
         """Return Ray's strategy that runs something on that node, and nowhere else."""

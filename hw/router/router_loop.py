@@ -202,7 +202,7 @@ class RouterLoop:
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
-        self._read_by: dict[int, int] = {}  # the epochs of the servers that were up when readers were named
+        self._reader_epochs: dict[int, int] = {}  # the epochs of the servers that were up when readers were named
         self._transfers = Transfers(
             self._servers, Cargo(self._traffic.images, cluster.served.shape_after, run.links), self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
@@ -330,7 +330,7 @@ class RouterLoop:
         self._settle()
         if self._rolling.holds and not self._router.in_flight:
             self._switch()
-        if self._up != self._read_by:
+        if self._up != self._reader_epochs:
             self._settle_readers()
         self._decide()
         self._ledger.catch_up()
@@ -372,7 +372,6 @@ class RouterLoop:
             self._flush()
 
     def _wait_s(self, now_ns: int) -> float:
-        """Return the time until the next timer."""
         until_ns = min(self._due_ns, self._limit_ns(now_ns), self._arrival_due_ns())
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns):
             if wake_ns is not None and wake_ns < until_ns:
@@ -556,8 +555,8 @@ class RouterLoop:
 
     def _settle_readers(self) -> None:
         """Give each device one reader, after a server came up or went down."""
-        changed = {index for index, _ in self._up.items() ^ self._read_by.items()}
-        self._read_by = dict(self._up)
+        changed = {index for index, _ in self._up.items() ^ self._reader_epochs.items()}
+        self._reader_epochs = dict(self._up)
         for device in self._devices:
             if changed.intersection(device.servers):  # other devices keep their readers
                 device.settle(self._servers, self._clock.now_ns())

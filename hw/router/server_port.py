@@ -165,7 +165,7 @@ class RemoteServer:
         self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, reported steps, its end)
+        self._epoch_logs: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, log, reported steps, end)
         self.samples: list[Sample] = []  # that its agent has read of the device, and that are not yet taken
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a message is due soon
@@ -323,13 +323,13 @@ class RemoteServer:
 
     def _keep_log(self, ended: str) -> None:
         if self._run.keep_log:
-            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+            self._epoch_logs.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
 
     def agent_logs(self) -> list[AgentLog]:
         """Return the logs of every epoch; to be read after the run and before the next, for they are long."""
         return [
             AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
-            for epoch, log, heard, ended in self._lives
+            for epoch, log, heard, ended in self._epoch_logs
         ]
 
     def tell_absence(self) -> None:
@@ -342,7 +342,6 @@ class RemoteServer:
         return self.downtimes[-1] if self.downtimes and self.downtimes[-1].up_ns is None else None
 
     def _return_text(self, now_ns: int) -> str:
-        """Describe its return, once it is down."""
         if self.is_away:
             return "it was drained, and a new worker starts when it is returned"
         if not self.will_return:

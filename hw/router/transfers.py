@@ -295,7 +295,7 @@ class Transfers:
         return transfer
 
     def _reserve(self, server: int) -> None:
-        """Find places, in order: nothing overtakes a transfer that waits for a place."""
+        """Reserve slabs, in order: nothing overtakes a transfer that waits for one."""
         waiting, inbox = self._waiting[server], self._servers[server].inbox
         while waiting:
             transfer = waiting[0]

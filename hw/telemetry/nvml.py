@@ -382,7 +382,7 @@ class NvmlSensor(Sensor):
             return None
 
     def _choose(self, name: str, candidates: Sequence[tuple[str, Callable[[], Any]]]) -> Support:
-        """Return the first way that answers, or why the last one does not."""
+        """Return the first candidate that answers, or why the last one does not."""
         reason = ""
         for how, reader in candidates:
             try:

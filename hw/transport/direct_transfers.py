@@ -89,8 +89,8 @@ class Landing:
         """Stop all transfers."""
         self._listener.close()
         with self._lock:
-            lives = list(self._writers)
-        for incarnation in lives:
+            incarnations = list(self._writers)
+        for incarnation in incarnations:
             self.fence(incarnation)
 
 
