@@ -316,7 +316,7 @@ class GraphedInstance:
         self._instance = instance
         self._capture = capture
         self._replays: dict[Key, Replay | None] = {}  # None: run eagerly
-        self._eager_keys: set[Key] = set()
+        self._warm_keys: set[Key] = set()  # of passes that have run: the next one is captured
         self.refused = ""
 
     @property
@@ -337,8 +337,8 @@ class GraphedInstance:
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """See `Instance`."""
         key = (width, previous_width, tuple(x.shape))
-        if key not in self._eager_keys:
-            self._eager_keys.add(key)
+        if key not in self._warm_keys:
+            self._warm_keys.add(key)
             return self._instance.run(x, width, previous_width)
         if key not in self._replays:
             self._replays[key] = self._captured(x, width, previous_width)
