@@ -60,8 +60,8 @@ def against_float64(stand: Stand) -> str:
 
 
 def _served(instances: Instances, instance: Any, x: Tensor, width: float, previous: float, padded: int = 0) -> Tensor:
-    rows = rows_of(x.to(instances.place, instances.device.torch_dtype))
-    y = serve(instance, rows, width, previous, max(padded, len(x)), instances.device.memory_format)
+    rows = rows_of(x.to(instances.torch_device, instances.device.torch_dtype))
+    y = serve(instance, rows, (width, previous, max(padded, len(x))), instances.device.memory_format)
     return y.cpu()
 
 

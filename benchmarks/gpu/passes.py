@@ -55,7 +55,7 @@ def _calls(maker: Instances, segment: int) -> str:
     rows = maker.inputs(segment, previous, BATCH)
 
     def run() -> None:
-        y = serve(instance, rows, 1.0, previous, BATCH, maker.device.memory_format)
+        y = serve(instance, rows, (1.0, previous, BATCH), maker.device.memory_format)
         if segment == spec.segments:
             labels_of(y)
 

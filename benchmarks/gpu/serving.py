@@ -72,7 +72,7 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
             x, previous = images, IMAGE
             for instance in chain:
                 rows = rows_of(x)
-                x = serve(instance, rows, 1.0, previous, batch, instances.device.memory_format)
+                x = serve(instance, rows, (1.0, previous, batch), instances.device.memory_format)
                 previous = 1.0
             x.argmax(dim=1).tolist()
             count += batch

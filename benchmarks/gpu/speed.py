@@ -53,7 +53,7 @@ def first_passes(stand: Stand) -> str:
 
 
 def _first_ratio(instances: Instances, point: Point) -> float:
-    lane, replies = Lane(instances.device, instances.place), SimpleQueue[list[float]]()
+    lane, replies = Lane(instances.device, instances.torch_device), SimpleQueue[list[float]]()
     lane.submit(lambda: replies.put(_passes_ms(instances, point)))
     took_ms = replies.get(timeout=WAIT_S)
     lane.stop()
@@ -67,7 +67,7 @@ def _passes_ms(instances: Instances, point: Point) -> list[float]:
     took_ms = list[float]()
     for _ in range(PASSES):
         began_ns = time.monotonic_ns()
-        serve(instance, rows, point.width, point.previous_width, point.batch, instances.device.memory_format)
+        serve(instance, rows, (point.width, point.previous_width, point.batch), instances.device.memory_format)
         took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
     instances.free(instance)
     return took_ms
@@ -117,7 +117,7 @@ def _host_and_events_ms(stand: Stand, point: Point) -> tuple[float, float]:
             began_ns = time.monotonic_ns()
             begin.record()
             key = (point.width, point.previous_width, point.batch)
-            serve(instance, rows, *key, instances.device.memory_format, launched=end.record)
+            serve(instance, rows, key, instances.device.memory_format, launched=end.record)
             took_ms.append(((time.monotonic_ns() - began_ns) / 1e6, begin.elapsed_time(end)))
     host_ms, events_ms = np.median(took_ms[5:], axis=0)
     return float(host_ms), float(events_ms)

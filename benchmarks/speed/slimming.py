@@ -84,7 +84,7 @@ class OpenedNetwork:
         def run() -> None:
             rows, previous = given, first
             for segment in segments:
-                y = serve(self.instances[segment, held], rows, width, previous, batch, self.device.memory_format)
+                y = serve(self.instances[segment, held], rows, (width, previous, batch), self.device.memory_format)
                 rows, previous = tuple(rows_of(y)), width
             if segments[-1] == self.model.spec.segments:
                 y.argmax(dim=1).tolist()

@@ -67,7 +67,7 @@ SLACK_BYTES: Final = 1 << 28
 """About 32 of the largest blocks that serving makes (8.4 MB), and 6 % of the smallest GPU that torch still serves."""
 
 
-class _Kept:
+class _Entry:
     """A block, and the requests whose rows of it are kept."""
 
     def __init__(self, block: Tensor, rows: dict[int, Row]) -> None:
@@ -93,18 +93,18 @@ class KeptBlocks:
     def __init__(self, budget: MemoryBudget, slack_bytes: int = SLACK_BYTES) -> None:
         self._budget = budget
         self._slack_bytes = slack_bytes
-        self._kept: dict[int, _Kept] = {}  # by the block's identity: it lives as long as it is here
+        self._entries: dict[int, _Entry] = {}  # by the block's identity: it lives as long as it is here
         self.held_bytes = 0
-        self.wanted_bytes = 0
+        self.needed_bytes = 0
 
     @property
     def is_wasteful(self) -> bool:
         """Whether copies of the needed rows would free more than they cost."""
-        return self.held_bytes > 2 * self.wanted_bytes + self._slack_bytes
+        return self.held_bytes > 2 * self.needed_bytes + self._slack_bytes
 
     def holds(self, row: Row) -> bool:
         """Return whether its block is counted here."""
-        return id(row[0]) in self._kept
+        return id(row[0]) in self._entries
 
     def add(self, rows: Mapping[int, Row]) -> None:
         """Count the blocks of these, by request.
@@ -113,37 +113,39 @@ class KeptBlocks:
             MemoryError: they exceed the budget; nothing is counted.
         """
         blocks = {id(block): block for block, _ in rows.values()}
-        fresh = {key: _Kept(block, {}) for key, block in blocks.items() if key not in self._kept}
-        size_bytes = sum(kept.held_bytes for kept in fresh.values())
+        fresh = {key: _Entry(block, {}) for key, block in blocks.items() if key not in self._entries}
+        size_bytes = sum(entry.held_bytes for entry in fresh.values())
         self._budget.take(size_bytes)
         self.held_bytes += size_bytes
-        self._kept.update(fresh)
+        self._entries.update(fresh)
         for key in blocks:
-            kept = self._kept[key]
-            of_block = rows if len(blocks) == 1 else {r: row for r, row in rows.items() if id(row[0]) == key}
-            kept.rows.update(of_block)
-            self.wanted_bytes += len(of_block) * kept.row_bytes
+            entry = self._entries[key]
+            of_block = (
+                rows if len(blocks) == 1 else {request: row for request, row in rows.items() if id(row[0]) == key}
+            )
+            entry.rows.update(of_block)
+            self.needed_bytes += len(of_block) * entry.row_bytes
 
     def remove(self, rows: Iterable[tuple[int, Row | Exception | None]]) -> None:
         """Remove these, which are no longer needed; those of no block here belong to another store."""
         for request, row in rows:
-            kept = self._kept.get(id(row[0])) if isinstance(row, tuple) else None
-            if kept is None or kept.rows.pop(request, None) is None:
+            entry = self._entries.get(id(row[0])) if isinstance(row, tuple) else None
+            if entry is None or entry.rows.pop(request, None) is None:
                 continue
-            self.wanted_bytes -= kept.row_bytes
-            if not kept.rows:
-                del self._kept[id(kept.block)]
-                self._free(kept.held_bytes)
+            self.needed_bytes -= entry.row_bytes
+            if not entry.rows:
+                del self._entries[id(entry.block)]
+                self._free(entry.held_bytes)
 
     def thin(self) -> list[dict[int, Row]]:
         """Return the needed rows, by request, of each block of which less than half is needed."""
-        return [dict(kept.rows) for kept in self._kept.values() if kept.is_thin]
+        return [dict(entry.rows) for entry in self._entries.values() if entry.is_thin]
 
     def replace(self, rows: Mapping[int, Row], copies: Mapping[int, Row]) -> None:
         """Replace a block by a smaller one with its needed rows; others cannot take that memory in between."""
-        (before,) = (self._kept.pop(key) for key in {id(block) for block, _ in rows.values()})
+        (before,) = (self._entries.pop(key) for key in {id(block) for block, _ in rows.values()})
         (block,) = {id(block): block for block, _ in copies.values()}.values()
-        after = self._kept[id(block)] = _Kept(block, dict(copies))
+        after = self._entries[id(block)] = _Entry(block, dict(copies))
         self._free(before.held_bytes - after.held_bytes)
 
     def _free(self, size_bytes: int) -> None:
@@ -165,8 +167,8 @@ def tensor_in(
     flat = torch.frombuffer(arena.buffer, dtype=dtype, count=prod(shape), offset=offset)
     if not channels_last:
         return flat.reshape(shape)
-    n, channels, height, width = shape
-    return flat.reshape(n, height, width, channels).permute(0, 3, 1, 2)
+    count, channels, height, width = shape
+    return flat.reshape(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -185,21 +187,21 @@ class Activations:
     Args:
         arenas: of all agents, by index.
         own: this agent's index.
-        place: of outputs. Inputs that arrive are used in place: a GPU's pass copies them into its inputs.
-        kept: counts the GPU memory that blocks hold; None on a CPU.
+        device: of outputs. Inputs that arrive are used in place: a GPU's pass copies them into its inputs.
+        ledger: counts the GPU memory that blocks hold; None on a CPU.
     """
 
     def __init__(
         self,
         arenas: Sequence[Arena],
         own: int,
-        place: torch.device,
-        kept: KeptBlocks | None = None,
+        device: torch.device,
+        ledger: KeptBlocks | None = None,
     ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
-        self._place = place
-        self._kept = kept
+        self._device = device
+        self._ledger = ledger
         self._lock = threading.Lock()  # for changes of counted data; readers need none
         self._rows: dict[int, Row | Exception] = {}
         self._handed: dict[int, list[Row]] = {}  # by their place in the arena, if nothing was written
@@ -212,22 +214,22 @@ class Activations:
     @property
     def held_bytes(self) -> int:
         """The GPU memory that waiting activations hold; 0 on a CPU."""
-        return 0 if self._kept is None else self._kept.held_bytes
+        return 0 if self._ledger is None else self._ledger.held_bytes
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(self, given: Input) -> None:
+    def take(self, message: Input) -> None:
         """Keep the activations in this agent's arena; reading one that can't be kept raises the reason."""
         try:
-            if given.dtype == HANDED_OVER:
-                self.put_rows(dict(zip(given.requests, self._handed.pop(given.offset), strict=True)))
+            if message.dtype == HANDED_OVER:
+                self.put_rows(dict(zip(message.requests, self._handed.pop(message.offset), strict=True)))
                 return
-            shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
-            rows = rows_of(tensor_in(self._arenas[self._own], given.offset, shape, dtype, given.channels_last))
-            self._replace(dict(zip(given.requests, rows, strict=True)))
+            shape, dtype = (len(message.requests), *message.shape), getattr(torch, message.dtype)
+            rows = rows_of(tensor_in(self._arenas[self._own], message.offset, shape, dtype, message.channels_last))
+            self._replace(dict(zip(message.requests, rows, strict=True)))
         except Exception as error:
-            self._replace(dict.fromkeys(given.requests, error))
+            self._replace(dict.fromkeys(message.requests, error))
 
     def _replace(self, rows: Mapping[int, Row | Exception]) -> None:
         """Replace an entry by one that takes no GPU memory."""
@@ -240,32 +242,34 @@ class Activations:
         Raises:
             MemoryError: they exceed the device's budget; the previous ones are kept.
         """
-        if self._kept is None:  # the previous ones are just freed
+        if self._ledger is None:  # the previous ones are just freed
             self._rows.update(rows)
             return
         with self._lock:
-            counted = {request: row for request, row in rows.items() if isinstance(row, tuple)}
+            intact = {request: row for request, row in rows.items() if isinstance(row, tuple)}
             try:
-                self._kept.add(counted)
+                self._ledger.add(intact)
             except MemoryError:
-                self._compact(self._kept)
-                self._kept.add(counted)
+                self._compact(self._ledger)
+                self._ledger.add(intact)
             before = [(request, self._rows.pop(request, None)) for request in rows]
             self._rows.update(rows)
-            self._uncount(self._kept, before)
+            self._uncount(self._ledger, before)
 
     def retain(self, requests: Sequence[int]) -> None:
         """Copy these out of the arena, which will be overwritten; the copies are complete once this returns."""
-        kept = [request for request in requests if self._may_lie_in_arena(self._rows.get(request))]
-        if not kept:
+        in_arena = [request for request in requests if self._may_lie_in_arena(self._rows.get(request))]
+        if not in_arena:
             return
         try:
-            self._replace(dict(zip(kept, rows_of(_copy_of([self.row(request) for request in kept])), strict=True)))
+            self._replace(
+                dict(zip(in_arena, rows_of(_copy_of([self.row(request) for request in in_arena])), strict=True))
+            )
         except Exception as error:  # most often for want of memory: reading them raises it
-            self._replace(dict.fromkeys(kept, error))
+            self._replace(dict.fromkeys(in_arena, error))
 
     def _may_lie_in_arena(self, row: Row | Exception | None) -> bool:
-        return isinstance(row, tuple) and (self._kept is None or not self._kept.holds(row))
+        return isinstance(row, tuple) and (self._ledger is None or not self._ledger.holds(row))
 
     def row(self, request: int) -> Row:
         """Return a row to be read.
@@ -286,7 +290,7 @@ class Activations:
             KeyError: one is missing.
         """
         moved, rows = self.write(message)
-        finish(self._place)
+        finish(self._device)
         size_bytes = len(rows) * rows[0][0][0].nbytes
         self._arenas[message.destination].commit(message.offset, size_bytes, message.address)
         return moved
@@ -301,23 +305,23 @@ class Activations:
         dtype = str(block.dtype).removeprefix("torch.")
         return Moved(message.transfer, tuple(block.shape[1:]), dtype, is_last), rows
 
-    def hand_over(self, message: Move, other: Activations) -> Moved | None:
+    def hand_over(self, message: Move, neighbour: Activations) -> Moved | None:
         """Give these to a store of the same process, without a copy; return None if some are in an arena, whose place
         will be reused."""
         rows = [self.row(request) for request in message.requests]
         if any(self._may_lie_in_arena(row) for row in rows):
             return None
-        other._handed[message.offset] = rows
+        neighbour._handed[message.offset] = rows
         return Moved(message.transfer, tuple(rows[0][0].shape[1:]), HANDED_OVER, False)
 
     def forget(self, requests: Iterable[int]) -> None:
         """Forget these: they will not be asked for again, and no pass reads them."""
-        if self._kept is None:
+        if self._ledger is None:
             for request in requests:
                 self._rows.pop(request, None)
             return
         with self._lock:
-            self._uncount(self._kept, [(request, self._rows.pop(request, None)) for request in requests])
+            self._uncount(self._ledger, [(request, self._rows.pop(request, None)) for request in requests])
 
     def clear(self) -> int:
         """Forget all; return how many there were."""
@@ -330,27 +334,27 @@ class Activations:
 
     def compact(self) -> None:
         """Copy the needed rows of blocks of which less than half is, so that these are freed; do nothing on a CPU."""
-        if self._kept is not None:
+        if self._ledger is not None:
             with self._lock:
-                self._compact(self._kept)
+                self._compact(self._ledger)
 
-    def _compact(self, kept: KeptBlocks) -> None:
-        for rows in kept.thin():
+    def _compact(self, ledger: KeptBlocks) -> None:
+        for rows in ledger.thin():
             try:
                 copy = _copy_of([self.row(request) for request in rows])
             except Exception as error:
                 if lacks_memory(error):  # also for the copy: it was worth a try
                     return
                 raise
-            finish(self._place)  # `rows` hold the data that are read until here
+            finish(self._device)  # `rows` hold the data that are read until here
             copies = dict(zip(rows, rows_of(copy), strict=True))
             self._rows.update(copies)
-            kept.replace(rows, copies)
+            ledger.replace(rows, copies)
 
-    def _uncount(self, kept: KeptBlocks, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
-        kept.remove(rows)
-        if kept.is_wasteful:
-            self._compact(kept)
+    def _uncount(self, ledger: KeptBlocks, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
+        ledger.remove(rows)
+        if ledger.is_wasteful:
+            self._compact(ledger)
 
 
 def _copy_of(rows: Sequence[Row]) -> Tensor:

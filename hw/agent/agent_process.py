@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from hw.agent.agent_run import Serving
-from hw.agent.lanes import BatchEnded, LaneEvent, MoveEnded, Outfit, SchedulerSpec
+from hw.agent.lanes import AgentSpec, BatchEnded, LaneEvent, MoveEnded
 from hw.clock import NEVER_NS, Host
 from hw.telemetry.sensors import Sensor
 from hw.transport.agent_port import FLUSH_NS, AgentEnd, PortClosedError
@@ -60,9 +60,8 @@ class Agent:
 
     Args:
         port: to the router.
-        outfit: opens the device.
-        service: of the scheduler.
-        log: of its steps.
+        spec: of the agent; its outfit opens the device.
+        log: of the scheduler's steps.
         host: this host's clock and waits.
         thread: returns an identifier of the calling thread.
         leave: ends the process, with this exit code, from any thread.
@@ -72,8 +71,7 @@ class Agent:
     def __init__(
         self,
         port: AgentEnd,
-        outfit: Outfit,
-        service: SchedulerSpec | None,
+        spec: AgentSpec,
         log: StepLog,
         host: Host | None = None,
         leave: Callable[[int], object] = os._exit,
@@ -86,12 +84,12 @@ class Agent:
         self._port = port
         self._leave = leave
         self._fence = fence
-        self._service = service
+        self._service = spec.service
         self._log = log
         self._lock = threading.Lock()
         self._main = thread()
         self._receiving = threading.Lock()  # messages taken are processed before others take the next ones
-        self._left: deque[ToAgent] = deque()
+        self._unprocessed: deque[ToAgent] = deque()
         self._reading = threading.Thread()  # of the sensor, if it is read in a separate thread
         self._samples: deque[tuple[Serving, Sample]] = deque()  # read there, and not reported yet
         self._woken, self._nudge = os.pipe()
@@ -99,8 +97,8 @@ class Agent:
         self._serving: Serving | None = None
         self._idle_ns = 0
         self.shared_by = 1  # agents that this process has
-        self._fitting = outfit.fit(self._hear_lane, self._clock_ns)
-        self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
+        self._fitting = spec.outfit.fit(self._hear_lane, self._clock_ns)
+        self._looks_on = spec.service is not None and spec.service.has_core and not self._fitting.computes_here
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -148,7 +146,7 @@ class Agent:
         return None
 
     def _read_apart(self, serving: Serving, sensor: Sensor) -> None:
-        with self._last_words():
+        with self._exiting_on_failure():
             self._samples.append((serving, serving.read(sensor)))
             os.write(self._nudge, b"!")
 
@@ -163,8 +161,8 @@ class Agent:
         """Process new messages; return False when the agent is to end."""
         self._sleeps_until_ns = 0
         with self._receiving:
-            while self._left:
-                if not self._obey_in_turn(self._left.popleft()):
+            while self._unprocessed:
+                if not self._obey_in_turn(self._unprocessed.popleft()):
                     return False
             for message in self._port.receive():
                 if not self._obey_in_turn(message):
@@ -265,7 +263,7 @@ class Agent:
                 self._measure(message)
 
     def _obey_in_turn(self, message: ToAgent) -> bool:
-        """Process a message under the lock; return False when the agent is to end."""
+        """Process a message; return False when the agent is to end."""
         if isinstance(message, Close):
             return False
         self._obey(message)
@@ -277,20 +275,20 @@ class Agent:
         Between passes that follow each other the main thread hardly gets core and interpreter: new messages would wait
         for one or two more passes than necessary.
         """
-        if self._left or not self._receiving.acquire(blocking=False):
+        if self._unprocessed or not self._receiving.acquire(blocking=False):
             return
         try:
             meter = None if self._serving is None else self._serving.meter
             for message in self._port.receive():
-                if self._left or not isinstance(message, OfBlocks):
-                    self._left.append(message)
+                if self._unprocessed or not isinstance(message, OfBlocks):
+                    self._unprocessed.append(message)
                 else:
                     self._obey(message)
             if meter is not None:
                 meter.end_lane_turn()
         finally:
             self._receiving.release()
-        if self._left:
+        if self._unprocessed:
             os.write(self._nudge, b"!")
 
     def _post(self, message: FromAgent) -> None:
@@ -341,7 +339,7 @@ class Agent:
             elif self._serving is not None:
                 self._serving.hear_lane(event)
             return
-        with self._last_words():
+        with self._exiting_on_failure():
             if isinstance(event, MoveEnded):  # of a run that is over, too: its place is kept until then
                 with self._lock:
                     self._port.post(event.answer)
@@ -363,7 +361,7 @@ class Agent:
                     self._send_from_lane()
 
     @contextlib.contextmanager
-    def _last_words(self) -> Iterator[None]:
+    def _exiting_on_failure(self) -> Iterator[None]:
         """Report the failure of a thread other than the main one, which ends the process."""
         try:
             yield

@@ -63,7 +63,7 @@ _BROKEN: Final = (  # after these CUDA answers every call with the same error
 def lacks_memory(error: BaseException) -> bool:
     """Return whether this error is a lack of memory; libraries state it in a `RuntimeError`'s text alone."""
     text = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(pattern in text for pattern in _NO_MEMORY)
 
 
 def is_broken(error: BaseException) -> bool:
@@ -72,7 +72,7 @@ def is_broken(error: BaseException) -> bool:
     Every later call fails as well then, and only a new process helps. A call that was merely refused breaks nothing.
     """
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and not lacks_memory(error) and any(words in text for words in _BROKEN)
+    return isinstance(error, RuntimeError) and not lacks_memory(error) and any(pattern in text for pattern in _BROKEN)
 
 
 @contextmanager
@@ -84,23 +84,23 @@ def in_turn() -> Iterator[None]:
         yield
 
 
-def finish(place: torch.device) -> None:
+def finish(device: torch.device) -> None:
     """Wait until all of this thread's work on a GPU is done; a CPU is done when it returns."""
-    if place.type == "cuda":
-        torch.cuda.current_stream(place).synchronize()
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def pin(memory: mmap) -> str:
     """Register mapped memory with CUDA, for asynchronous copies from and to it. Return why not; empty if it is."""
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    error = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)  # type: ignore[no-untyped-call]
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)  # type: ignore[no-untyped-call]
     return "" if int(error) == 0 else str(error)
 
 
-def give_back(place: torch.device, vram_bytes: int) -> None:
+def give_back(device: torch.device, vram_bytes: int) -> None:
     """Give freed memory back to the device if this process has almost all of `vram_bytes`: that waits for the whole
     device. By torch's own count: a query of the driver costs a call at each unload."""
-    if torch.cuda.memory_reserved(place) > (1 - LITTLE_FREE) * vram_bytes:
+    if torch.cuda.memory_reserved(device) > (1 - LITTLE_FREE) * vram_bytes:
         empty_cache()
 
 
@@ -116,15 +116,15 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def reserved_bytes(place: torch.device) -> int:
+def reserved_bytes(device: torch.device) -> int:
     """Return the GPU memory that torch has reserved for this process, at its minimum; 0 on a CPU, which uses the heap.
 
     This is more than tensors take: a library's workspace and the rest of a segment are not available to others, either.
     """
-    if place.type != "cuda":
+    if device.type != "cuda":
         return 0
     empty_cache()
-    return int(torch.cuda.memory_reserved(place))
+    return int(torch.cuda.memory_reserved(device))
 
 
 # ---------------------------------------------------------------------------------------------------- supported devices
@@ -145,8 +145,10 @@ def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
         is_later = architecture <= capability and (kind == "compute" or architecture[0] == major)
         if architecture == capability or (is_later and not number.endswith("a")):
             return ""
-    what = f"torch {torch.__version__} is built for {', '.join(built_for) or 'no GPU'}, this one is sm_{major}{minor}"
-    return f"{what}; {_REMEDY_OF_OLD if _OLDEST <= capability < _TURING else 'install a torch that is built for it'}"
+    problem = (
+        f"torch {torch.__version__} is built for {', '.join(built_for) or 'no GPU'}, this one is sm_{major}{minor}"
+    )
+    return f"{problem}; {_REMEDY_OF_OLD if _OLDEST <= capability < _TURING else 'install a torch that is built for it'}"
 
 
 _OLDEST: Final = (5, 0)
@@ -211,41 +213,41 @@ class Streams:
         self._free: dict[torch.device, list[Any]] = {}
         self._lock = threading.Lock()
 
-    def take(self, place: torch.device) -> Any:
+    def take(self, device: torch.device) -> Any:
         """Return a stream that is not in use."""
         with self._lock:
-            free = self._free.get(place)
-            return free.pop() if free else self._make(place)
+            free = self._free.get(device)
+            return free.pop() if free else self._make(device)
 
-    def give_back(self, place: torch.device, stream: Any) -> None:
+    def give_back(self, device: torch.device, stream: Any) -> None:
         """Take back a stream whose work is done."""
         with self._lock:
-            self._free.setdefault(place, []).append(stream)
+            self._free.setdefault(device, []).append(stream)
 
 
-STREAMS: Final = Streams(lambda place: torch.cuda.Stream(place))  # type: ignore[no-untyped-call]
+STREAMS: Final = Streams(lambda device: torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def own_stream(place: torch.device) -> Iterator[None]:
+def own_stream(device: torch.device) -> Iterator[None]:
     """Use a separate stream for this thread's GPU work within: on the default one no pass can be captured."""
-    if place.type != "cuda":
+    if device.type != "cuda":
         yield
         return
-    stream = STREAMS.take(place)
+    stream = STREAMS.take(device)
     try:
         with torch.cuda.stream(stream):
             yield
     finally:
-        STREAMS.give_back(place, stream)
+        STREAMS.give_back(device, stream)
 
 
 class StreamQueue:
     """A separate stream on a GPU: its work is done in order, and completion is queried without a wait."""
 
-    def __init__(self, place: torch.device) -> None:
-        self._place = place
-        self._stream = STREAMS.take(place)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = STREAMS.take(device)
 
     def use(self) -> None:
         """Use it for this thread's GPU work from now on."""
@@ -260,7 +262,7 @@ class StreamQueue:
 
     def close(self) -> None:
         """Release the stream: it gets no more work, and all is done."""
-        STREAMS.give_back(self._place, self._stream)
+        STREAMS.give_back(self._device, self._stream)
 
 
 # ------------------------------------------------------------------------------------------------------ captured passes
@@ -313,19 +315,19 @@ class GraphedInstance:
         self.segment, self.width = instance.segment, instance.width
         self._instance = instance
         self._capture = capture
-        self._seen: dict[Key, Replay | None] = {}  # None: run eagerly
-        self._once: set[Key] = set()
+        self._replays: dict[Key, Replay | None] = {}  # None: run eagerly
+        self._warm_keys: set[Key] = set()  # of passes that have run: the next one is captured
         self.refused = ""
 
     @property
     def captured(self) -> int:
         """Passes that are replayed."""
-        return sum(replay is not None for replay in self._seen.values())
+        return sum(replay is not None for replay in self._replays.values())
 
     @property
     def tried(self) -> int:
         """Passes that were to be captured."""
-        return len(self._seen)
+        return len(self._replays)
 
     @property
     def held_bytes(self) -> int:
@@ -335,12 +337,12 @@ class GraphedInstance:
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """See `Instance`."""
         key = (width, previous_width, tuple(x.shape))
-        if key not in self._once:
-            self._once.add(key)
+        if key not in self._warm_keys:
+            self._warm_keys.add(key)
             return self._instance.run(x, width, previous_width)
-        if key not in self._seen:
-            self._seen[key] = self._captured(x, width, previous_width)
-        replay = self._seen[key]
+        if key not in self._replays:
+            self._replays[key] = self._captured(x, width, previous_width)
+        replay = self._replays[key]
         if replay is None:
             return self._instance.run(x, width, previous_width)
         replay.inputs.copy_(x)
@@ -348,7 +350,7 @@ class GraphedInstance:
 
     def replay(self, width: float, previous_width: float, shape: tuple[int, ...]) -> Replay | None:
         """Return the captured pass of inputs of that shape (B, ...); None if there is none, or none yet."""
-        return self._seen.get((width, previous_width, shape))
+        return self._replays.get((width, previous_width, shape))
 
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> GraphedInstance:
         """See `Instance`; nothing is captured there yet."""
@@ -406,8 +408,8 @@ class Rooms:
 class CudaCapture:
     """`Capture` by torch's CUDA graphs, in memory that the passes of one instance share."""
 
-    def __init__(self, place: torch.device) -> None:
-        self._place = place
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._rooms = Rooms()
 
@@ -422,7 +424,7 @@ class CudaCapture:
         inputs = self._rooms.like(x, "inputs")
         inputs.copy_(x)
         outputs = self._rooms.like(run(inputs), "outputs")  # on this stream: no kernel is chosen during the capture
-        finish(self._place)
+        finish(self._device)
         graph = torch.cuda.CUDAGraph()
         with CAPTURING:  # other lanes continue meanwhile, except for calls that wait for the whole device
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -199,7 +199,7 @@ class EmulatedLanes:
         self._broken: set[int] = set()  # those of them that hold no numbers
         self._instances: dict[int, _Instance] = {}
         self._batches: dict[int, tuple[RunBatch, tuple[int, ...]]] = {}  # with the members whose inputs are missing
-        self._loads: list[tuple[int, int, LaneEvent]] = []  # (end, place among them, the event then)
+        self._loads: list[tuple[int, int, LaneEvent]] = []  # (end, order of the commands, the event then)
         self._commands = 0
         self._due: list[Callable[[int], LaneEvent]] = []  # ends that are not reported yet
         self._scratch = memoryview(b"")
@@ -224,8 +224,8 @@ class EmulatedLanes:
 
     def unload(self, instance: int) -> None:
         """See `Lanes`."""
-        held = self._instances[instance]
-        self._later(self._clock_ns() + self.model.unload_ns(held.segment, held.width), UnloadEnded(instance))
+        loaded = self._instances[instance]
+        self._later(self._clock_ns() + self.model.unload_ns(loaded.segment, loaded.width), UnloadEnded(instance))
 
     def _later(self, at_ns: int, event: LoadEnded | UnloadEnded) -> None:
         self._commands += 1
@@ -252,11 +252,11 @@ class EmulatedLanes:
         self.model.start(command.batch, key, len(command.requests), command.padded, at_ns)
 
     def _problem(self, command: RunBatch) -> BatchBroken | None:
-        held = self._instances.get(command.instance)
-        if held is None or not held.is_ready:
+        loaded = self._instances.get(command.instance)
+        if loaded is None or not loaded.is_ready:
             return BatchBroken(command.batch, "unknown_instance", f"instance {command.instance} is not loaded")
-        if held.segment != command.segment:
-            problem = f"instance {command.instance} is of segment {held.segment}, not {command.segment}"
+        if loaded.segment != command.segment:
+            problem = f"instance {command.instance} is of segment {loaded.segment}, not {command.segment}"
             return BatchBroken(command.batch, "bad_input", problem)
         return None
 
@@ -269,17 +269,17 @@ class EmulatedLanes:
             failed, reason = command.requests, "out_of_memory"
         elif command.segment < self.model.segments:
             size_bytes = self.model.output_bytes(command.segment, command.served_width)
-            self._sizes.update(dict.fromkeys((r for r in command.requests if r in self._sizes), size_bytes))
+            self._sizes.update(dict.fromkeys((each for each in command.requests if each in self._sizes), size_bytes))
         elif broken := self._broken.intersection(command.requests):
-            failed, reason = tuple(r for r in command.requests if r in broken or r in missing), "no_label"
+            failed, reason = tuple(each for each in command.requests if each in broken or each in missing), "no_label"
         if command.segment == self.model.segments:
             self.forget(request for request in command.requests if request not in failed)
         if failed == command.requests:
             self._due.append(lambda _: BatchBroken(batch, reason, f"{failed} have failed"))
             return
-        why: Reason | Literal[""] = reason if failed else ""
+        failure: Reason | Literal[""] = reason if failed else ""
         self._due.append(
-            lambda now_ns: BatchEnded(batch, (), began_ns, ended_ns, failed, why, late_ns=now_ns - ended_ns)
+            lambda now_ns: BatchEnded(batch, (), began_ns, ended_ns, failed, failure, late_ns=now_ns - ended_ns)
         )
 
     # ---------------------------------------------------------------------------------------------------- activations
@@ -287,13 +287,13 @@ class EmulatedLanes:
     def take(self, inputs: Sequence[Input]) -> None:
         """See `Lanes`; data outside the arena are not kept. An image that begins with NaN has no numbers."""
         arena = self._arenas[self._own]
-        for given in inputs:
-            size_bytes = prod(given.shape) * _ELEMENT_BYTES.get(given.dtype, 0)
-            if given.offset + size_bytes * len(given.requests) > arena.size_bytes:
+        for activations in inputs:
+            size_bytes = prod(activations.shape) * _ELEMENT_BYTES.get(activations.dtype, 0)
+            if activations.offset + size_bytes * len(activations.requests) > arena.size_bytes:
                 continue
-            self._sizes.update(dict.fromkeys(given.requests, size_bytes))
-            for place, request in enumerate(given.requests if size_bytes >= _NUMBER.size else ()):
-                (first,) = _NUMBER.unpack_from(arena.buffer, given.offset + place * size_bytes)
+            self._sizes.update(dict.fromkeys(activations.requests, size_bytes))
+            for index, request in enumerate(activations.requests if size_bytes >= _NUMBER.size else ()):
+                (first,) = _NUMBER.unpack_from(arena.buffer, activations.offset + index * size_bytes)
                 if isnan(first):
                     self._broken.add(request)
 
@@ -323,7 +323,6 @@ class EmulatedLanes:
         return None
 
     def _move_apart(self, message: Move) -> None:
-        """Move over a network, which takes some time."""
         answer: Moved | MoveBroken
         try:
             answer = self._move(message)
@@ -343,9 +342,9 @@ class EmulatedLanes:
             self._scratch = memoryview(bytes(total_bytes))
         with arena.view(message.offset, total_bytes) as target:
             target[:] = self._scratch[:total_bytes]
-            for place, request in enumerate(message.requests if self._broken else ()):
+            for index, request in enumerate(message.requests if self._broken else ()):
                 if request in self._broken:
-                    _NUMBER.pack_into(target, place * size_bytes, nan)
+                    _NUMBER.pack_into(target, index * size_bytes, nan)
         arena.commit(message.offset, total_bytes, message.address)
         return Moved(message.transfer, (size_bytes,), "uint8", False)
 
@@ -363,8 +362,8 @@ class EmulatedLanes:
             self._mover.shutdown(cancel_futures=True)
             self._mover = self._new_mover()
         count = len(self._sizes)
-        for kept in (self._sizes, self._broken, self._instances, self._batches, self._loads, self._due):
-            kept.clear()
+        for collection in (self._sizes, self._broken, self._instances, self._batches, self._loads, self._due):
+            collection.clear()
         self.used_bytes = 0
         self.model.reset(self._clock_ns())
         return count

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time  # noqa: TID251 - waits for a real device
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, Protocol
@@ -74,13 +74,26 @@ class _Flight:
             return True
 
 
+@dataclass(frozen=True, slots=True)
+class SharedGpu:
+    """The part of a GPU that its servers in one process share.
+
+    Attributes:
+        new_queue: makes a queue of the device.
+        loader: loads and unloads, one after another.
+        stores: of the servers, by index: nothing is copied between them.
+    """
+
+    new_queue: Callable[[], Queue]
+    loader: Lane
+    stores: dict[int, Activations] = field(default_factory=dict)
+
+
 class GpuLanes(StoreLanes):
     """`hw.agent.lanes.Lanes` on a GPU. One thread does everything except loads; its `ring` reports every end.
 
     Args:
-        new_queue: makes a queue of the device.
-        loader: loads and unloads, one after another; others of the process may share it.
-        neighbours: the stores of this process on the same device, by index: nothing is copied between them.
+        shared: with the others of the process on this GPU.
     """
 
     def __init__(
@@ -91,16 +104,12 @@ class GpuLanes(StoreLanes):
         clock_ns: Callable[[], int],
         leave: Callable[[int], object] = os._exit,
         *,
-        new_queue: Callable[[], Queue],
-        loader: Lane,
-        neighbours: Mapping[int, Activations],
+        shared: SharedGpu,
     ) -> None:
         super().__init__(maker, store, tell, clock_ns, leave)
-        self._new_queue = new_queue
-        self._loader = loader
-        self._neighbours = neighbours
+        self._shared = shared
         self._queues: dict[int, Queue] = {}  # by the instance's identity: captured passes have it to themselves
-        self._copies = new_queue()
+        self._copies = shared.new_queue()
         self._flights: list[_Flight] = []
         self._due: deque[Callable[[], None]] = deque()
         self._loaded: SimpleQueue[_Loaded] = SimpleQueue()
@@ -111,10 +120,12 @@ class GpuLanes(StoreLanes):
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
         """See `Lanes`."""
-        twin = next((each for each in self._instances.values() if (each.segment, each.width) == (segment, width)), None)
-        if (here := self._spare.pop((segment, width), twin)) is not None:  # a further one shares weights and passes
-            held_bytes = here.held_bytes if twin is None else 0
-            self._due.append(partial(self._take_loaded, (instance, here, None, held_bytes)))
+        twin = next(
+            (other for other in self._instances.values() if (other.segment, other.width) == (segment, width)), None
+        )
+        if (ready := self._spare.pop((segment, width), twin)) is not None:  # a further one shares weights and passes
+            held_bytes = ready.held_bytes if twin is None else 0
+            self._due.append(partial(self._take_loaded, (instance, ready, None, held_bytes)))
         else:
             self._later(partial(self._load, instance, segment, width, from_disk))
 
@@ -129,24 +140,24 @@ class GpuLanes(StoreLanes):
     def _later(self, job: Callable[[], _Loaded]) -> None:
         """Load or unload, in the loader's thread."""
         self._loading += 1
-        self._loader.submit(lambda: self._loaded.put(job()))
+        self._shared.loader.submit(lambda: self._loaded.put(job()))
 
     def _load(self, number: int, segment: int, width: float, from_disk: bool) -> _Loaded:
-        queue = self._new_queue()
+        queue = self._shared.new_queue()
         queue.use()
-        before_bytes = reserved_bytes(self._maker.place)
+        before_bytes = reserved_bytes(self._maker.torch_device)
         try:
             instance = self._maker.load(segment, width, from_disk)
         except Exception as error:
             queue.close()
             return number, None, error, 0
         self._queues[id(instance)] = queue
-        taken_bytes = reserved_bytes(self._maker.place) - before_bytes  # as calibration measures it
+        taken_bytes = reserved_bytes(self._maker.torch_device) - before_bytes  # as calibration measures it
         return number, instance, None, max(instance.held_bytes, taken_bytes)
 
-    def _unload(self, number: int, held: list[Instance]) -> _Loaded:
-        self._free(held.pop())
-        give_back(self._device, self._maker.place)
+    def _unload(self, number: int, holder: list[Instance]) -> _Loaded:
+        self._free(holder.pop())
+        give_back(self._device, self._maker.torch_device)
         return number, None, None, 0
 
     def _free(self, instance: Instance) -> None:
@@ -154,7 +165,6 @@ class GpuLanes(StoreLanes):
         super()._free(instance)
 
     def _take_loaded(self, loaded: _Loaded) -> None:
-        """Process the loader's results, in this thread."""
         number, instance, error, taken_bytes = loaded
         if instance is not None:
             is_further = instance in self._instances.values()
@@ -199,7 +209,7 @@ class GpuLanes(StoreLanes):
         rows = self._inputs(command, command.requests)
         queue.use()
         key = (command.served_width, command.previous_width, command.padded)
-        y = launch(instance, rows, *key, self._device.memory_format, self._on)
+        y = launch(instance, rows, key, self._device.memory_format, self._on)
         if command.segment == self._segments:
             y = on_host(y)
         end = partial(self._end, command, y, rows, began_ns)
@@ -229,7 +239,7 @@ class GpuLanes(StoreLanes):
         """See `Lanes`. Between servers of one process on one device nothing is copied."""
         if self._mover is not None:  # it may wait for a network
             return super().move(message)
-        neighbour = self._neighbours.get(message.destination)
+        neighbour = self._shared.stores.get(message.destination)
         if neighbour is not None and (moved := self._store.hand_over(message, neighbour)) is not None:
             return moved
         with torch.inference_mode():

@@ -40,11 +40,12 @@ from kit.errors import WorkError, in_a_line
 from policies.vocabulary import IMAGE
 
 NO_LABEL = -1
+PassKey = tuple[float, float, int]  # (width, previous width, batch size)
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
 
 def open_device(device: DeviceSpec) -> torch.device:
-    """Pin this process and set torch up by the device's settings; return the place of tensors."""
+    """Pin this process and set torch up by the device's settings; return torch's device."""
     if device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, device.cores)
     if device.kind == "cpu":
@@ -73,17 +74,20 @@ def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
         return open_device(device), 0
     with cuda.in_turn():  # if memory is not reported by process, as in a container, the device's decrease is taken
         before_bytes = _used_vram_bytes(device)
-        place = open_device(device)
-        _open_libraries(place)
-        own_bytes = _own_vram_bytes(device)
-        return place, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
+        torch_device = open_device(device)
+        _open_libraries(torch_device)
+        nvml = load_nvml()
+        own_bytes = None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
+        return torch_device, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
 
 
-def _open_libraries(place: torch.device) -> None:
+def _open_libraries(torch_device: torch.device) -> None:
     """Load the libraries that a first pass would load: they belong to a context as much as CUDA's own memory."""
-    x = F.group_norm(F.conv2d(torch.ones(1, 8, 4, 4, device=place), torch.ones(8, 8, 3, 3, device=place)), 2)
-    F.linear(x.flatten(1), torch.ones(4, x[0].numel(), device=place))
-    finish(place)
+    x = F.group_norm(
+        F.conv2d(torch.ones(1, 8, 4, 4, device=torch_device), torch.ones(8, 8, 3, 3, device=torch_device)), 2
+    )
+    F.linear(x.flatten(1), torch.ones(4, x[0].numel(), device=torch_device))
+    finish(torch_device)
     torch.cuda.empty_cache()
 
 
@@ -101,12 +105,6 @@ def _context_bytes(device: DeviceSpec, _: Tell) -> int:
     return open_measured(device)[1]
 
 
-def _own_vram_bytes(device: DeviceSpec) -> int | None:
-    """Return this process's memory on a GPU; None if NVML does not report it: in a container it has another number."""
-    nvml = load_nvml()
-    return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
-
-
 def _used_vram_bytes(device: DeviceSpec) -> int:
     """Return the memory in use on a GPU, by any process; 0 if NVML does not report it."""
     nvml = load_nvml()
@@ -119,9 +117,7 @@ def _used_vram_bytes(device: DeviceSpec) -> int:
 def serve(
     instance: Instance,
     rows: Sequence[Row],
-    width: float,
-    previous_width: float,
-    padded: int,
+    key: PassKey,
     memory_format: torch.memory_format,
     launched: Callable[[], object] | None = None,
     on: tuple[torch.device, torch.dtype] | None = None,
@@ -130,14 +126,14 @@ def serve(
 
     Args:
         rows: n images, or activations of one shape.
-        padded: the batch size that the device sees, zeros beyond n.
+        key: with the batch size that the device sees, zeros beyond n.
         launched: called when all work is launched on the device, before the wait for it.
-        on: the place and type of the computation; by default those of the rows.
+        on: the device and type of the computation; by default those of the rows.
 
     Returns:
         (n, ...) outputs in separate memory; keeping a single row keeps them all.
     """
-    y = launch(instance, rows, width, previous_width, padded, memory_format, on)
+    y = launch(instance, rows, key, memory_format, on)
     if launched is not None:
         launched()
     finish(y.device)  # the last of all: from here on any thread may read it
@@ -147,37 +143,36 @@ def serve(
 def launch(
     instance: Instance,
     rows: Sequence[Row],
-    width: float,
-    previous_width: float,
-    padded: int,
+    key: PassKey,
     memory_format: torch.memory_format,
     on: tuple[torch.device, torch.dtype] | None = None,
 ) -> Tensor:
     """Do as `serve`, without waiting for the device."""
+    width, previous_width, padded = key
     shape = (padded, *rows[0][0].shape[1:])
     replay = instance.replay(width, previous_width, shape) if isinstance(instance, GraphedInstance) else None
     if replay is not None:
         gather_into(rows, replay.inputs)
         return replay(len(rows))
     block = rows[0][0]
-    place, dtype = on or (block.device, block.dtype)
-    if padded == len(rows) and all(other.device == place for other, _ in rows):
+    torch_device, dtype = on or (block.device, block.dtype)
+    if padded == len(rows) and all(tensor.device == torch_device for tensor, _ in rows):
         x = in_format(gather(rows).to(dtype), memory_format)
     else:
         order = memory_format if len(shape) == 4 else torch.contiguous_format
-        x = torch.empty(shape, dtype=dtype, device=place, memory_format=order)
+        x = torch.empty(shape, dtype=dtype, device=torch_device, memory_format=order)
         gather_into(rows, x)
     y = instance.run(x, width, previous_width)
-    if shares_memory(x, y):  # the inputs' place will be written to again
+    if shares_memory(x, y):  # the inputs' memory will be written to again
         y = y.clone()
     return y[: len(rows)]
 
 
 def labels_of(logits: Tensor) -> list[int]:
     """Return the largest one's index, of (n, classes); `NO_LABEL` if some are not finite. A GPU is waited for once."""
-    if (place := logits.device).type != "cpu":
+    if (torch_device := logits.device).type != "cpu":
         logits = on_host(logits)
-        finish(place)
+        finish(torch_device)
     numbers = logits.float().numpy()
     labels: list[int] = np.where(np.isfinite(numbers).all(axis=1), numbers.argmax(axis=1), NO_LABEL).tolist()
     return labels
@@ -194,9 +189,9 @@ def on_host(x: Tensor) -> Tensor:
 class Lane:
     """An instance's own thread (and, on a GPU, its own stream): jobs run one after another in it."""
 
-    def __init__(self, device: DeviceSpec, place: torch.device) -> None:
+    def __init__(self, device: DeviceSpec, torch_device: torch.device) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, args=(device, place), daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(device, torch_device), daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
@@ -212,11 +207,11 @@ class Lane:
         self.end()
         self._thread.join()
 
-    def _work(self, device: DeviceSpec, place: torch.device) -> None:
+    def _work(self, device: DeviceSpec, torch_device: torch.device) -> None:
         torch.set_num_threads(device.threads)  # OpenMP keeps the number by thread
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            stack.enter_context(cuda.own_stream(place))
+            stack.enter_context(cuda.own_stream(torch_device))
             while (job := self._jobs.get()) is not None:
                 job()
 
@@ -228,7 +223,7 @@ class Instances:
         model: with all its weights.
         path: of its file, from which weights can be read again.
         device: its settings.
-        place: of tensors, by `open_device`.
+        torch_device: of tensors, by `open_device`.
         new_capture: of the passes of one instance, if the device has its passes captured.
         budget: that others of the process use, too; None for all of the device's.
     """
@@ -238,14 +233,14 @@ class Instances:
         model: Servable,
         path: Path,
         device: DeviceSpec,
-        place: torch.device,
+        torch_device: torch.device,
         new_capture: Callable[[torch.device], Capture] = CudaCapture,
         budget: MemoryBudget | None = None,
     ) -> None:
         self.model = model
         self._path = path
         self.device = device
-        self.place = place
+        self.torch_device = torch_device
         self._new_capture = new_capture
         self.budget = budget or MemoryBudget(device.vram_bytes)
 
@@ -256,10 +251,10 @@ class Instances:
         try:
             source = self.model.instance(segment, width, self._path if from_disk else None)
             source = source if self.device.repeats == 1 else Repeated(source, self.device.repeats)
-            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
+            instance = source.to(self.torch_device, self.device.torch_dtype, self.device.memory_format)
             if self.device.graphs:
-                instance = GraphedInstance(instance, self._new_capture(self.place))
-            finish(self.place)
+                instance = GraphedInstance(instance, self._new_capture(self.torch_device))
+            finish(self.torch_device)
         except BaseException:
             self.budget.give_back(needed)
             raise
@@ -285,7 +280,7 @@ class Instances:
             rows = self.inputs(instance.segment, previous, size)
             try:
                 for _ in range(sights):
-                    serve(instance, rows, width, previous, size, device.memory_format)
+                    serve(instance, rows, (width, previous, size), device.memory_format)
             except Exception as error:
                 if not cuda.lacks_memory(error):  # otherwise serving halves a batch that does not fit
                     raise
@@ -301,13 +296,13 @@ class Instances:
         """Return activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
         shape = self.model.activation_shape(segment - 1, previous_width)
         block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
-        return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
+        return rows_of(in_format(block.to(self.torch_device, self.device.torch_dtype), self.device.memory_format))
 
 
-def give_back(device: DeviceSpec, place: torch.device) -> None:
+def give_back(device: DeviceSpec, torch_device: torch.device) -> None:
     """Give freed memory back to the device (if it is short of it) or the system, not to an allocator's cache."""
-    if place.type == "cuda":
-        cuda.give_back(place, device.vram_bytes)
+    if torch_device.type == "cuda":
+        cuda.give_back(torch_device, device.vram_bytes)
     elif _malloc_trim is not None:
         _malloc_trim(0)
 
@@ -377,7 +372,7 @@ class Way:
         return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of labels"
 
 
-def race(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
+def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
     """Return each way of computing on one device, timed in turns in a separate process.
 
     Args:
@@ -388,33 +383,37 @@ def race(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) ->
         WorkError: the device failed.
     """
     try:
-        return apart(partial(raced, file, ways, batches), lambda *_: None)
+        return apart(partial(raced, file, candidates, batches), lambda *_: None)
     except WorkError as error:
-        what = in_a_line(str(error))
-        raise WorkError(f"the ways to compute on {ways[0].kind}:{ways[0].index} can't be timed: {what}") from None
+        problem = in_a_line(str(error))
+        raise WorkError(
+            f"the ways to compute on {candidates[0].kind}:{candidates[0].index} can't be timed: {problem}"
+        ) from None
 
 
-def quickest(ways: Sequence[Way]) -> Way:
+def quickest(results: Sequence[Way]) -> Way:
     """Return the fastest way whose labels are the CPU's; the first one if no other is notably faster."""
-    best = ways[0]
-    for way in ways[1:]:
-        if way.agreement >= ways[0].agreement - MAY_LOSE and way.pass_s < WORTH * best.pass_s:
-            best = way
+    best = results[0]
+    for result in results[1:]:
+        if result.agreement >= results[0].agreement - MAY_LOSE and result.pass_s < WORTH * best.pass_s:
+            best = result
     return best
 
 
 def raced(
-    file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int], tell: Tell = lambda *_: None
+    file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[int], tell: Tell = lambda *_: None
 ) -> list[Way]:
     """Do as `race`, in this process."""
-    place = open_device(ways[0])
+    torch_device = open_device(candidates[0])
     model, _ = file.load()
     generator = torch.Generator().manual_seed(0)
-    images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, max(batches)))
-    with torch.inference_mode(), own_stream(place):
-        right = model(images, (model.spec.widths[-1],) * model.spec.segments).argmax(dim=1)
-        runners = [_Runner(Instances(model, file.path, way, place)) for way in ways]
-        agreements = [float((runner.labels(images) == right).double().mean()) for runner in runners]
+    images, block = (
+        torch.randn(count, *model.spec.input_shape, generator=generator) for count in (_IMAGES, max(batches))
+    )
+    with torch.inference_mode(), own_stream(torch_device):
+        expected = model(images, (model.spec.widths[-1],) * model.spec.segments).argmax(dim=1)
+        runners = [_Runner(Instances(model, file.path, candidate, torch_device)) for candidate in candidates]
+        agreements = [float((runner.labels(images) == expected).double().mean()) for runner in runners]
         laps = list(product(runners, sorted(batches, reverse=True)))
         for runner, batch in laps:
             for _ in range(_WARM_ROUNDS):
@@ -422,8 +421,8 @@ def raced(
         rounds = [[runner.timed_s(block[:batch]) for runner, batch in laps] for _ in range(ROUNDS)]
     medians_s = dict(zip(laps, map(median, zip(*rounds, strict=True)), strict=True))
     return [
-        Way(way, {batch: medians_s[runner, batch] for batch in batches}, agreement)
-        for way, runner, agreement in zip(ways, runners, agreements, strict=True)
+        Way(candidate, {batch: medians_s[runner, batch] for batch in batches}, agreement)
+        for candidate, runner, agreement in zip(candidates, runners, agreements, strict=True)
     ]
 
 
@@ -433,7 +432,9 @@ class _Runner:
     def __init__(self, maker: Instances) -> None:
         self._maker = maker
         spec = maker.model.spec
-        self._instances: list[Instance] = [maker.make(s, spec.widths[-1]) for s in range(1, spec.segments + 1)]
+        self._instances: list[Instance] = [
+            maker.make(segment, spec.widths[-1]) for segment in range(1, spec.segments + 1)
+        ]
 
     def labels(self, images: Tensor) -> Tensor:
         """Return the labels of drawn images (n, C, H, W); (n,) on the CPU."""
@@ -446,10 +447,10 @@ class _Runner:
         return (time.monotonic_ns() - begin_ns) / 1e9
 
     def _run(self, images: Tensor) -> Tensor:
-        x = images.to(self._maker.place, self._maker.device.torch_dtype)
+        x = images.to(self._maker.torch_device, self._maker.device.torch_dtype)
         previous = IMAGE
         for instance in self._instances:
-            rows = rows_of(x)
-            x = serve(instance, rows, instance.width, previous, len(rows), self._maker.device.memory_format)
+            key = (instance.width, previous, len(x))
+            x = serve(instance, rows_of(x), key, self._maker.device.memory_format)
             previous = instance.width
         return x.float()

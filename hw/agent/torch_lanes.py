@@ -56,7 +56,7 @@ class StoreLanes:
         self._clock_ns = clock_ns
         self._leave = leave
         self._device: DeviceSpec = maker.device
-        self._on = (maker.place, self._device.torch_dtype)
+        self._on = (maker.torch_device, self._device.torch_dtype)
         self._segments = maker.model.spec.segments  # a query of the model takes a tenth of a captured pass
         self._instances: dict[int, Instance] = {}
         self._spare: dict[Spec, Instance] = {}  # that the next run loads first
@@ -65,14 +65,14 @@ class StoreLanes:
         self._mover = self._new_mover() if store.moves_apart else None
 
     def _new_mover(self) -> Lane:
-        return Lane(self._device, self._maker.place)
+        return Lane(self._device, self._maker.torch_device)
 
     def _forget_run(self, keeps: Collection[Spec]) -> int:
         """Forget an ended run: one instance of each spec to be loaded again stays, the others go."""
-        found = {id(each): each for each in [*self._spare.values(), *self._instances.values()]}  # some are shared
+        instances = {id(each): each for each in [*self._spare.values(), *self._instances.values()]}  # some are shared
         self._instances.clear()
         self._spare.clear()
-        for instance in found.values():
+        for instance in instances.values():
             spec = (instance.segment, instance.width)
             if spec in keeps and spec not in self._spare:
                 self._spare[spec] = instance
@@ -95,8 +95,8 @@ class StoreLanes:
 
     def take(self, inputs: Sequence[Input]) -> None:
         """See `Lanes`."""
-        for each in inputs:
-            self._store.take(each)
+        for activations in inputs:
+            self._store.take(activations)
 
     def retain(self, requests: Sequence[int]) -> None:
         """See `Lanes`."""
@@ -183,7 +183,7 @@ class StoreLanes:
             return
         if reason == "out_of_memory":  # only here: the error held the pass's tensors
             self._store.compact()
-            if self._maker.place.type == "cuda":
+            if self._maker.torch_device.type == "cuda":
                 empty_cache()
         if len(requests) == 1:
             outcome.failed[requests[0]] = (reason, detail)
@@ -201,7 +201,7 @@ class StoreLanes:
         rows = self._inputs(command, requests)
         padded = command.padded if len(requests) == len(command.requests) else len(requests)
         key = (command.served_width, command.previous_width, padded)
-        y = serve(instance, rows, *key, self._device.memory_format, None, self._on)
+        y = serve(instance, rows, key, self._device.memory_format, None, self._on)
         if command.segment < self._segments:  # outputs replace inputs, if there is enough room
             self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
         return y
@@ -228,10 +228,10 @@ class StoreLanes:
             del labels[request], outcome.rows[request]
             outcome.failed[request] = ("no_label", "its logits are no numbers")
         self._store.forget(labels)
-        kept = [request for request in command.requests if request in labels]
-        if requests != kept:
-            logits = logits[[requests.index(request) for request in kept]]
-        return tuple([labels[request] for request in kept]), logits.float().numpy(force=True).tobytes()
+        labelled = [request for request in command.requests if request in labels]
+        if requests != labelled:
+            logits = logits[[requests.index(request) for request in labelled]]
+        return tuple([labels[request] for request in labelled]), logits.float().numpy(force=True).tobytes()
 
 
 class TorchLanes(StoreLanes):
@@ -256,7 +256,7 @@ class TorchLanes(StoreLanes):
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
         """See `Lanes`."""
-        lane = self._lanes[instance] = Lane(self._device, self._maker.place)
+        lane = self._lanes[instance] = Lane(self._device, self._maker.torch_device)
         lane.submit(lambda: self._load(instance, segment, width, from_disk))
 
     def _load(self, number: int, segment: int, width: float, from_disk: bool) -> None:
@@ -280,7 +280,7 @@ class TorchLanes(StoreLanes):
         if (instance := self._instances.pop(number, None)) is not None:
             self._maker.free(instance)
         del instance
-        give_back(self._device, self._maker.place)
+        give_back(self._device, self._maker.torch_device)
         self._tell(UnloadEnded(number))
         self._leaving.pop(number, None)
 

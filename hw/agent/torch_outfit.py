@@ -9,7 +9,7 @@ import sys
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +19,7 @@ import torch
 from hw.agent import cuda
 from hw.agent.activations import Activations, KeptBlocks, MemoryBudget
 from hw.agent.cuda import GraphedInstance, StreamQueue, pin
-from hw.agent.gpu_lanes import FlightWaker, GpuLanes
+from hw.agent.gpu_lanes import FlightWaker, GpuLanes, SharedGpu
 from hw.agent.instances import Instances, Lane, give_back, labels_of, open_measured, seconds_since, serve
 from hw.agent.lanes import AgentSpec, Fitting, Tell
 from hw.agent.torch_lanes import TorchLanes, explain
@@ -70,7 +70,7 @@ class DeviceBench:
     def __init__(self, instances: Instances, store: Activations) -> None:
         self._instances = instances
         self._store = store
-        self._kept: dict[int, Instance] = {}
+        self._loaded: dict[int, Instance] = {}
 
     def carry_out(self, message: Measurement) -> FromAgent:
         """Execute a measurement; raises its error."""
@@ -83,7 +83,7 @@ class DeviceBench:
             case BenchmarkUnload(instance):
                 return self._unload(instance)
             case BenchmarkInstance():
-                return on_instance(self._instances, self._kept[message.instance], message)
+                return on_instance(self._instances, self._loaded[message.instance], message)
             case BenchmarkPaths():
                 return along_paths(self._instances, message)
             case BenchmarkBesideLoad():
@@ -95,7 +95,7 @@ class DeviceBench:
             case BenchmarkDispatch():
                 return dispatch(self._instances, message)
             case BenchmarkMove(request, size_bytes):
-                block = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.place)
+                block = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.torch_device)
                 self._store.put_rows({request: (block, 0)})
                 return Done(request)
 
@@ -113,24 +113,24 @@ class DeviceBench:
 
         _in_lanes(self._instances, [job])
         instance, load_s, taken_bytes = runs[0]
-        self._kept[message.instance] = instance
+        self._loaded[message.instance] = instance
         return Timed((load_s,), taken_bytes)
 
     def _unload(self, number: int) -> Timed:
         begin_ns = time.monotonic_ns()
-        instance = self._kept.pop(number)
+        instance = self._loaded.pop(number)
         self._instances.free(instance)
         del instance
-        give_back(self._instances.device, self._instances.place)
+        give_back(self._instances.device, self._instances.torch_device)
         return Timed((seconds_since(begin_ns),))
 
 
 def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
-    """Return `gpu.reserved_bytes`. cuBLAS keeps a workspace for each stream and has to drop it first, so that a load
+    """Return `cuda.reserved_bytes`. cuBLAS keeps a workspace for each stream and has to drop it first, so that a load
     counts it whichever stream it gets."""
-    if drops and instances.place.type == "cuda" and not instances.device.graphs:
+    if drops and instances.torch_device.type == "cuda" and not instances.device.graphs:
         cuda.drop_workspaces()
-    return cuda.reserved_bytes(instances.place)
+    return cuda.reserved_bytes(instances.torch_device)
 
 
 def dispatch(instances: Instances, message: BenchmarkDispatch) -> Timed:
@@ -138,21 +138,20 @@ def dispatch(instances: Instances, message: BenchmarkDispatch) -> Timed:
     point, samples_s = message.point, list[float]()
     instance = instances.make(point.segment, point.width)
     inputs: list[Row] = instances.inputs(point.segment, point.previous_width, point.batch)
-    lane = Lane(instances.device, instances.place)
-    done: SimpleQueue[int] = SimpleQueue()
+    lane = Lane(instances.device, instances.torch_device)
+    passes_ns: SimpleQueue[int] = SimpleQueue()
 
     def job() -> None:
         begin_ns = time.monotonic_ns()
-        memory_format = instances.device.memory_format
-        serve(instance, inputs, point.width, point.previous_width, point.batch, memory_format)
-        done.put(time.monotonic_ns() - begin_ns)
+        serve(instance, inputs, (point.width, point.previous_width, point.batch), instances.device.memory_format)
+        passes_ns.put(time.monotonic_ns() - begin_ns)
 
     try:
         for _ in range(message.repeats):
             time.sleep(message.pause_s)
             begin_ns = time.monotonic_ns()
             lane.submit(job)
-            pass_ns = done.get()
+            pass_ns = passes_ns.get()
             samples_s.append(max(0.0, seconds_since(begin_ns) - pass_ns / 1e9))  # a clock has a resolution
     finally:
         lane.stop()
@@ -175,14 +174,14 @@ def warm(instances: Instances, batches: Sequence[int]) -> None:
 
 def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
     """Time each pass of a point alone, in an instance that is made for it."""
-    found: list[BenchmarkResult] = []
+    results: list[BenchmarkResult] = []
 
     def job() -> None:
         launches = _Launches()
-        found.append(_timed(instances, _passes(instances, message.point, launches), launches, message))
+        results.append(_timed(instances, _passes(instances, message.point, launches), launches, message))
 
     _in_lanes(instances, [job])
-    return found[0]
+    return results[0]
 
 
 def on_instance(instances: Instances, instance: Instance, message: BenchmarkInstance) -> InstanceResult:
@@ -192,8 +191,8 @@ def on_instance(instances: Instances, instance: Instance, message: BenchmarkInst
     def job() -> None:
         for point in message.points:
             launches = _Launches()
-            asked = Benchmark(point, message.warmup, message.repeats, message.min_s, message.pause_s)
-            loops.append(_timed(instances, _passes_of(instances, instance, point, launches), launches, asked))
+            benchmark = Benchmark(point, message.warmup, message.repeats, message.min_s, message.pause_s)
+            loops.append(_timed(instances, _passes_of(instances, instance, point, launches), launches, benchmark))
 
     _in_lanes(instances, [job])
     return InstanceResult(tuple(loops), sum(_is_captured(instances, instance, point) for point in message.points))
@@ -201,13 +200,12 @@ def on_instance(instances: Instances, instance: Instance, message: BenchmarkInst
 
 def _is_captured(instances: Instances, instance: Instance, point: Point) -> bool:
     shape = (point.batch, *instances.model.activation_shape(point.segment - 1, point.previous_width))
-    found = isinstance(instance, GraphedInstance) and instance.replay(point.width, point.previous_width, shape)
-    return bool(found)
+    return isinstance(instance, GraphedInstance) and bool(instance.replay(point.width, point.previous_width, shape))
 
 
 def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:
     """Run blocks through all segments of their paths, each hop as a lane serves it: the median seconds of each path."""
-    made: dict[tuple[int, float], Instance] = {}
+    loaded: dict[tuple[int, float], Instance] = {}
     medians_s: list[float] = []
 
     def run(path: Sequence[Point]) -> float:
@@ -215,7 +213,7 @@ def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:
         begin_ns = time.monotonic_ns()
         for point in path:
             key = (point.width, point.previous_width, point.batch)
-            y = serve(made[point.key[:2]], rows, *key, instances.device.memory_format)
+            y = serve(loaded[point.key[:2]], rows, key, instances.device.memory_format)
             rows = rows_of(y)
         labels_of(y)
         return seconds_since(begin_ns)
@@ -223,8 +221,8 @@ def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:
     def job() -> None:
         for path in message.paths:
             for segment, width in (point.key[:2] for point in path):
-                if (segment, width) not in made:
-                    made[segment, width] = instances.make(segment, width)
+                if (segment, width) not in loaded:
+                    loaded[segment, width] = instances.make(segment, width)
             for _ in range(_WARM_PASSES_TOGETHER):
                 run(path)
             medians_s.append(statistics.median(run(path) for _ in range(message.repeats)))
@@ -232,7 +230,7 @@ def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:
     try:
         _in_lanes(instances, [job])
     finally:
-        for instance in made.values():
+        for instance in loaded.values():
             instances.free(instance)
     return Timed(tuple(medians_s))
 
@@ -280,7 +278,7 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
     samples_ns: list[int] = []
     references_ns: list[int] = []
     clocks: list[tuple[int, int, int]] = []
-    reference, is_gpu = _reference(instances), instances.place.type == "cuda"
+    reference, is_gpu = _reference(instances), instances.torch_device.type == "cuda"
     is_apart = is_gpu and message.pause_s > 0  # without pauses nothing else may take time between passes
     look = thread_waited_ns if is_gpu else waited_ns  # on cores every thread computes
     with contextlib.closing(passes):
@@ -353,7 +351,7 @@ class _Launches:
 
 
 def _reference(instances: Instances) -> Reference | None:
-    return Reference() if instances.place.type == "cpu" else None
+    return Reference() if instances.torch_device.type == "cpu" else None
 
 
 def _clocks(look: Callable[[], int]) -> tuple[int, int, int]:
@@ -399,10 +397,10 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
             barrier.abort()
             raise
 
-    _in_lanes(instances, [lambda i=i, p=p: job(i, p) for i, p in enumerate(message.points)])  # type: ignore[misc]
+    _in_lanes(instances, [partial(job, index, point) for index, point in enumerate(message.points)])
     used_s = (time.process_time_ns() - cpu_ns[0]) / 1e9
     ended_ns = began_ns[0] + round(1e9 * min(result.elapsed_s for result in results.values()))
-    return TogetherResult(tuple(results[i] for i in range(len(message.points))), used_s, began_ns[0], ended_ns)
+    return TogetherResult(tuple(results[index] for index in range(len(message.points))), used_s, began_ns[0], ended_ns)
 
 
 def _passes(instances: Instances, point: Point, launches: _Launches | None = None) -> Generator[None]:
@@ -421,12 +419,12 @@ def _passes_of(
     is captured before the first of them: no loop times a capture."""
     marks = launches or _Launches()
     inputs = instances.inputs(point.segment, point.previous_width, point.batch)
-    key = (point.width, point.previous_width, point.batch, instances.device.memory_format)
+    key, memory_format = (point.width, point.previous_width, point.batch), instances.device.memory_format
     for _ in range(_CAPTURED_AFTER if instances.device.graphs else 0):
-        serve(instance, inputs, *key)
+        serve(instance, inputs, key, memory_format)
     while True:
         marks.begin()
-        y = serve(instance, inputs, *key, marks.launched)
+        y = serve(instance, inputs, key, memory_format, marks.launched)
         if point.segment == instances.model.spec.segments:
             labels_of(y)
         yield
@@ -445,7 +443,7 @@ def _in_lanes(instances: Instances, jobs: Sequence[Callable[[], None]]) -> None:
 
         return run
 
-    lanes = [Lane(instances.device, instances.place) for _ in jobs]
+    lanes = [Lane(instances.device, instances.torch_device) for _ in jobs]
     for lane, job in zip(lanes, jobs, strict=True):
         lane.submit(guarded(job))
     for lane in lanes:
@@ -481,11 +479,11 @@ class TorchOutfit:
         """See `Outfit`."""
         device = self.device
         gpu = _gpu(device, clock_ns) if device.kind == "cuda" else None
-        place, context_bytes = open_measured(device) if gpu is None else (gpu.place, gpu.context_bytes)
+        torch_device, context_bytes = open_measured(device) if gpu is None else (gpu.torch_device, gpu.context_bytes)
         model, _ = self.model.load()
         budget = MemoryBudget(device.vram_bytes - context_bytes)
-        store = Activations(self.arenas, self.own, place, None if gpu is None else KeptBlocks(budget))
-        maker = Instances(model, self.model.path, device, place, budget=budget)
+        store = Activations(self.arenas, self.own, torch_device, None if gpu is None else KeptBlocks(budget))
+        maker = Instances(model, self.model.path, device, torch_device, budget=budget)
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns) if gpu is None else self._gpu_lanes(gpu, maker, store, tell),
             sensor=partial(sensor_of, device),
@@ -502,17 +500,9 @@ class TorchOutfit:
 
     def _gpu_lanes(self, gpu: _Gpu, maker: Instances, store: Activations, tell: Tell) -> GpuLanes:
         if problem := next(filter(None, (pin(arena.buffer) for arena in self.arenas)), ""):
-            print(f"arenas can't be pinned, so copies wait for {gpu.place}: {problem}", file=sys.stderr)
-        gpu.stores[self.own] = store
-        lanes = GpuLanes(
-            maker,
-            store,
-            tell,
-            gpu.clock_ns,
-            new_queue=partial(StreamQueue, gpu.place),
-            loader=gpu.loader,
-            neighbours=gpu.stores,
-        )
+            print(f"arenas can't be pinned, so copies wait for {gpu.torch_device}: {problem}", file=sys.stderr)
+        gpu.shared.stores[self.own] = store
+        lanes = GpuLanes(maker, store, tell, gpu.clock_ns, shared=gpu.shared)
         gpu.waker.lanes.append(lanes)
         return lanes
 
@@ -521,12 +511,11 @@ class TorchOutfit:
 class _Gpu:
     """The part shared by servers of one GPU in one process: the context, and the threads."""
 
-    place: torch.device
+    torch_device: torch.device
     context_bytes: int
     clock_ns: Callable[[], int]
-    loader: Lane
+    shared: SharedGpu
     waker: FlightWaker
-    stores: dict[int, Activations] = field(default_factory=dict)
 
 
 _gpus: dict[int, _Gpu] = {}  # of this process, by index
@@ -535,8 +524,9 @@ _gpus: dict[int, _Gpu] = {}  # of this process, by index
 def _gpu(device: DeviceSpec, clock_ns: Callable[[], int]) -> _Gpu:
     """Return the GPU, opened with the first of its servers."""
     if device.index not in _gpus:
-        place, context_bytes = open_measured(device)
-        _gpus[device.index] = _Gpu(place, context_bytes, clock_ns, Lane(device, place), FlightWaker(clock_ns))
+        torch_device, context_bytes = open_measured(device)
+        shared = SharedGpu(partial(StreamQueue, torch_device), Lane(device, torch_device))
+        _gpus[device.index] = _Gpu(torch_device, context_bytes, clock_ns, shared, FlightWaker(clock_ns))
     return _gpus[device.index]
 
 

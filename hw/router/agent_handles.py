@@ -291,15 +291,15 @@ def transfer_round(
     """
     request = (0,)
     source.ask(BenchmarkMove(*request, payload_bytes), Done)
-    times = []
+    times_s = []
     for number in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
         moved = source.ask(Move(number, destination, 0, request, address), Moved)
         moved_s = (time.monotonic_ns() - begin_ns) / 1e9
-        times.append(moved_s if receiver is None else moved_s + _keeping_s(receiver, moved))
+        times_s.append(moved_s if receiver is None else moved_s + _keeping_s(receiver, moved))
     source.send(Release(request))
-    return tuple(times)
+    return tuple(times_s)
 
 
 def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:

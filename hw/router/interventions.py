@@ -115,10 +115,10 @@ class Rolling:
             if self._successors:
                 self._successors[-1].look()
             if not self._successors or (self._successors[-1].is_ready and not self.holds):
-                place = len(self._successors)
-                agent = self._order.starts[place]()
-                self._successors.append(_Successor(self._servers[place], agent, self._host))
-                self._say(f"{self._servers[place].spec.name}: a second worker starts, with the new model")
+                index = len(self._successors)
+                agent = self._order.starts[index]()
+                self._successors.append(_Successor(self._servers[index], agent, self._host))
+                self._say(f"{self._servers[index].spec.name}: a second worker starts, with the new model")
         except WorkError as error:
             self.give_up(str(error))
 
@@ -209,49 +209,49 @@ class Draining:
         self._tell_router = tell_router
         self._now_ns = now_ns
         self._say = say
-        self._wanted: frozenset[int] = frozenset()
-        self._told: dict[int, State] = {}  # of those that are to be drained, at the last `look`
+        self._requested: frozenset[int] = frozenset()
+        self._states: dict[int, State] = {}  # of those that are to be drained, at the last `look`
 
     def look(self) -> None:
         """Pass on changes of the request, and report servers that are now empty, or needed."""
-        wanted = self._wish().intersection(range(len(self._servers)))
-        for index in sorted(wanted ^ self._wanted):
-            self._change(index, index in wanted)
-        self._wanted = wanted
-        for index in sorted(wanted):
+        requested = self._wish().intersection(range(len(self._servers)))
+        for index in sorted(requested ^ self._requested):
+            self._change(index, index in requested)
+        self._requested = requested
+        for index in sorted(requested):
             self._tell_state(index)
 
     def may_go(self, server: int) -> bool:
         """Return whether it is to be drained and idle: its removal now loses nothing, and no request needs it."""
-        return server in self._wanted and self._state_of(server) is State.EMPTY
+        return server in self._requested and self._state_of(server) is State.EMPTY
 
-    def _change(self, index: int, is_wanted: bool) -> None:
+    def _change(self, index: int, is_requested: bool) -> None:
         now_ns, server = self._now_ns(), self._servers[index]
-        self._tell_router(ServerDraining(index, is_wanted), now_ns)
-        self._told.pop(index, None)
-        if is_wanted:
+        self._tell_router(ServerDraining(index, is_requested), now_ns)
+        self._states.pop(index, None)
+        if is_requested:
             self.times.append(Downtime(index, now_ns, None, DRAINED))
             self._tell(index, f"is drained since {now_ns / NS_PER_S:.2f} s: it gets no new block")
             return
-        place = max(place for place, time in enumerate(self.times) if time.server == index)
-        self.times[place] = structs.replace(self.times[place], up_ns=now_ns)
-        what = "it gets blocks again" if server.is_up else "it gets blocks again as soon as it serves"
-        self._tell(index, f"was returned at {now_ns / NS_PER_S:.2f} s: {what}")
+        latest = max(position for position, time in enumerate(self.times) if time.server == index)
+        self.times[latest] = structs.replace(self.times[latest], up_ns=now_ns)
+        effect = "it gets blocks again" if server.is_up else "it gets blocks again as soon as it serves"
+        self._tell(index, f"was returned at {now_ns / NS_PER_S:.2f} s: {effect}")
         server.is_away = False
 
     def _tell_state(self, index: int) -> None:
         server, state = self._servers[index], self._state_of(index)
-        before, self._told[index] = self._told.get(index), state
+        before, self._states[index] = self._states.get(index), state
         if state is State.NEEDED:
             server.is_away = False
         if state == before or state is State.BUSY:
             return
         if state is State.NEEDED:
-            what = "it serves on" if server.is_up else "a new worker starts"
-            self._tell(index, f"is needed, for no other server that is up can take its blocks: {what}")
+            effect = "it serves on" if server.is_up else "a new worker starts"
+            self._tell(index, f"is needed, for no other server that is up can take its blocks: {effect}")
         else:
-            what = "it may be taken away" if server.has_agent else "and it is not there"
-            self._tell(index, f"is empty at {self._now_ns() / NS_PER_S:.2f} s: {what}")
+            effect = "it may be taken away" if server.has_agent else "and it is not there"
+            self._tell(index, f"is empty at {self._now_ns() / NS_PER_S:.2f} s: {effect}")
 
     def _state_of(self, index: int) -> State:
         if self._router.is_needed(index):
@@ -313,9 +313,9 @@ class FaultPlan:
                 self._at(start_ns, lambda: server.impair(replace(server.impairment, room_images=batch)))
                 self._at(end_ns, lambda: server.impair(replace(server.impairment, room_images=None)), ends=True)
 
-    def _at(self, at_ns: int, what: Callable[[], None], ends: bool = False) -> None:
+    def _at(self, at_ns: int, action: Callable[[], None], ends: bool = False) -> None:
         """Add a step; at one instant, ends precede beginnings."""
-        self._steps.append((at_ns, 0 if ends else 1, what))
+        self._steps.append((at_ns, 0 if ends else 1, action))
 
     def _begin_outage(self, server: RemoteServer, end_ns: int | None) -> None:
         server.stay_down(NEVER_NS if end_ns is None else end_ns)

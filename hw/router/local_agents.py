@@ -54,9 +54,8 @@ class Member:
 
 
 def _main(members: Sequence[Member]) -> None:
-    """Run the agents' process."""
     die_with_parent()
-    live([(each.spec, AgentEnd(ToAgent, each.end), each.log) for each in members])
+    live([(member.spec, AgentEnd(ToAgent, member.end), member.log) for member in members])
 
 
 def live(
@@ -68,7 +67,7 @@ def live(
     agents: list[Agent] = []
     for spec, port, log in members:
         try:
-            agents.append(Agent(port, spec.outfit, spec.service, log, fence=fence))
+            agents.append(Agent(port, spec, log, fence=fence))
         except Exception as error:
             port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
             with contextlib.suppress(PortClosedError):
@@ -103,12 +102,12 @@ class Worker:
     """A process of this host, for one agent or for several that start together; all end with it.
 
     Args:
-        hands: starts it concurrently with the caller (a spawn takes milliseconds, plus the time in which the child
+        executor: starts it concurrently with the caller (a spawn takes milliseconds, plus the time in which the child
             reads its arguments); its thread must outlive the process, which dies with it. None: the caller starts it.
         gather_s: how long others of its worker may still join; it begins as soon as all have.
     """
 
-    def __init__(self, first: Member, hands: Executor | None = None, gather_s: float = 0.0) -> None:
+    def __init__(self, first: Member, executor: Executor | None = None, gather_s: float = 0.0) -> None:
         self._members = [first]
         self._gather_s = gather_s
         self._lock = threading.Lock()
@@ -116,8 +115,8 @@ class Worker:
         self._is_full = False
         self._left = 0
         self._process: BaseProcess | None = None
-        self._start = None if hands is None else hands.submit(self._begin)
-        if hands is None:
+        self._start = None if executor is None else executor.submit(self._begin)
+        if executor is None:
             self._begin()
 
     def join(self, member: Member) -> bool:
@@ -136,9 +135,9 @@ class Worker:
             self._all_joined.wait(self._gather_s)
         with contextlib.ExitStack() as stack:
             members = self._closed()
-            for each in members:
-                stack.enter_context(contextlib.closing(each.end))
-            name = f"slimsched-{'+'.join(each.spec.name for each in members)}"
+            for member in members:
+                stack.enter_context(contextlib.closing(member.end))
+            name = f"slimsched-{'+'.join(member.spec.name for member in members)}"
             context = multiprocessing.get_context("spawn")
             process = context.Process(target=_main, args=(members,), name=name, daemon=True)
             with _no_interrupts():
@@ -155,8 +154,8 @@ class Worker:
         """Return the process once it is started; None if its start had not begun, which is cancelled."""
         if self._start is not None:
             if self._start.cancel():
-                for each in self._closed():
-                    each.end.close()
+                for member in self._closed():
+                    member.end.close()
             else:
                 self._start.exception()
         return self._process
@@ -186,7 +185,7 @@ class AgentProcess(AgentHandle):
 
     Args:
         spec: of the agent.
-        hands: see `Worker`.
+        executor: see `Worker`.
         join: finds it a process that is about to start; None: it has a separate one.
         wait: whether to return only when it is ready (otherwise call `wait_until_ready`).
 
@@ -197,7 +196,7 @@ class AgentProcess(AgentHandle):
     def __init__(
         self,
         spec: AgentSpec,
-        hands: Executor | None = None,
+        executor: Executor | None = None,
         join: Callable[[Member], Worker] | None = None,
         *,
         wait: bool = True,
@@ -206,7 +205,7 @@ class AgentProcess(AgentHandle):
         super().__init__(spec, RouterEnd(FromAgent, end), shares_clock=True)
         self._log = EpochLog()
         member = Member(spec, remote, self._log)
-        self._worker = Worker(member, hands) if join is None else join(member)
+        self._worker = Worker(member, executor) if join is None else join(member)
         self._has_left = False
         if wait:
             self.wait_until_ready()
@@ -264,13 +263,13 @@ class OneHost:
 
     def __init__(self) -> None:
         self._arenas: tuple[Arena, ...] = ()
-        self._hands: Executor | None = None
+        self._executor: Executor | None = None
         self._workers: dict[str, Worker] = {}  # the latest of each name
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
         """See `Carrier`."""
         self._arenas = tuple(Arena(size_bytes) for _ in range(count))
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="agents")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="agents")
         return self._arenas
 
     def arenas_of(self, agent: int) -> tuple[Arena, ...]:
@@ -279,17 +278,17 @@ class OneHost:
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`."""
-        return AgentProcess(spec, self._hands, self._join if spec.worker else None, wait=False)
+        return AgentProcess(spec, self._executor, self._join if spec.worker else None, wait=False)
 
     def _join(self, member: Member) -> Worker:
         name = member.spec.worker
         if (worker := self._workers.get(name)) is None or not worker.join(member):
-            worker = self._workers[name] = Worker(member, self._hands, _GATHER_S)
+            worker = self._workers[name] = Worker(member, self._executor, _GATHER_S)
         return worker
 
     def close(self) -> None:
         """See `Carrier`."""
-        if self._hands is not None:
-            self._hands.shutdown()
+        if self._executor is not None:
+            self._executor.shutdown()
         for arena in self._arenas:
             arena.close()

@@ -100,9 +100,9 @@ class HardwareCluster:
         self.slots: list[AgentSlot] = []
         for server in self.servers:
             if server.knobs.widths != self.served.widths:
-                widths, known = list(server.knobs.widths), list(self.served.widths)
-                where = str(self.file.path) if self.file else "the network"
-                raise InputError(where, "widths", f"server {server.name} has {widths}, the model {known}")
+                own_widths, model_widths = list(server.knobs.widths), list(self.served.widths)
+                source = str(self.file.path) if self.file else "the network"
+                raise InputError(source, "widths", f"server {server.name} has {own_widths}, the model {model_widths}")
 
     def __enter__(self) -> HardwareCluster:
         allow_descriptors(_DESCRIPTORS * (len(self.servers) + 8))
@@ -136,15 +136,15 @@ class HardwareCluster:
         """Return whether no other process of this cluster uses this agent's cores."""
         cores = self.servers[index].device.cores
         worker = self._worker_of(index)
-        beside = [
-            s
-            for place, s in enumerate(self.servers)
-            if place != index
-            and s.machine == self.servers[index].machine
-            and (not worker or self._worker_of(place) != worker)
+        neighbours = [
+            server
+            for other, server in enumerate(self.servers)
+            if other != index
+            and server.machine == self.servers[index].machine
+            and (not worker or self._worker_of(other) != worker)
         ]
-        others = {core for server in beside for core in server.device.cores}
-        return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
+        shared = {core for server in neighbours for core in server.device.cores}.intersection(cores)
+        return bool(cores) and not shared and bool(own_cores(self.servers))
 
     def starts_of(self, file: ModelFile) -> tuple[Callable[[], AgentHandle], ...]:
         """Return functions that start each server's agent with other weights of the same network."""
@@ -154,7 +154,7 @@ class HardwareCluster:
 
     def _agent(self, index: int, file: ModelFile | None) -> AgentSpec:
         worker = self._worker_of(index)
-        agents = sum(self._worker_of(place) == worker for place in range(len(self.servers))) if worker else 1
+        agents = sum(self._worker_of(other) == worker for other in range(len(self.servers))) if worker else 1
         return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index), worker, agents)
 
     def _worker_of(self, index: int) -> str:
@@ -189,10 +189,10 @@ class HardwareCluster:
         """Return the source of each sensor field, for each device by name."""
         sensors = {}
         for device in devices_of(self.servers):
-            words = dict(self.slots[device.servers[0]].agent.wait_until_ready().sensor)
+            sensor = dict(self.slots[device.servers[0]].agent.wait_until_ready().sensor)
             if not device.trusts_counter:
-                words["energy"] += ", not trusted: power is integrated"
-            sensors[device.name] = words
+                sensor["energy"] += ", not trusted: power is integrated"
+            sensors[device.name] = sensor
         return sensors
 
     def run(
@@ -218,9 +218,9 @@ class HardwareCluster:
         away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         background = background_watch(self.servers, self.slots)
-        parts = self._parts(Operator(drained), away, Host(cores=own_cores(self.servers)), background)
+        parts = self._parts(Operator(drained), away, Host(cores=own_cores(self.servers)), background, say)
         with no_collections(), on_cores(parts.host.cores):
-            return RouterLoop(parts, run, router, routing, ledger, on_progress, say).carry_out()
+            return RouterLoop(parts, run, router, routing, ledger, on_progress).carry_out()
 
     def serve(
         self,
@@ -249,20 +249,14 @@ class HardwareCluster:
             WorkError: an agent could not be made ready, or the source of the traffic is gone.
         """
         assert self.slots, "enter the cluster first"
-        none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
-        run = HardwareRun(
-            none,
-            image,
-            np.zeros(1, np.int64),
-            NEVER_NS,
-            drain_limit_ns=DRAIN_LIMIT_NS,
-            goals=tuple((0, goal) for goal in goals),
-        )
+        no_arrivals, label = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        image, targets = np.zeros((1, *self.served.input_shape), np.float32), tuple((0, goal) for goal in goals)
+        run = HardwareRun(no_arrivals, image, label, NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=targets)
         self._require_fit(run, router)
         away = self.make_ready(keep_log=False, drained=operator.drained())
-        parts = self._parts(operator, away, Host(), BackgroundWatch(None, ()))
+        parts = self._parts(operator, away, Host(), BackgroundWatch(None, ()), say)
         with on_cores(own_cores(self.servers)):
-            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic)
+            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, traffic)
             gc.collect()
             gc.freeze()  # present objects stay: collections that scan the rest alone take microseconds
             try:
@@ -270,29 +264,25 @@ class HardwareCluster:
             finally:
                 gc.unfreeze()
 
-    def _parts(self, operator: Operator, away: frozenset[int], host: Host, background: BackgroundWatch) -> Parts:
+    def _parts(
+        self,
+        operator: Operator,
+        away: frozenset[int],
+        host: Host,
+        background: BackgroundWatch,
+        say: Callable[[str], None],
+    ) -> Parts:
         return Parts(
-            self.servers,
-            self.slots,
-            self.arenas,
-            self.served,
-            self.supervision,
-            self.transfer_ids,
-            operator,
-            away,
-            host,
-            background,
-        )
+            self.servers, self.slots, self.arenas, self.served, self.supervision, self.transfer_ids,
+            operator, away, host, background, say,
+        )  # fmt: skip
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.served.input_shape
         if run.images.shape[1:] != image:
             raise InputError("images", "", f"have the shape {run.images.shape[1:]}, the model takes {image}")
-        if (router.servers, router.segments, router.widths) != (
-            len(self.servers),
-            self.served.segments,
-            self.served.widths,
-        ):
+        shape = (len(self.servers), self.served.segments, self.served.widths)
+        if (router.servers, router.segments, router.widths) != shape:
             raise InputError("router", "", "its servers, segments or widths are not those of the cluster and its model")
         if router.groups[-1] > self.largest_block:
             problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"
@@ -309,8 +299,8 @@ def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlo
     Devices of other machines are not watched.
     """
     router_cores = frozenset(own_cores(servers)) or None
-    here = [pair for pair in zip(servers, slots, strict=True) if not pair[0].machine]
-    servers, slots = [server for server, _ in here], [slot for _, slot in here]
+    local = [pair for pair in zip(servers, slots, strict=True) if not pair[0].machine]
+    servers, slots = [server for server, _ in local], [slot for _, slot in local]
 
     def own() -> dict[int | str, Used]:
         used: dict[int | str, Used] = {"ended": ended_children()}

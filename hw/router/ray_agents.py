@@ -126,7 +126,7 @@ class Supervisor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: dict[int, SpawnProcess] = {}  # by incarnation
-        self._unwanted: set[int] = set()
+        self._cancelled: set[int] = set()
 
     def code(self) -> tuple[str, str]:
         """Return the version and the code that run here."""
@@ -143,7 +143,7 @@ class Supervisor:
         """
         path = None if model is None else kept(model)
         with self._lock:
-            if start.incarnation in self._unwanted:
+            if start.incarnation in self._cancelled:
                 return "it was given up before it began"
             process = self._processes[start.incarnation] = begin(
                 replace(start, model=path, log=fresh_log(start.spec.name))
@@ -162,7 +162,7 @@ class Supervisor:
 
     def end(self, incarnation: int) -> None:
         """End that agent, even if it has not begun."""
-        self._unwanted.add(incarnation)
+        self._cancelled.add(incarnation)
         self.signal(incarnation, signal.SIGKILL)
 
 
@@ -175,8 +175,8 @@ def fresh_log(name: str) -> Path:
     folder = cache() / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-    for old in files[: max(0, len(files) + 1 - MAX_LOGS)]:
-        old.unlink(missing_ok=True)
+    for path in files[: max(0, len(files) + 1 - MAX_LOGS)]:
+        path.unlink(missing_ok=True)
     began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     return folder / f"{name}-{began}-{os.getpid()}-{len(files)}.log"
 
@@ -354,12 +354,12 @@ class RayHosts:
         self._cluster = cluster
         self._hosts = tuple(hosts)
         self._certificate = fresh_certificate()
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         self._agents: dict[int, RayAgent] = {}  # by incarnation: those that have not connected yet
         self._current: dict[int, RayAgent] = {}  # by server
         self._arenas: tuple[Arena, ...] = ()
         self._listener = Listener(cluster.here.address, self._certificate, self._admit)
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._model = None if model is None else cluster.ray.put(model.read_bytes())
         self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Supervisor)
         self._keepers: dict[int, _Keeper] = {}  # by server
@@ -380,7 +380,7 @@ class RayHosts:
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`: a host that is not there is waited for."""
-        handle = RayAgent(spec, next(self._lives), self)
+        handle = RayAgent(spec, next(self._incarnations), self)
         self._agents[handle.incarnation] = self._current[agent] = handle
         name = f"ray-{spec.name}-{handle.incarnation}"
         threading.Thread(target=self._keep, args=(agent, handle), name=name, daemon=True).start()
@@ -389,8 +389,8 @@ class RayHosts:
     def close(self) -> None:
         """See `Carrier`."""
         self._listener.close()
-        self._hands.shutdown()
-        for keeper in () if self._cluster.gone.is_set() else self._keepers.values():
+        self._executor.shutdown()
+        for keeper in () if self._cluster.is_gone.is_set() else self._keepers.values():
             with contextlib.suppress(Exception):  # Ray may be gone
                 self._cluster.ray.kill(keeper.actor)
         for arena in self._arenas:
@@ -470,5 +470,5 @@ class RayHosts:
         if actor is None:
             return None
         with contextlib.suppress(RuntimeError):  # all is over
-            return self._hands.submit(ask, actor)
+            return self._executor.submit(ask, actor)
         return None

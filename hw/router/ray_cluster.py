@@ -44,8 +44,8 @@ _SETTING: Final = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file 
 
 def use_own_token() -> None:
     """Show this user's token, if there is one, as Ray does for `auto`; to be called before Ray is imported."""
-    has_one = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if has_one or (Path.home() / ".ray" / "auth_token").is_file():
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if has_token or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ.setdefault(_MODE, "token")
 
 
@@ -61,7 +61,7 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
         InputError: it is not a valid address, nothing is there, Ray is not there, or in another version, or this
             process lacks the cluster's token.
     """
-    entry = _found_here(source, key) if address == LOCAL else address
+    entry = _local_entry(source, key) if address == LOCAL else address
     _require_listener(entry, source, key)
     token = _own_token(source, key)
     try:
@@ -81,9 +81,9 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
 def require_closed(address: str, source: str, key: str) -> None:
     """Raise `InputError` if others can reach this cluster's head, and are admitted without any token."""
     host, _, port = address.rpartition(":")
-    others = [f"{other}:{port}" for other in _addresses()] if is_loopback(host) else [address]
-    if where := next((other for other in others if _is_open(other)), ""):
-        problem = f"whoever reaches {where} can run programs there: this Ray cluster asks nobody for a token"
+    reachable = [f"{own}:{port}" for own in _addresses()] if is_loopback(host) else [address]
+    if entry := next(filter(_is_open, reachable), ""):
+        problem = f"whoever reaches {entry} can run programs there: this Ray cluster asks nobody for a token"
         remedy = "start every node with RAY_AUTH_MODE=token, and set it here, too (docs/cluster.md)"
         raise InputError(source, key, f"{problem}; {remedy}")
 
@@ -106,10 +106,8 @@ def is_loopback(address: str) -> bool:
 
 def _addresses() -> list[str]:
     """Return this machine's addresses that others may reach."""
-    every = [
-        each for addresses in psutil.net_if_addrs().values() for each in addresses if each.family == socket.AF_INET
-    ]
-    return [each.address for each in every if not is_loopback(each.address)]
+    own = [entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == socket.AF_INET]
+    return [entry.address for entry in own if not is_loopback(entry.address)]
 
 
 def version_at(address: str, token: str | None) -> str:
@@ -124,11 +122,11 @@ def version_at(address: str, token: str | None) -> str:
     """
     import grpc
 
-    shown = () if token is None else (("authorization", f"Bearer {token}"),)
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     options = (("grpc.enable_http_proxy", 0),)  # as Ray's own
     with _secured(grpc, address, options) as channel:
         try:
-            answer: bytes = channel.unary_unary(_ALIVE)(b"", timeout=_PATIENCE_S, metadata=shown)
+            answer: bytes = channel.unary_unary(_ALIVE)(b"", timeout=_PATIENCE_S, metadata=metadata)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise PermissionError(address) from None
@@ -162,7 +160,7 @@ def _own_token(source: str, key: str) -> str | None:
     return token
 
 
-def _found_here(source: str, key: str) -> str:
+def _local_entry(source: str, key: str) -> str:
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
@@ -205,36 +203,36 @@ def while_head_lives(address: str) -> Iterator[threading.Event]:
     Raises:
         WorkError: the head is gone.
     """
-    over, gone = threading.Event(), threading.Event()
+    is_over, is_gone = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield gone
+        yield is_gone
         return
 
     before = signal.signal(_CALL, signal.default_int_handler)  # while Ray waits, it passes on this exception alone
-    watch = threading.Thread(target=_watch, args=(address, over, gone), name="ray-head", daemon=True)
+    watch = threading.Thread(target=_watch, args=(address, is_over, is_gone), name="ray-head", daemon=True)
     watch.start()
     try:
-        yield gone
+        yield is_gone
     except KeyboardInterrupt:
-        if not gone.is_set():
+        if not is_gone.is_set():
             raise
         remedy = "start its nodes again, then the same command"
         raise WorkError(f"the Ray cluster at {address} is gone; what is finished is kept; {remedy}") from None
     finally:
-        over.set()
+        is_over.set()
         watch.join()
         signal.signal(_CALL, before)
 
 
-def _watch(address: str, over: threading.Event, gone: threading.Event) -> None:
+def _watch(address: str, is_over: threading.Event, is_gone: threading.Event) -> None:
     silent = 0
     while silent < _SILENT:
-        if over.wait(_LOOK_S):
+        if is_over.wait(_LOOK_S):
             return
         silent = 0 if _listens(address) else silent + 1
-    gone.set()
+    is_gone.set()
     ident = threading.main_thread().ident
-    if ident is not None and not over.is_set():
+    if ident is not None and not is_over.is_set():
         signal.pthread_kill(ident, _CALL)
 
 
@@ -295,22 +293,22 @@ class RayCluster:
     Attributes:
         address: of its head.
         here: the node that this process is on.
-        gone: set once its head is: no further request is possible.
+        is_gone: set once its head is: no further request is possible.
     """
 
-    def __init__(self, ray: ModuleType, address: str, gone: threading.Event | None = None) -> None:
+    def __init__(self, ray: ModuleType, address: str, is_gone: threading.Event | None = None) -> None:
         self.ray = ray
-        self.gone = threading.Event() if gone is None else gone
+        self.is_gone = is_gone or threading.Event()
         self.address = address
-        self._seen: dict[str, int] = {}  # nodes, and the order in which they were seen first
-        here = str(ray.get_runtime_context().get_node_id())
-        self.here = next(node for node in self.nodes() if node.number == here)
+        self._order: dict[str, int] = {}  # nodes, and the order in which they were seen first
+        number = str(ray.get_runtime_context().get_node_id())
+        self.here = next(node for node in self.nodes() if node.number == number)
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive, by name."""
         alive = [Node.of(node) for node in self.ray.nodes() if node["Alive"]]
         for node in alive:
-            self._seen.setdefault(node.number, len(self._seen))
+            self._order.setdefault(node.number, len(self._order))
         return sorted(alive, key=lambda node: (node.host, node.number))
 
     def node_of(self, host: str) -> Node | None:
@@ -319,8 +317,8 @@ class RayCluster:
         Ray takes a node for alive for up to half a minute after its death. So of two with one name the right one is the
         one that joined last.
         """
-        named = [node for node in self.nodes() if node.host == host]
-        return max(named, key=lambda node: self._seen[node.number], default=None)
+        matches = [node for node in self.nodes() if node.host == host]
+        return max(matches, key=lambda node: self._order[node.number], default=None)
 
     def on(self, node: Node) -> Any:
         """Return Ray's strategy that runs something on that node, and nowhere else."""
@@ -357,10 +355,10 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         problem = f"no Ray cluster answers at {address!r} ({in_a_line(str(error))})"
         raise InputError(source, key, f"{problem}; {START}") from None
-    with while_head_lives(entry) as gone:
+    with while_head_lives(entry) as is_gone:
         try:
-            cluster = RayCluster(ray, entry, gone)
-            _require_told(cluster, source, beyond_loopback=beyond_loopback)
+            cluster = RayCluster(ray, entry, is_gone)
+            _require_option(cluster, source, beyond_loopback=beyond_loopback)
             _joined.append(cluster)
             yield cluster
         finally:
@@ -374,7 +372,7 @@ def _own(address: str) -> dict[str, str]:
     return {"_node_ip_address": host} if is_loopback(host) else {}
 
 
-def _require_told(cluster: RayCluster, source: str, *, beyond_loopback: bool) -> None:
+def _require_option(cluster: RayCluster, source: str, *, beyond_loopback: bool) -> None:
     """Refuse addresses beyond loopback without the option for that: nothing of ours listens there otherwise."""
     elsewhere = [node for node in cluster.nodes() if not is_loopback(node.address)]
     if elsewhere and not beyond_loopback:

@@ -34,7 +34,7 @@ from policies.faults import WORKER_DIED, Supervision
 from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.router_core import RouterCore
 from policies.run_ledger import Ledger
-from policies.run_records import BackgroundLoad, DeviceTotals, RunRecord
+from policies.run_records import BackgroundLoad, RunRecord
 from policies.vocabulary import (
     FOLLOW_NS,
     NS_PER_S,
@@ -87,6 +87,7 @@ class Parts:
         away: servers that were drained before, and have no agent.
         host: the router's.
         background: other processes' use of its devices.
+        say: takes a line for people.
     """
 
     servers: Sequence[HardwareServer]
@@ -99,6 +100,7 @@ class Parts:
     away: frozenset[int]
     host: Host
     background: BackgroundWatch
+    say: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,10 @@ class Routing:
 def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
     """Return this machine's cores that no agent is pinned to: the router's; none if some agent may run anywhere."""
     servers = [server for server in servers if not server.machine]
-    taken = {core for server in servers for core in server.device.cores}
+    agent_cores = {core for server in servers for core in server.device.cores}
     if any(not server.device.cores for server in servers):
         return ()
-    return tuple(core for core in usable_cores() if core not in taken)
+    return tuple(core for core in usable_cores() if core not in agent_cores)
 
 
 @contextlib.contextmanager
@@ -162,8 +164,7 @@ class RouterLoop:
         router: RouterConfig,
         routing: Routing,
         ledger: Watcher,
-        on_progress: Callable[[RunProgress], None] | None,
-        say: Callable[[str], None],
+        on_progress: Callable[[RunProgress], None] | None = None,
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic,
     ) -> None:
         self._spec = run
@@ -176,9 +177,9 @@ class RouterLoop:
         self._clock = RunClock(cluster.host.clock_ns)
         self._events: deque[RouterEvent] = deque()
         self._traffic = traffic(run, self._router, self._clock)
-        self._told_ns = 0  # the latest time that the core has received
+        self._core_ns = 0  # the latest time that the core has received
         self._goals = deque(run.goals)
-        self._told_limit_ns = FOLLOW_NS
+        self._sent_limit_ns = FOLLOW_NS
         self._holds = router.max_batching_delay_ns > 0
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
@@ -192,18 +193,18 @@ class RouterLoop:
         self._device_of = {index: device for device in self._devices for index in device.servers}
         self._up: dict[int, int] = {}
         self._deaths: list[int] = []
-        self._servers = self._remote_servers(cluster, say)
+        self._servers = self._remote_servers(cluster)
         self._away = cluster.away
         self._draining = Draining(
-            cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
+            cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, cluster.say
         )
-        self._rolling = Rolling(self._servers, cluster.host, say)
+        self._rolling = Rolling(self._servers, cluster.host, cluster.say)
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
-        self._read_by: dict[int, int] = {}  # the epochs of the servers that were up when readers were named
+        self._reader_epochs: dict[int, int] = {}  # the epochs of the servers that were up when readers were named
         self._transfers = Transfers(
-            self._servers, Cargo(self._traffic.images, cluster.served.shape_after), run.links, self._clock.now_ns,
+            self._servers, Cargo(self._traffic.images, cluster.served.shape_after, run.links), self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
         )  # fmt: skip
         self._of_command: dict[type, Callable[[Any], None]] = {
@@ -216,7 +217,7 @@ class RouterLoop:
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
         self._orders = cluster.operator.orders
 
-    def _remote_servers(self, cluster: Parts, say: Callable[[str], None]) -> list[RemoteServer]:
+    def _remote_servers(self, cluster: Parts) -> list[RemoteServer]:
         context = RunContext(
             self._clock,
             self._ledger,
@@ -224,7 +225,7 @@ class RouterLoop:
             self._traffic.judge,
             cluster.served.segments,
             self._events.append,
-            say,
+            cluster.say,
             self._spec.keep_log,
             self._spec.measures_costs,
             isinstance(self._ledger.ledger, Ledger),
@@ -313,8 +314,8 @@ class RouterLoop:
         if now_ns >= self._due_ns:
             self._ring(now_ns)
             now_ns = self._clock.now_ns()  # events for the core came later
-        if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
-            self._told_limit_ns = limit_ns
+        if (limit_ns := limit_ns_of(self._routing.policy)) != self._sent_limit_ns:
+            self._sent_limit_ns = limit_ns
             self._tell_router(OwnLimit(limit_ns), now_ns)
         if self._holds and self._spec.end == "drain" and now_ns >= self._traffic.horizon_ns:
             self._holds = False
@@ -324,11 +325,12 @@ class RouterLoop:
         if len(self._up) < len(self._servers):
             for server in self._servers:
                 if not server.is_up:
-                    self._revive(server)
+                    server.end_outage_if_due()
+                    server.restart_if_due()
         self._settle()
         if self._rolling.holds and not self._router.in_flight:
             self._switch()
-        if self._up != self._read_by:
+        if self._up != self._reader_epochs:
             self._settle_readers()
         self._decide()
         self._ledger.catch_up()
@@ -370,7 +372,6 @@ class RouterLoop:
             self._flush()
 
     def _wait_s(self, now_ns: int) -> float:
-        """Return the time until the next timer."""
         until_ns = min(self._due_ns, self._limit_ns(now_ns), self._arrival_due_ns())
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns):
             if wake_ns is not None and wake_ns < until_ns:
@@ -431,14 +432,14 @@ class RouterLoop:
             messages = server.receive()
             returned = [message for message in messages if isinstance(message, Returned)]
             if not is_late and len(ready) == len(messages) == len(returned) == 1:
-                meter.came_back(server.index, returned[0].told.ended_ns, heard_ns)
+                meter.came_back(server.index, returned[0].batch.ended_ns, heard_ns)
             for message in messages:
                 self._hear(server, message)
             self._hear_samples(server)
             meter.decoded()
             self._settle()
             for message in returned:
-                for block, arrived_ns in message.told.arrivals:
+                for block, arrived_ns in message.batch.arrivals:
                     meter.arrived(server.index, block, arrived_ns)
             meter.heard(len(returned), sum(len(message.requests) for message in returned))
         return bool(ready)
@@ -546,10 +547,6 @@ class RouterLoop:
         self._obey(order.policy)
         order.took_over()
 
-    def _revive(self, server: RemoteServer) -> None:
-        server.end_outage_if_due()
-        server.restart_if_due()
-
     def _take_down(self, server: RemoteServer, reason: str) -> None:
         """Take down a server that dies, or is found dead: end its agent, and drop all transfers to or from it."""
         server.is_away = self._draining.may_go(server.index)
@@ -558,8 +555,8 @@ class RouterLoop:
 
     def _settle_readers(self) -> None:
         """Give each device one reader, after a server came up or went down."""
-        changed = {index for index, _ in self._up.items() ^ self._read_by.items()}
-        self._read_by = dict(self._up)
+        changed = {index for index, _ in self._up.items() ^ self._reader_epochs.items()}
+        self._reader_epochs = dict(self._up)
         for device in self._devices:
             if changed.intersection(device.servers):  # other devices keep their readers
                 device.settle(self._servers, self._clock.now_ns())
@@ -574,7 +571,7 @@ class RouterLoop:
         noticed_ns = self._clock.now_ns()
         while traffic.next_ns <= now_ns:
             event, came_ns = traffic.take(noticed_ns)
-            self._hand_to_core(event, max(came_ns, self._told_ns))
+            self._hand_to_core(event, max(came_ns, self._core_ns))
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
         """Pass an event to the router, after earlier ones that are due; none is due while the clock is stopped."""
@@ -583,8 +580,8 @@ class RouterLoop:
         self._hand_to_core(event, now_ns)
 
     def _hand_to_core(self, event: RouterEvent, now_ns: int) -> None:
-        assert now_ns >= self._told_ns, "the core's time goes back"
-        self._told_ns = now_ns
+        assert now_ns >= self._core_ns, "the core's time goes back"
+        self._core_ns = now_ns
         commands = self._router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
@@ -640,7 +637,9 @@ class RouterLoop:
         assert isinstance(ledger, Ledger), "it keeps records"
         assert isinstance(traffic, PlannedTraffic), "of a plan"
         ledger.close(ended_ns)
-        owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
+        owner_of = {
+            index: (number, device.busy_s) for number, device in enumerate(self._devices) for index in device.servers
+        }
         downs = [down for server in self._servers for down in server.downtimes]
         return RunRecord(
             ended_ns=ended_ns,
@@ -648,11 +647,8 @@ class RouterLoop:
             blocks=tuple(ledger.blocks),
             batches=tuple(ledger.batches),
             telemetry=tuple(ledger.telemetry),
-            servers=tuple(s.totals(owners[s.index], self._device_of[s.index].busy_s) for s in self._servers),
-            devices=tuple(
-                DeviceTotals(d.name, d.energy_j, d.bare_idle_w, d.context_idle_w, unmetered_s=d.unmetered_s)
-                for d in self._devices
-            ),
+            servers=tuple(server.totals(*owner_of[server.index]) for server in self._servers),
+            devices=tuple(device.totals() for device in self._devices),
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
@@ -661,7 +657,7 @@ class RouterLoop:
             router_busy_ns=self._busy_ns,
             agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
             downtimes=tuple(sorted([*self._draining.times, *downs], key=lambda down: down.down_ns)),
-            references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
+            references=tuple((server.index, *reading) for server in self._servers for reading in server.references),
             background_load=background,
             cpu=cpu_use(
                 Taker(self._busy_ns, frozenset(self._host.cores)),

@@ -21,6 +21,7 @@ from hw.router.transfers import ELEMENT_BYTES, ImageSource, LinkModel, RequestIm
 from hw.transport.messages import Sample
 from policies.faults import Fault, Poison
 from policies.router_core import RouterCore
+from policies.run_records import DeviceTotals
 from policies.vocabulary import IMAGE, NS_PER_S, GoalSet, RequestArrived, RequestCompleted, RequestFailed
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class PlannedTraffic:
         self._taken = 0
         self.next_ns = self._arrivals_ns[0] if self._arrivals_ns else NEVER_NS
         self.has_ended = not self._arrivals_ns
-        self._right: list[int] = run.labels[run.images_shown].tolist()
+        self._labels: list[int] = run.labels[run.images_shown].tolist()
         self._is_correct = run.is_correct
         self._widths_of = router.widths_of
 
@@ -209,8 +210,8 @@ class PlannedTraffic:
         """See `Traffic`: compares with the images' labels, or with the given results of each request at its widths."""
         if (is_correct := self._is_correct) is not None:
             return tuple([is_correct(request, (*self._widths_of(request), width)) for request in requests])
-        right, count = self._right, len(self._right)
-        return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
+        expected, count = self._labels, len(self._labels)
+        return tuple([label == expected[request % count] for request, label in zip(requests, labels, strict=True)])
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
         """See `Traffic`: does nothing."""
@@ -285,6 +286,12 @@ class RunDevice:
         """End the account at the end of the run; time without a reader is idle time."""
         if self._reader is None:
             self._rest_until(ended_ns)
+
+    def totals(self) -> DeviceTotals:
+        """Return this device's row of the record."""
+        return DeviceTotals(
+            self.name, self.energy_j, self.bare_idle_w, self.context_idle_w, unmetered_s=self.unmetered_s
+        )
 
     def _rest_until(self, now_ns: int) -> None:
         self.energy_j += self.bare_idle_w * max(0, now_ns - self._at_ns) / NS_PER_S

@@ -136,7 +136,7 @@ class RunContext:
     deaths: list[int] = field(default_factory=list)
 
 
-def _s(time_ns: int) -> str:
+def _in_s(time_ns: int) -> str:
     return f"{time_ns / NS_PER_S:.2f} s"
 
 
@@ -165,7 +165,7 @@ class RemoteServer:
         self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, reported steps, its end)
+        self._epoch_logs: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, log, reported steps, end)
         self.samples: list[Sample] = []  # that its agent has read of the device, and that are not yet taken
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a message is due soon
@@ -256,7 +256,7 @@ class RemoteServer:
         self.is_doomed = False
         if (down := self._open_downtime) is not None:
             self.downtimes[-1] = structs.replace(down, up_ns=now_ns)
-            self._run.say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
+            self._run.say(f"{self.spec.name}: serves again since {_in_s(now_ns)}, after {_in_s(now_ns - down.down_ns)}")
         self.start_clock()
         if self.impairment != Impairment():
             self.impair(self.impairment)
@@ -300,16 +300,16 @@ class RemoteServer:
         self.slot.agent.kill()
         self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
         if not was_up:
-            what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
+            text = f"{_DOWN[reason]} while it started, at {_in_s(now_ns)}"
         else:
             self._bury(reason)
             is_planned = reason == PLANNED or self.is_doomed or self.is_away
             if not self._run.keeps_record:
                 self.downtimes.clear()
             self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
-            what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
+            text = f"{_DOWN[reason]} at {_in_s(now_ns)}{', as planned' if is_planned else ''}"
             self._tell_router(ServerDown(self.index, self.epoch, reason))
-        self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
+        self._run.say(f"{self.spec.name}: {text}; {self._return_text(now_ns)}")
 
     def _bury(self, reason: str) -> None:
         """Close an epoch: keep its log, and the counts of its last report; no message is due."""
@@ -323,33 +323,32 @@ class RemoteServer:
 
     def _keep_log(self, ended: str) -> None:
         if self._run.keep_log:
-            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+            self._epoch_logs.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
 
     def agent_logs(self) -> list[AgentLog]:
         """Return the logs of every epoch; to be read after the run and before the next, for they are long."""
         return [
             AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
-            for epoch, log, heard, ended in self._lives
+            for epoch, log, heard, ended in self._epoch_logs
         ]
 
     def tell_absence(self) -> None:
         """Report at the end of a run whether it is still down."""
         if (down := self._open_downtime) is not None:
-            self._run.say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
+            self._run.say(f"{self.spec.name}: did not come back (down since {_in_s(down.down_ns)})")
 
     @property
     def _open_downtime(self) -> Downtime | None:
         return self.downtimes[-1] if self.downtimes and self.downtimes[-1].up_ns is None else None
 
     def _return_text(self, now_ns: int) -> str:
-        """Describe its return, once it is down."""
         if self.is_away:
             return "it was drained, and a new worker starts when it is returned"
         if not self.will_return:
             return "it does not come back"
         assert self._restart_at_ns is not None, "it is down"
-        wait = f"a new worker starts in {_s(self._restart_at_ns - now_ns)}"
-        return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_s(self._up_from_ns)} on"
+        wait = f"a new worker starts in {_in_s(self._restart_at_ns - now_ns)}"
+        return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_in_s(self._up_from_ns)} on"
 
     def stay_down(self, until_ns: int) -> None:
         """Keep it down until this time, once it is down; `NEVER_NS`: for ever."""
@@ -539,7 +538,7 @@ class RemoteServer:
         counts.batches += 1
         counts.images += len(requests)
         self.inbox.forget(requests)
-        run.ledger.note_batch(self.index, message.told)
+        run.ledger.note_batch(self.index, message.batch)
         is_last = message.segment == run.segments
         correct = run.judge(requests, message.width, message.labels, message.scores) if is_last else ()
         self._tell_router(
@@ -557,8 +556,8 @@ class RemoteServer:
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)  # its clock is known to within an error
         vram_bytes, queue_length = message.vram_used_bytes + message.activation_bytes, message.queue_length
-        read = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
-        self._run.ledger.note_reading(self.index, read)
+        reading = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
+        self._run.ledger.note_reading(self.index, reading)
         if message.is_read:
             self.samples.append(sample)
         self._tell_router(

@@ -61,30 +61,30 @@ class RequestImages(Protocol):
 
 
 class ImageSource:
-    """The images of a run's requests; request i shows image `shown[i modulo m]`.
+    """The images of a run's requests; request i shows image `indices[i modulo m]`.
 
     Args:
         images: (n, C, H, W), or of any other shape that has no order of channels.
-        shown: (m,).
+        indices: (m,).
         poisoned: requests whose images hold no number.
     """
 
-    def __init__(self, images: DataImages, shown: NDArray[np.int64], poisoned: frozenset[int] = frozenset()) -> None:
+    def __init__(self, images: DataImages, indices: NDArray[np.int64], poisoned: frozenset[int] = frozenset()) -> None:
         self._images = images
         self._channels_last: DataImages | None = None  # made when a server first needs it
-        self._shown: list[int] = shown.tolist()
+        self._indices: list[int] = indices.tolist()
         self._poisoned = poisoned
         self.shape: tuple[int, ...] = images.shape[1:]
 
     def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
         """See `Images`; with one copy."""
-        images, shown = self._in_order(channels_last), self._shown
-        places = [shown[request % len(shown)] for request in requests]
+        images = self._in_order(channels_last)
+        indices = [self._indices[request % len(self._indices)] for request in requests]
         target = target.reshape(len(requests), *images.shape[1:])
         if isinstance(images, Pixels):
-            images[places].normalise(target)
+            images[indices].normalise(target)
         else:
-            images.take(places, axis=0, out=target, mode="clip")  # the only mode that needs no second copy
+            images.take(indices, axis=0, out=target, mode="clip")  # the only mode that needs no second copy
         if self._poisoned:
             for position, request in enumerate(requests):
                 if request in self._poisoned:
@@ -104,15 +104,17 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """The data that move.
+    """The data that move, and how.
 
     Attributes:
         images: of all requests.
         shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
+        links: emulated ones, or None.
     """
 
     images: RequestImages
     shape_after: Callable[[int, float], tuple[int, ...]]
+    links: LinkModel | None = None
 
 
 @dataclass(slots=True)
@@ -152,7 +154,6 @@ class Transfers:
     Args:
         servers: by index.
         cargo: the data.
-        links: emulated ones, or None.
         now_ns: the run's clock.
         tell_router: queues an event for the router's core.
         hand_over: gives a block whose inputs have all arrived to its server, with their places.
@@ -164,7 +165,6 @@ class Transfers:
         self,
         servers: Sequence[RemoteServer],
         cargo: Cargo,
-        links: LinkModel | None,
         now_ns: Callable[[], int],
         tell_router: Callable[[RouterEvent], None],
         hand_over: Callable[[Block, tuple[Input, ...]], None],
@@ -174,7 +174,7 @@ class Transfers:
         self._servers = servers
         self._images = cargo.images
         self._shape_after = cargo.shape_after
-        self._links = links
+        self._links = cargo.links
         self._now_ns = now_ns
         self._tell_router = tell_router
         self._hand_over = hand_over
@@ -183,7 +183,7 @@ class Transfers:
         self._deliveries: dict[int, _Delivery] = {}
         self._transfers: dict[int, _Transfer] = {}
         self._writing: dict[int, tuple[int, int, Slab]] = {}  # by transfer: the source, and the address it writes to
-        self._no_place: list[deque[_Transfer]] = [deque() for _ in servers]
+        self._waiting: list[deque[_Transfer]] = [deque() for _ in servers]
         self._due: list[tuple[int, int]] = []  # heap of (due_ns, transfer): data are there, the link is not done
 
     # -------------------------------------------------------------------------------------------------- what happens
@@ -205,42 +205,44 @@ class Transfers:
         for transfer in transfers:
             self._tell_router(TransferStarted(block.block, transfer.source, block.server, transfer.requests))
         for transfer in transfers:
-            self._no_place[block.server].append(transfer)
-        self._find_places(block.server)
+            self._waiting[block.server].append(transfer)
+        self._reserve(block.server)
 
     def moved(self, message: Moved) -> None:
         """Process an agent's notice that a write is done."""
-        place = self._writing.pop(message.transfer, None)
-        if place is None:
+        write = self._writing.pop(message.transfer, None)
+        if write is None:
             return  # of an earlier run
         transfer = self._transfers.get(message.transfer)
         if transfer is None:
-            self._cancel(place[1], place[2])
+            _, destination, slab = write
+            self._cancel(destination, slab)
             return
         self._take(transfer, message.shape, message.dtype, message.channels_last)
 
     def broken(self, number: int, reason: str) -> None:
         """Process an agent's failure to write: the block is given back whole."""
-        place = self._writing.pop(number, None)
-        if place is None:
+        write = self._writing.pop(number, None)
+        if write is None:
             return
+        _, destination, slab = write
         transfer = self._transfers.get(number)
         if transfer is not None:
             self._drop(transfer.delivery)
             self._fail(transfer.delivery.block, transfer.source, reason)
-        self._cancel(place[1], place[2])
+        self._cancel(destination, slab)
 
     def freed(self, server: int) -> None:
         """Try waiting transfers again, as a server's arena may have room."""
-        if self._no_place[server]:
-            self._find_places(server)
+        if self._waiting[server]:
+            self._reserve(server)
 
     @property
     def next_ns(self) -> int | None:
         """The time at which `ring` should be called."""
         if not self._transfers:
             return None
-        times = [waiting[0].gives_up_ns for waiting in self._no_place if waiting]
+        times = [waiting[0].gives_up_ns for waiting in self._waiting if waiting]
         if self._due:
             times.append(self._due[0][0])
         return min(times, default=None)
@@ -251,7 +253,7 @@ class Transfers:
             _, number = heapq.heappop(self._due)
             if number in self._transfers:
                 self._end(self._transfers[number])
-        for waiting in self._no_place:
+        for waiting in self._waiting:
             while waiting and waiting[0].gives_up_ns <= now_ns:
                 transfer = waiting[0]
                 self._drop(transfer.delivery)
@@ -267,12 +269,12 @@ class Transfers:
             elif any(transfer.source == server for transfer in delivery.moving.values()):
                 self._drop(delivery)
                 self._fail(delivery.block, server, "server_down")
-        written: defaultdict[int, list[Slab]] = defaultdict(list)
+        slabs_by_destination: defaultdict[int, list[Slab]] = defaultdict(list)
         for number, (source, destination, slab) in list(self._writing.items()):
             if source == server:
                 del self._writing[number]
-                written[destination].append(slab)
-        for destination, slabs in written.items():
+                slabs_by_destination[destination].append(slab)
+        for destination, slabs in slabs_by_destination.items():
             self._servers[destination].give_back(slabs, self._servers[server].incarnation)
         self._servers[server].inbox.clear()
         for index in range(len(self._servers)):  # only now: waits from or to the dead one are gone
@@ -292,9 +294,9 @@ class Transfers:
         self._transfers[number] = delivery.moving[number] = transfer
         return transfer
 
-    def _find_places(self, server: int) -> None:
-        """Find places, in order: nothing overtakes a transfer that waits for a place."""
-        waiting, inbox = self._no_place[server], self._servers[server].inbox
+    def _reserve(self, server: int) -> None:
+        """Reserve slabs, in order: nothing overtakes a transfer that waits for one."""
+        waiting, inbox = self._waiting[server], self._servers[server].inbox
         while waiting:
             transfer = waiting[0]
             slab = inbox.reserve(transfer.requests, transfer.size_bytes)
@@ -361,7 +363,7 @@ class Transfers:
         for transfer in delivery.moving.values():
             del self._transfers[transfer.number]
             if transfer.slab is None:
-                self._no_place[block.server].remove(transfer)
+                self._waiting[block.server].remove(transfer)
             elif transfer.data is not None:  # copies; the source keeps its own
                 self._servers[block.server].inbox.forget(transfer.requests)
         if delivery.inputs and self._servers[block.server].is_up:

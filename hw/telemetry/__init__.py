@@ -85,14 +85,14 @@ def cpu_sensor(
 ) -> Sensor:
     """Return RAPL if readable and the cores are the whole machine (it can't report cores apart), otherwise modelled."""
     share = CpuShare(pids, len(cores))
-    every = os.cpu_count()
-    if len(cores) == every:
+    machine_cores = os.cpu_count()
+    if len(cores) == machine_cores:
         try:
             return RaplSensor(RaplCounter(powercap), share, vram_used_bytes)
         except OSError as error:
             reason = why_no_counter(error)
     else:
-        reason = f"RAPL counts whole packages, this device has {len(cores)} of {every} cores"
+        reason = f"RAPL counts whole packages, this device has {len(cores)} of {machine_cores} cores"
     return ModelledCpuSensor(share, idle_w, tdp_w, vram_used_bytes, reason)
 
 

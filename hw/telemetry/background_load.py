@@ -21,7 +21,7 @@ from policies.vocabulary import NS_PER_S
 NOTABLE = 0.05  # a share of a device that is worth reporting
 STRONG = 0.30  # a share that makes a measurement worthless
 _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})  # a guest's time is part of its user's
-_TOLD = 0.5  # of the elapsed time, at least: cores that account for less of their time report nothing usable
+_MIN_ACCOUNTED = 0.5  # of the elapsed time, at least: cores that account for less of their time report nothing usable
 _LOOK_NS = NS_PER_S  # between two polls of a GPU
 
 CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of seconds, as psutil gives it
@@ -54,7 +54,7 @@ def ended_children() -> Used:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Snapshot:
     at_s: float
     cores: Sequence[Mapping[str, float]]
     own: Mapping[int | str, Used]
@@ -78,7 +78,7 @@ class CoreWatch:
         clock: Clock = time.monotonic_ns,
     ) -> None:
         together = frozenset().union(*devices)
-        self._places = list(dict.fromkeys([*(frozenset(cores) for cores in devices), together]))
+        self._core_sets = list(dict.fromkeys([*(frozenset(cores) for cores in devices), together]))
         self._own = own
         self._core_times = core_times
         self._clock = clock
@@ -91,31 +91,31 @@ class CoreWatch:
     def take(self) -> BackgroundLoad | None:
         """Return the load of the device that has most; None if the system does not account for the cores' time."""
         after = self._look()
-        loads = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
+        loads = [load for cores in self._core_sets if (load := _between(self._before, after, cores)) is not None]
         return max(loads, key=lambda load: load.share, default=None)
 
-    def _look(self) -> _Seen:
+    def _look(self) -> _Snapshot:
         cores = [times._asdict() for times in self._core_times()]
-        return _Seen(self._clock() / NS_PER_S, cores, self._own())
+        return _Snapshot(self._clock() / NS_PER_S, cores, self._own())
 
 
-def _between(before: _Seen, after: _Seen, place: Set[int]) -> BackgroundLoad | None:
-    def of_cores(seen: _Seen, fields: Callable[[str], bool]) -> float:
-        return sum(value for core in place for name, value in seen.cores[core].items() if fields(name))
+def _between(before: _Snapshot, after: _Snapshot, cores: Set[int]) -> BackgroundLoad | None:
+    def of_cores(snapshot: _Snapshot, fields: Callable[[str], bool]) -> float:
+        return sum(value for core in cores for name, value in snapshot.cores[core].items() if fields(name))
 
-    def gone_s(fields: Callable[[str], bool]) -> float:
+    def spent_s(fields: Callable[[str], bool]) -> float:
         return of_cores(after, fields) - of_cores(before, fields)
 
-    def own_s(seen: _Seen) -> float:
-        return sum(used.cpu_s for used in seen.own.values() if used.cores is None or used.cores & place)
+    def own_s(snapshot: _Snapshot) -> float:
+        return sum(used.cpu_s for used in snapshot.own.values() if used.cores is None or used.cores & cores)
 
-    if max(place) >= min(len(before.cores), len(after.cores)):
+    if max(cores) >= min(len(before.cores), len(after.cores)):
         return None
-    time_s = (after.at_s - before.at_s) * len(place)
-    if time_s <= 0 or gone_s(lambda _: True) < _TOLD * time_s:
+    time_s = (after.at_s - before.at_s) * len(cores)
+    if time_s <= 0 or spent_s(lambda _: True) < _MIN_ACCOUNTED * time_s:
         return None
-    programs_s = gone_s(lambda name: name not in _NOT_BUSY) - (own_s(after) - own_s(before))
-    stolen_s = gone_s(lambda name: name == "steal")
+    programs_s = spent_s(lambda name: name not in _NOT_BUSY) - (own_s(after) - own_s(before))
+    stolen_s = spent_s(lambda name: name == "steal")
     return BackgroundLoad(_share(programs_s / time_s), _share(stolen_s / time_s))
 
 
@@ -145,11 +145,11 @@ class GpuWatch:
     def look(self) -> None:
         """Sample since the previous `look`: NVML keeps samples of the last seconds only."""
         pids = self._own()
-        shares = process_shares(self._nvml, self._handle, self._since_us)
-        self._since_us = max((self._since_us, *(each.at_us for each in shares)))
-        known = other_processes(self._nvml, self._handle, ()) or ()
-        if shares and any(pid in pids for pid in known):
-            self._shares.append(_share(sum(each.share for each in shares if each.pid not in pids)))
+        samples = process_shares(self._nvml, self._handle, self._since_us)
+        self._since_us = max((self._since_us, *(sample.at_us for sample in samples)))
+        running = other_processes(self._nvml, self._handle, ()) or ()
+        if samples and any(pid in pids for pid in running):
+            self._shares.append(_share(sum(sample.share for sample in samples if sample.pid not in pids)))
 
     def take(self) -> BackgroundLoad | None:
         """Return the mean over the samples; None if NVML reports nothing."""

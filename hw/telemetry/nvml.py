@@ -244,10 +244,10 @@ def visible_gpus(nvml: Any) -> list[str]:
     Raises:
         RefusedError: NVML can't count them.
     """
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return [str(index) for index in range(_count(nvml))]
-    names = (name.strip() for name in shown.split(","))
+    names = (name.strip() for name in visible.split(","))
     return list(takewhile(lambda name: name.isdigit() or name.startswith(("GPU-", "MIG-")), names))
 
 
@@ -262,11 +262,11 @@ def handle_of(nvml: Any, name: str) -> Any:
     try:
         return Board(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
     except RefusedError:  # CUDA takes the beginning of a UUID, too
-        found = [_answer(partial(handle_of, nvml, str(index))) for index in range(_count(nvml))]
-        such = [handle for handle in found if handle is not None and _uuid_of(nvml, handle).startswith(name)]
-        if len(such) != 1:
+        handles = [_answer(partial(handle_of, nvml, str(index))) for index in range(_count(nvml))]
+        matches = [handle for handle in handles if handle is not None and _uuid_of(nvml, handle).startswith(name)]
+        if len(matches) != 1:
             raise
-        return such[0]
+        return matches[0]
 
 
 def _uuid_of(nvml: Any, handle: Any) -> str:
@@ -282,12 +282,12 @@ def nvml_handle(nvml: Any, index: int) -> Any:
     Raises:
         InputError: the device does not exist.
     """
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = None if shown is None else visible_gpus(nvml)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if visible is None else visible_gpus(nvml)
     try:
         return handle_of(nvml, str(index) if names is None else names[index])
     except IndexError:
-        problem = f"CUDA_VISIBLE_DEVICES={shown} shows {len(names or ())} devices; choose one of them or change it"
+        problem = f"CUDA_VISIBLE_DEVICES={visible} shows {len(names or ())} devices; choose one of them or change it"
     except RefusedError as refused:
         problem = f"NVML knows no such device ({refused}); `slimsched list devices` lists those that are here"
     raise InputError("device", f"cuda:{index}", problem)
@@ -295,28 +295,20 @@ def nvml_handle(nvml: Any, index: int) -> Any:
 
 def device_label(nvml: Any, handle: Any) -> str:
     """Return the product's name; `GPU` if NVML does not report it."""
-    try:
-        name = Board(nvml, handle).ask("nvmlDeviceGetName")
-    except RefusedError:
-        return "GPU"
-    return _text(name)
+    name = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetName"))
+    return "GPU" if name is None else _text(name)
 
 
 def used_vram_bytes(nvml: Any, handle: Any) -> int:
     """Return the memory in use on the device, by any process; 0 if NVML does not report it."""
-    try:
-        return int(Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo").used)
-    except RefusedError:
-        return 0
+    memory = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
+    return 0 if memory is None else int(memory.used)
 
 
 def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
     """Return (free, all) memory of the device; zeros if NVML does not report it."""
-    try:
-        memory = Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo")
-    except RefusedError:
-        return 0, 0
-    return int(memory.free), int(memory.total)
+    memory = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
+    return (0, 0) if memory is None else (int(memory.free), int(memory.total))
 
 
 class NvmlSensor(Sensor):
@@ -344,15 +336,15 @@ class NvmlSensor(Sensor):
     def supports(self) -> Mapping[str, Support]:
         """Ask each sensor once."""
         if self._supported is None:
-            self._supported = {name: self._choose(name, ways) for name, ways in self._ways().items()}
+            self._supported = {name: self._choose(name, candidates) for name, candidates in self._candidates().items()}
             self._supported |= self._gpm_support()
         return self._supported
 
     def sample(self) -> Reading:
         """Read now; power is the instant reading if the board has one, otherwise the default one."""
         power_w, utilization, vram = (self._read(name) for name in ("power", "utilization", "vram"))
-        given = {"power_w": power_w, "utilization": utilization, "vram_used_bytes": vram}
-        provenance = {name: Provenance.POLLED for name, value in given.items() if value is not None}
+        values = {"power_w": power_w, "utilization": utilization, "vram_used_bytes": vram}
+        provenance = {name: Provenance.POLLED for name, value in values.items() if value is not None}
         return Reading(power_w, utilization, vram, provenance, self._lost)
 
     def details(self) -> Details:
@@ -389,33 +381,32 @@ class NvmlSensor(Sensor):
             self._lost = self._lost or refused.lost
             return None
 
-    def _choose(self, name: str, ways: Sequence[tuple[str, Callable[[], Any]]]) -> Support:
-        """Return the first way that answers, or why the last one does not."""
+    def _choose(self, name: str, candidates: Sequence[tuple[str, Callable[[], Any]]]) -> Support:
+        """Return the first candidate that answers, or why the last one does not."""
         reason = ""
-        for how, reader in ways:
+        for how, reader in candidates:
             try:
                 reader()
             except RefusedError as refused:
                 reason, self._lost = str(refused), self._lost or refused.lost
                 continue
             self._readers[name] = reader
-            whole = ", of the whole GPU: MIG is on" if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board) else ""
-            return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how + whole)
+            scope = ", of the whole GPU: MIG is on" if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board) else ""
+            return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how + scope)
         if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board):
             reason += "; NVML does not report it under MIG"
         return Support(None, reason)
 
-    def _ways(self) -> dict[str, list[tuple[str, Callable[[], Any]]]]:
-        known = self.architecture in TIMINGS
-        over = f"{self.timing.window_s:g} s" if known else "an unknown time"
-        board, average = self._board, f"NVML, averaged over {over}"
-        utilization = "NVML, share of the time that any kernel ran"
+    def _candidates(self) -> dict[str, list[tuple[str, Callable[[], Any]]]]:
+        is_measured = self.architecture in TIMINGS
+        window = f"{self.timing.window_s:g} s" if is_measured else "an unknown time"
+        board, utilization = self._board, "NVML, share of the time that any kernel ran"
+        default = (f"NVML, averaged over {window}", partial(_default_w, board))
+        instant = ("NVML, instant", partial(_field_w, board, "NVML_FI_DEV_POWER_INSTANT"))
+        average = ("NVML, averaged over 1 s", partial(_field_w, board, "NVML_FI_DEV_POWER_AVERAGE"))
         return {
-            "power": [("NVML, instant", partial(_instant_w, board)), (average, partial(_default_w, board))],
-            "power_average": [
-                ("NVML, averaged over 1 s", partial(_field_w, board, "NVML_FI_DEV_POWER_AVERAGE")),
-                (average, partial(_default_w, board)),
-            ],
+            "power": [instant, default],
+            "power_average": [average, default],
             "utilization": [(utilization, partial(_utilization, board))],
             "vram": [("NVML", lambda: int(board.ask("nvmlDeviceGetMemoryInfo").used))],
             "energy": [("NVML counter", lambda: board.ask("nvmlDeviceGetTotalEnergyConsumption") / 1e3)],
@@ -426,7 +417,7 @@ class NvmlSensor(Sensor):
 
     def _gpm_support(self) -> dict[str, Support]:
         try:
-            gpm = Gpm(self._board, *_whole(self._board), self._monotonic_ns)
+            gpm = Gpm(self._board, *_gpu_of(self._board), self._monotonic_ns)
         except RefusedError as refused:
             self._lost = self._lost or refused.lost
             return dict.fromkeys(METRICS, Support(None, str(refused)))
@@ -449,7 +440,7 @@ def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
         "power_limit_mw": partial(_power_limit_mw, board),
         "compute_mode": lambda: _COMPUTE_MODES.get(board.ask("nvmlDeviceGetComputeMode"), "unknown"),
         "mig_mode": lambda: board.ask("nvmlDeviceGetMigMode")[0],
-        "mig_instance": lambda: _whole(board)[1],
+        "mig_instance": lambda: _gpu_of(board)[1],
         "mps": lambda: "in use" if board.ask("nvmlDeviceGetMPSComputeRunningProcesses") else "not in use",
         "throttling": lambda: ", ".join(_throttling(board)) or "none",
     }
@@ -459,8 +450,8 @@ def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
 def architecture_of(board: Board) -> str:
     """Return NVIDIA's name of it, or `unknown`."""
     number = _answer(lambda: board.ask("nvmlDeviceGetArchitecture"))
-    known = {_answer(partial(board.constant, f"NVML_DEVICE_ARCH_{name.upper()}")): name for name in _ARCHITECTURES}
-    return "unknown" if number is None else known.get(number, "unknown")
+    names = {_answer(partial(board.constant, f"NVML_DEVICE_ARCH_{name.upper()}")): name for name in _ARCHITECTURES}
+    return "unknown" if number is None else names.get(number, "unknown")
 
 
 def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | None:
@@ -488,9 +479,12 @@ class ProcessShare:
 def process_shares(nvml: Any, handle: Any, since_us: int) -> list[ProcessShare]:
     """Return the shares of every process that used the device since then; empty if NVML does not report them."""
     samples = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
-    known = (each for each in samples or () if each.smUtil <= 100)  # of a process that has just ended it may be garbage
-    shares = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in known]
-    return [each for each in shares if each.at_us > since_us]  # some drivers fill up with zeros
+    return [
+        ProcessShare(sample.pid, sample.smUtil / 100, sample.timeStamp)
+        for sample in samples or ()
+        # of a process that has just ended the share may be garbage, and some drivers fill up with zeros
+        if sample.smUtil <= 100 and sample.timeStamp > since_us
+    ]
 
 
 def _answer(question: Callable[[], Any]) -> Any:
@@ -500,7 +494,7 @@ def _answer(question: Callable[[], Any]) -> Any:
         return None
 
 
-def _whole(board: Board) -> tuple[Board, int | None]:
+def _gpu_of(board: Board) -> tuple[Board, int | None]:
     """Return the whole GPU, and which MIG instance of it the device is, if it is one."""
     flag = _answer(lambda: board.ask("nvmlDeviceIsMigDeviceHandle"))
     if not getattr(flag, "value", flag):  # pynvml gives this one as a ctypes number
@@ -511,10 +505,6 @@ def _whole(board: Board) -> tuple[Board, int | None]:
 
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _instant_w(board: Board) -> float:
-    return _field_w(board, "NVML_FI_DEV_POWER_INSTANT")
 
 
 def _field_w(board: Board, name: str) -> float:
@@ -541,7 +531,7 @@ def _power_limit_mw(board: Board) -> int:
 
 
 def _under_mig(board: Board) -> bool:
-    return bool(_answer(lambda: board.ask("nvmlDeviceGetMigMode")[0])) or _answer(lambda: _whole(board)[1]) is not None
+    return bool(_answer(lambda: board.ask("nvmlDeviceGetMigMode")[0])) or _answer(lambda: _gpu_of(board)[1]) is not None
 
 
 def _clock_mhz(board: Board, constant: str) -> int:

@@ -26,8 +26,8 @@ class Support:
     how: str = ""
 
     def __str__(self) -> str:
-        word = self.provenance.value if self.provenance else "absent"
-        return f"{word} ({self.how})" if self.how else word
+        kind = self.provenance.value if self.provenance else "absent"
+        return f"{kind} ({self.how})" if self.how else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,9 @@ class CpuShare:
 
     def take(self) -> float:
         """Return the share, in [0, 1]."""
-        used_s, cpu_s = 0.0, {pid: process_cpu_s(pid) for pid in self._pids()}
-        for pid, total_s in cpu_s.items():
-            used_s += max(
-                0.0, total_s - self._cpu_s.get(pid, 0.0)
-            )  # a clock that vanished with its process adds nothing
+        cpu_s = {pid: process_cpu_s(pid) for pid in self._pids()}
+        # a clock that vanished with its process adds nothing
+        used_s = sum(max(0.0, total_s - self._cpu_s.get(pid, 0.0)) for pid, total_s in cpu_s.items())
         now_ns = time.monotonic_ns()
         elapsed_s = (now_ns - self._at_ns) / 1e9
         self._cpu_s, self._at_ns = cpu_s, now_ns

@@ -30,7 +30,7 @@ FLUSH_NS: Final = 500_000  # an end that had no room is tried again after this t
 LENGTH: Final = 4
 OFFSET: Final = 8
 MAX_BYTES: Final = 1 << 28  # of a frame: a larger one is not ours
-SAID = 0  # the kinds of frames, in the two upper bits of the length
+MESSAGES = 0  # the kinds of frames, in the two upper bits of the length
 PLACED = 1
 LOGGED = 2
 _READ: Final = 1 << 16  # a larger buffer may be mapped and unmapped at every read: malloc does so from 128 KiB on
@@ -40,7 +40,7 @@ _BUFFER: Final = 1 << 20  # the kernel's buffer requested for either direction o
 
 Sent = TypeVar("Sent")
 Heard = TypeVar("Heard")
-Word = TypeVar("Word")
+Message = TypeVar("Message")
 
 
 class PortClosedError(WorkError):
@@ -51,13 +51,13 @@ class PortBrokenError(WorkError):
     """Data that arrived are not a message: the other end is not an agent or router of ours."""
 
 
-class Codec(Generic[Word]):
+class Codec(Generic[Message]):
     """Messages that travel together, as bytes and back: msgpack, so that nothing that arrives can execute code."""
 
     def __init__(self, kind: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[list[Word]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
+        self._decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
 
-    def decode(self, data: bytes | memoryview) -> list[Word]:
+    def decode(self, data: bytes | memoryview) -> list[Message]:
         """Decode messages; raises `PortBrokenError` for anything but what `encode` made of these types."""
         try:
             return self._decoder.decode(data)
@@ -99,7 +99,7 @@ class Port(Generic[Sent, Heard]):
         self._outbox: list[Sent] = []
         self._unsent = bytearray()
         self._unread = bytearray()
-        self._wanted = LENGTH  # bytes of `_unread` before parsing can proceed
+        self._needed_bytes = LENGTH  # bytes of `_unread` before parsing can proceed
         self._filling: memoryview | None = None  # the rest of an activation that is arriving
         self._lock = threading.Lock()  # guards changes of this end's connection
         self._is_joined = self._is_closed = False
@@ -145,8 +145,8 @@ class Port(Generic[Sent, Heard]):
         """Close the port. May be called twice."""
         with self._lock:
             self._is_closed = True
-            for each in (self._end, *self._waiting):
-                each.close()
+            for end in (self._end, *self._waiting):
+                end.close()
 
     # --------------------------------------------------------------------------------------------------- what is sent
 
@@ -226,46 +226,46 @@ class Port(Generic[Sent, Heard]):
         return messages
 
     def _take(self, data: bytes, messages: list[Heard]) -> None:
-        """Put bytes where they belong, and complete messages into `found`; the rest stays for later."""
+        """Put bytes where they belong, and complete messages into `messages`; the rest stays for later."""
         if self._filling is not None:
-            come = min(len(data), len(self._filling))
-            self._filling[:come] = data[:come]
-            self._filling = self._filling[come:] or None
-            data = data[come:]
+            count = min(len(data), len(self._filling))
+            self._filling[:count] = data[:count]
+            self._filling = self._filling[count:] or None
+            data = data[count:]
         if self._unread:
             self._unread += data
-            if len(self._unread) < self._wanted:
+            if len(self._unread) < self._needed_bytes:
                 return
             data, self._unread = bytes(self._unread), bytearray()
         at, end = 0, len(data)
         view = memoryview(data)
         while end - at >= LENGTH:
-            word = int.from_bytes(data[at : at + LENGTH], "little")
-            kind, length = word >> 30, word & (1 << 30) - 1
+            prefix = int.from_bytes(data[at : at + LENGTH], "little")
+            kind, length = prefix >> 30, prefix & (1 << 30) - 1
             if length > MAX_BYTES or kind > LOGGED:
-                raise PortBrokenError(f"a frame of {word} bytes is none of ours")
+                raise PortBrokenError(f"a frame of {prefix} bytes is none of ours")
             begin = at + LENGTH + (OFFSET if kind == PLACED else 0)
-            self._wanted = begin - at if kind == PLACED else begin - at + length
-            if end - at < self._wanted:
+            self._needed_bytes = begin - at if kind == PLACED else begin - at + length
+            if end - at < self._needed_bytes:
                 break
             at = min(end, begin + length)
-            if kind == SAID:
+            if kind == MESSAGES:
                 messages += self._codec.decode(view[begin:at])
             elif kind == LOGGED:
                 self._hear_log(data[begin:at])
             else:
                 self._begin_filling(int.from_bytes(data[begin - OFFSET : begin], "little"), length, view[begin:at])
         else:
-            self._wanted = LENGTH
+            self._needed_bytes = LENGTH
         self._unread += view[at:]
 
-    def _begin_filling(self, offset: int, length: int, come: memoryview) -> None:
+    def _begin_filling(self, offset: int, length: int, data: memoryview) -> None:
         """Put the part of an activation that has arrived in its place, and the rest when it arrives."""
         if self._arena is None or offset + length > self._arena.size_bytes:
             raise PortBrokenError(f"{length} bytes for {offset} are not within an arena of this end")
         target = self._arena.view(offset, length)
-        target[: len(come)] = come
-        self._filling = target[len(come) :] or None
+        target[: len(data)] = data
+        self._filling = target[len(data) :] or None
 
     def _hear_log(self, steps: bytes) -> None:
         if self._heard is None:

@@ -65,8 +65,8 @@ class Landing:
         head = bytearray(LENGTH + OFFSET)
         if not _filled(end, memoryview(head)):
             return False
-        word, offset = int.from_bytes(head[:LENGTH], "little"), int.from_bytes(head[LENGTH:], "little")
-        kind, length = word >> 30, word & (1 << 30) - 1
+        prefix, offset = int.from_bytes(head[:LENGTH], "little"), int.from_bytes(head[LENGTH:], "little")
+        kind, length = prefix >> 30, prefix & (1 << 30) - 1
         if kind != PLACED or offset + length > self._arena.size_bytes:
             return False
         with self._arena.view(offset, length) as target:
@@ -89,8 +89,8 @@ class Landing:
         """Stop all transfers."""
         self._listener.close()
         with self._lock:
-            lives = list(self._writers)
-        for incarnation in lives:
+            incarnations = list(self._writers)
+        for incarnation in incarnations:
             self.fence(incarnation)
 
 

@@ -326,7 +326,7 @@ class Returned(Message, frozen=True):
 
     Attributes:
         labels: after the last segment, one for each; empty if the device is emulated.
-        told: the batch that they ran in; its end is when they were given back.
+        batch: that they ran in; its end is when they were given back.
         steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
@@ -339,7 +339,7 @@ class Returned(Message, frozen=True):
     segment: int
     width: float
     labels: tuple[int, ...]
-    told: BatchTold
+    batch: BatchTold
     residency: Residency
     steps: int
     referenced_ns: int = 0
@@ -520,7 +520,7 @@ class TogetherResult(Message, frozen=True):
     ended_ns: int = 0
 
 
-# ------------------------------------------------------------------------------------------------- who hears which
+# ------------------------------------------------------------------------------------------- unions, by direction
 
 OfInstances = BenchmarkLoad | BenchmarkUnload | BenchmarkInstance | BenchmarkBesideLoad | BenchmarkPaths
 Measurement = Warm | OfInstances | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
@@ -530,5 +530,5 @@ ToAgent = Prepare | OfRun | OfBlocks | Fence | Ping | Finish | Close | Measureme
 
 Measured = Done | Timed | BenchmarkResult | InstanceResult | BesideLoadResult | TogetherResult
 OfTransfers = Moved | MoveBroken | Fenced
-Told = Ready | Prepared | Preloaded | Returned | Rejected | Report | Pong | Stuck | Finished | Refused
-FromAgent = Told | OfTransfers | Measured
+OfAgent = Ready | Prepared | Preloaded | Returned | Rejected | Report | Pong | Stuck | Finished | Refused
+FromAgent = OfAgent | OfTransfers | Measured

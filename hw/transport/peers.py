@@ -103,7 +103,7 @@ class Listener:
         self._context.num_tickets = 0  # no session is resumed
         self._admit = admit
         self._patience_s = patience_s
-        self._places = threading.Semaphore(_AT_ONCE)
+        self._handshakes = threading.Semaphore(_AT_ONCE)
         port = self._listener.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
@@ -115,21 +115,21 @@ class Listener:
                 end, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            self._places.acquire()
+            self._handshakes.acquire()
             threading.Thread(target=self._accept, args=(end,), name="listener-accept", daemon=True).start()
 
     def _accept(self, end: socket.socket) -> None:
         try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.settimeout(self._patience_s)
-            end = known = self._context.wrap_socket(end, server_side=True)
-            hello = msgspec.msgpack.decode(known.recv(_MAX_HELLO), type=Hello)  # its first record
+            end = encrypted = self._context.wrap_socket(end, server_side=True)
+            hello = msgspec.msgpack.decode(encrypted.recv(_MAX_HELLO), type=Hello)  # its first record
         except (OSError, msgspec.DecodeError):
             end.close()
             return
         finally:
-            self._places.release()
-        self._admit(hello, known)
+            self._handshakes.release()
+        self._admit(hello, encrypted)
 
     def close(self) -> None:
         """Stop listening; admitted connections stay."""
@@ -149,12 +149,12 @@ def connected(address: str, certificate: bytes, hello: Hello, timeout_s: float =
     end = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
     try:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end = known = _context(ssl.PROTOCOL_TLS_CLIENT, certificate).wrap_socket(end)
-        known.sendall(msgspec.msgpack.encode(hello))
+        end = encrypted = _context(ssl.PROTOCOL_TLS_CLIENT, certificate).wrap_socket(end)
+        encrypted.sendall(msgspec.msgpack.encode(hello))
     except BaseException:
         end.close()
         raise
-    return known
+    return encrypted
 
 
 def cut(end: ssl.SSLSocket) -> None:
@@ -182,12 +182,12 @@ class Encrypted:
             data = self._end.recv(most)
             while data and (len(data) < most or self._end.pending()):
                 try:
-                    more = self._end.recv(most)
+                    chunk = self._end.recv(most)
                 except OSError:  # nothing more, or the end: the next call reports it
                     break
-                if not more:
+                if not chunk:
                     break
-                data += more
+                data += chunk
         return data
 
     def setblocking(self, flag: bool) -> None:
@@ -248,13 +248,13 @@ class FailureDetector:
         """Return whether the poller was away (a stopped process, a machine asleep): the agent is not to blame."""
         return now_ns - due_ns > _AWAY_PERIODS * self.period_ns
 
-    def asked(self, what: Hashable, now_ns: int) -> None:
+    def asked(self, task: Hashable, now_ns: int) -> None:
         """Note that some work was sent."""
-        self._asked_ns[what] = now_ns
+        self._asked_ns[task] = now_ns
 
-    def answered(self, what: Hashable) -> None:
+    def answered(self, task: Hashable) -> None:
         """Note that it was answered."""
-        self._asked_ns.pop(what, None)
+        self._asked_ns.pop(task, None)
 
     def ping(self, now_ns: int) -> int | None:
         """Return the number of a ping to send now; None while one is in flight or none is due."""

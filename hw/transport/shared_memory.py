@@ -125,11 +125,11 @@ class FreeList:
         """Free a part that was taken."""
         insort(self._free, (offset, size_bytes))
         merged: list[tuple[int, int]] = []
-        for each_offset, size in self._free:
-            if merged and merged[-1][0] + merged[-1][1] == each_offset:
+        for part_offset, size in self._free:
+            if merged and merged[-1][0] + merged[-1][1] == part_offset:
                 merged[-1] = (merged[-1][0], merged[-1][1] + size)
             else:
-                merged.append((each_offset, size))
+                merged.append((part_offset, size))
         self._free = merged
 
 
@@ -256,17 +256,17 @@ class EpochLog(StepLog):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
 
     def _put(self, frame: bytes) -> None:
-        left = memoryview(frame)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        unwritten = memoryview(frame)
+        while unwritten:
+            unwritten = unwritten[os.write(self._fd, unwritten) :]
 
     # ------------------------------------------------------------------------------------------------------ the router
 
     def read(self) -> bytes:
         """Return the bytes in the file, for `steps_of`: parsing takes time, and a run may still be in progress."""
         size, data = os.fstat(self._fd).st_size, b""
-        while more := os.pread(self._fd, size - len(data), len(data)):
-            data += more
+        while chunk := os.pread(self._fd, size - len(data), len(data)):
+            data += chunk
         return data
 
     # -------------------------------------------------------------------------------------------------------- both

@@ -27,7 +27,7 @@ import pytest
 
 from benchmarks.speed.hollow import HollowLanes, HollowOutfit
 from hw.agent.agent_process import Agent, work
-from hw.agent.lanes import AgentSpec, Fitting, LoadEnded, MoveEnded, SchedulerSpec, Tell
+from hw.agent.lanes import AgentSpec, Fitting, LoadEnded, MoveEnded, Outfit, SchedulerSpec, Tell
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.clock import Host, Waker
 from hw.device_settings import DeviceSpec
@@ -73,6 +73,7 @@ from hw.transport.shared_memory import EpochLog
 from kit.errors import WorkError
 from kit.plugins import own_version
 from policies.faults import Supervision
+from policies.greedy_scheduler import GreedyKnobs
 from policies.vocabulary import IMAGE, NS_PER_S, Block, WorkKey
 from tests.hw.worlds import TINY, device, knobs
 
@@ -93,6 +94,10 @@ def specs(path: Path) -> Iterator[list[AgentSpec]]:
 def measured(specs: list[AgentSpec]) -> Iterator[list[AgentProcess]]:
     with start_agents(specs) as agents:
         yield agents
+
+
+def _spec(outfit: Outfit, knobs: GreedyKnobs, *, has_core: bool = False) -> AgentSpec:
+    return AgentSpec("one", outfit, SchedulerSpec(knobs, TINY.segments, Supervision(), has_core))
 
 
 # ------------------------------------------------------------------------------------------------------ it is measured
@@ -342,9 +347,10 @@ def test_agents_that_never_begin_are_told_all(specs: list[AgentSpec]) -> None:
 def test_an_agent_whose_router_is_gone_leaves_the_others_at_work() -> None:
     """They share a thread, and its sleep ends for each of them."""
     pairs = [_ends() for _ in range(2)]
-    service = SchedulerSpec(knobs(), TINY.segments, Supervision())
+    agents = [(port, _spec(HollowOutfit(()), knobs())) for _, port in pairs]
     thread = threading.Thread(
-        target=lambda: work([Agent(port, HollowOutfit(()), service, EpochLog()) for _, port in pairs]), daemon=True
+        target=lambda: work([Agent(port, spec, EpochLog()) for port, spec in agents]),
+        daemon=True,
     )
     thread.start()
     (first, _), (second, _) = pairs
@@ -443,9 +449,7 @@ def test_who_looks_on_is_woken_once() -> None:
     """A nudge that stays would keep an idle agent from ever sleeping again."""
     _, end = socket_pair()
     port = AgentEnd(ToAgent, end)
-    agent = Agent(
-        port, HollowOutfit(()), SchedulerSpec(knobs(), TINY.segments, Supervision(), has_core=True), EpochLog()
-    )
+    agent = Agent(port, _spec(HollowOutfit(()), knobs(), has_core=True), EpochLog())
     agent._obey(Prepare(1, 0, False))
     os.write(agent._nudge, b"!")
     agent.sleep(time.monotonic_ns() + 10**9)
@@ -513,7 +517,7 @@ def test_an_agent_looks_out_for_its_device_alone() -> None:
     """To be in time for each reading of a sensor took an agent at rest 3 % of a core; 64 filled two."""
     _, end = socket_pair()
     outfit = Timely()
-    agent = Agent(AgentEnd(ToAgent, end), outfit, SchedulerSpec(knobs(), TINY.segments, Supervision()), EpochLog())
+    agent = Agent(AgentEnd(ToAgent, end), _spec(outfit, knobs()), EpochLog())
     soon_ns = time.monotonic_ns() + 1_000_000
     agent.sleep(soon_ns)
     agent._obey(Prepare(1, 0, False))
@@ -535,7 +539,7 @@ def _ends() -> tuple[RouterEnd, AgentEnd]:
 def on_cores() -> Iterator[tuple[Agent, RouterEnd]]:
     """An agent that has begun to load, and the router's end."""
     router, port = _ends()
-    agent = Agent(port, OnCores(), SchedulerSpec(knobs(), TINY.segments, Supervision(), has_core=True), EpochLog())
+    agent = Agent(port, _spec(OnCores(), knobs(), has_core=True), EpochLog())
     agent._obey(Prepare(1, 0, False))
     agent._obey(ComeUp(1))
     yield agent, router
@@ -577,7 +581,7 @@ def test_what_a_load_took_of_a_gpu_is_booked_and_its_cap_holds() -> None:
     router, port = _ends()
     room = 100 + sum(knobs().instance_bytes[spec] for spec in knobs().preload)
     tight = replace(knobs(), vram_cap_bytes=room, load_retries=1)
-    agent = Agent(port, OnGpu(), SchedulerSpec(tight, TINY.segments, Supervision()), EpochLog())
+    agent = Agent(port, _spec(OnGpu(), tight), EpochLog())
     agent._obey(Prepare(1, 0, True))
     lanes, serving = agent._fitting.lanes, agent._serving
     assert isinstance(lanes, GreedyLanes)
@@ -672,7 +676,7 @@ def test_only_an_instances_first_load_opens_the_file() -> None:
     """Idle ones are unloaded at once here."""
     _, end = socket_pair()
     restless = replace(knobs(preload=False), idle_unload_ns=1)
-    agent = Agent(AgentEnd(ToAgent, end), OnCores(), SchedulerSpec(restless, TINY.segments, Supervision()), EpochLog())
+    agent = Agent(AgentEnd(ToAgent, end), _spec(OnCores(), restless), EpochLog())
     for message in (Prepare(1, 0, False), ComeUp(1), Start(time.monotonic_ns())):
         agent._obey(message)
     for number in range(3):
@@ -689,8 +693,7 @@ def test_preloads_come_from_memory_while_the_clock_stands_and_from_the_file_afte
     """Nobody times them before the run; who comes back in mid-run pays for the file."""
     for is_running, from_disk in ((False, False), (True, True)):
         _, end = socket_pair()
-        spec = SchedulerSpec(knobs(), TINY.segments, Supervision())
-        agent = Agent(AgentEnd(ToAgent, end), OnCores(), spec, EpochLog())
+        agent = Agent(AgentEnd(ToAgent, end), _spec(OnCores(), knobs()), EpochLog())
         agent._obey(Prepare(1, 0, False))
         if is_running:
             agent._obey(Start(time.monotonic_ns()))
@@ -747,7 +750,7 @@ def test_what_a_lane_could_not_send_is_the_main_threads(
 def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
     """The place that was written to is kept until then; no run has begun here."""
     router, port = _ends()
-    agent = Agent(port, OnCores(), None, EpochLog())
+    agent = Agent(port, AgentSpec("one", OnCores(), None), EpochLog())
     thread = threading.Thread(target=agent._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))
     thread.start()
     thread.join(WAIT_S)

@@ -52,7 +52,7 @@ def _timed(
 ) -> BenchmarkResult:
     instances = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
     if kind == "cuda":  # as far as the loop knows; tensors stay where they are
-        monkeypatch.setattr(instances, "place", SimpleNamespace(type="cuda"))
+        monkeypatch.setattr(instances, "torch_device", SimpleNamespace(type="cuda"))
         monkeypatch.setattr("hw.agent.torch_outfit.Lane", lambda device, place: InThread())
         monkeypatch.setattr(instances, "make", lambda segment, width: model.instance(segment, width))
         rows = [(torch.randn(1, 1, 8, 8), 0)]
@@ -238,7 +238,7 @@ def test_an_instance_is_made_once_for_all_its_points(
         return make(segment, width, from_disk)
 
     monkeypatch.setattr(graphed, "make", counted)
-    bench = DeviceBench(graphed, Activations((), 0, graphed.place))
+    bench = DeviceBench(graphed, Activations((), 0, graphed.torch_device))
     points = tuple(Point(2, 1.0, previous, batch) for previous in (0.5, 1.0) for batch in (1, 4))
     bench.carry_out(BenchmarkLoad(7, 2, 1.0))
     found = bench.carry_out(BenchmarkInstance(7, points, 1, 9))
@@ -265,7 +265,7 @@ def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.Monk
     monkeypatch.setattr("hw.agent.torch_outfit.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
     monkeypatch.setattr("hw.agent.torch_outfit.seconds_since", lambda begin_ns: (now_ns[0] - begin_ns) / 1e9)
     path = tuple(Point(segment, 1.0, 1.0 if segment > 1 else 0.0, 4) for segment in (1, 2, 3))
-    bench = DeviceBench(graphed, Activations((), 0, graphed.place))
+    bench = DeviceBench(graphed, Activations((), 0, graphed.torch_device))
     found = bench.carry_out(BenchmarkPaths((path, path), 5))
     assert isinstance(found, Timed)
     assert found.samples_s == pytest.approx([len(path) * hop_ns / 1e9] * 2)
@@ -274,7 +274,7 @@ def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.Monk
 
 def test_passes_beside_a_load_are_timed(graphed: Instances) -> None:
     """While the load captures; a busy host makes either longer."""
-    bench = DeviceBench(graphed, Activations((), 0, graphed.place))
+    bench = DeviceBench(graphed, Activations((), 0, graphed.torch_device))
     found = bench.carry_out(BenchmarkBesideLoad(Point(1, 1.0, 0.0, 4), 2, 1.0, 0.05))
     assert isinstance(found, BesideLoadResult)
     assert min(found.quiet_s, found.beside_s) >= PASS_S

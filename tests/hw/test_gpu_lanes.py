@@ -14,7 +14,7 @@ import torch
 
 from hw.agent.activations import HANDED_OVER, Activations, KeptBlocks, MemoryBudget, tensor_in
 from hw.agent.cuda import BROKEN_EXIT
-from hw.agent.gpu_lanes import FlightWaker, GpuLanes
+from hw.agent.gpu_lanes import FlightWaker, GpuLanes, SharedGpu
 from hw.agent.instances import Instances, Lane
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.device_settings import DeviceSpec
@@ -86,9 +86,7 @@ class Desk:
             lambda event: self.told.append((event, threading.get_ident())),
             lambda: self.now_ns,
             self.left.append,
-            new_queue=self.device.queue,
-            loader=self.loader,
-            neighbours=self.neighbours,
+            shared=SharedGpu(self.device.queue, self.loader, self.neighbours),
         )
         self._batches = 0
 

@@ -72,7 +72,7 @@ def _images(count: int, seed: int) -> Tensor:
 
 def _served(instance: GraphedInstance, count: int, seed: int, padded: int = 0, width: float = 1.0) -> Tensor:
     with torch.inference_mode():
-        return serve(instance, rows_of(_images(count, seed)), width, IMAGE, padded or count, FIRST)
+        return serve(instance, rows_of(_images(count, seed)), (width, IMAGE, padded or count), FIRST)
 
 
 def test_a_pass_is_captured_at_second_sight_and_computes_the_same(model: SlimResNet, path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_batch_lies_in_the_captured_passs_own_inputs(model: SlimResNet, path: 
     first, second = rows_of(_images(4, 5)), rows_of(_images(2, 6))
     rows = [first[2], second[1], first[0]]
     with torch.inference_mode():
-        found = serve(instance, rows, 1.0, IMAGE, 4, FIRST)
+        found = serve(instance, rows, (1.0, IMAGE, 4), FIRST)
     wanted = torch.stack([block[index] for block, index in rows])
     assert torch.equal(replay.inputs, torch.cat([wanted, torch.zeros(1, 1, 8, 8)]))
     torch.testing.assert_close(found, model.forward_segment(wanted, 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
@@ -159,7 +159,7 @@ def test_a_load_captures_whatever_the_instance_will_serve(
         assert recorder.shapes == expected * served
         assert instance.captured == len(recorder.shapes)
         for narrower, before in model.spec.served_keys(2, width):
-            serve(instance, maker.inputs(2, before, 4), narrower, before, 4, device.memory_format)
+            serve(instance, maker.inputs(2, before, 4), (narrower, before, 4), device.memory_format)
     assert instance.captured == instance.tried == len(recorder.shapes)
 
 

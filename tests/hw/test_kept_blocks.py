@@ -148,7 +148,7 @@ def test_what_is_held_is_at_most_twice_what_is_wanted_and_the_slack(
         else:
             kept.store.forget(requests)
             right = {request: x for request, x in right.items() if request not in requests}
-        assert kept.blocks.wanted_bytes == len(right) * ROW_BYTES
+        assert kept.blocks.needed_bytes == len(right) * ROW_BYTES
         assert kept.store.held_bytes == kept.budget.used_bytes <= (2 * len(right) + slack_rows) * ROW_BYTES
         blocks = {block.untyped_storage().data_ptr(): block for block, _ in map(kept.store.row, right)}
         assert sum(block.untyped_storage().nbytes() for block in blocks.values()) == kept.store.held_bytes

@@ -18,7 +18,7 @@ import torch
 
 from hw.agent.activations import Activations, KeptBlocks, MemoryBudget, tensor_in
 from hw.agent.cuda import BROKEN_EXIT
-from hw.agent.instances import NO_LABEL, Instances, labels_of, serve
+from hw.agent.instances import NO_LABEL, Instances, PassKey, labels_of, serve
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.agent.torch_lanes import TorchLanes
 from hw.agent.torch_outfit import TorchOutfit
@@ -464,7 +464,7 @@ def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPat
         x.zero_()  # from here on others may write to the inputs
 
     monkeypatch.setattr("hw.agent.instances.finish", overwritten)
-    assert torch.equal(serve(instance, rows_of(x), 1.0, 1.0, 2, torch.contiguous_format), expected)
+    assert torch.equal(serve(instance, rows_of(x), (1.0, 1.0, 2), torch.contiguous_format), expected)
 
 
 def test_reset_forgets_all_and_ends_what_runs(desk: Desk) -> None:
@@ -524,9 +524,10 @@ def test_a_load_warms_its_own_lane(
     will serve, before it is told of."""
     seen: list[tuple[int, float, int]] = []
 
-    def noted(instance: Any, rows: Any, width: float, previous: float, padded: int, *rest: Any) -> torch.Tensor:
+    def noted(instance: Any, rows: Any, key: PassKey, *rest: Any) -> torch.Tensor:
+        _, previous, padded = key
         seen.append((threading.get_ident(), previous, padded))
-        return serve(instance, rows, width, previous, padded, *rest)
+        return serve(instance, rows, key, *rest)
 
     monkeypatch.setattr("hw.agent.instances.serve", noted)
     desk = Desk(model, path, DeviceSpec(channels_last=False, warm_sizes=sizes))
@@ -555,10 +556,10 @@ def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
     """Too little memory for a large batch is no lack of the instance; anything else is, and costs no memory."""
     problem = ["CUDA out of memory"]
 
-    def broken(instance: Any, rows: Any, width: float, previous: float, padded: int, *rest: Any) -> torch.Tensor:
-        if padded == 4:
+    def broken(instance: Any, rows: Any, key: PassKey, *rest: Any) -> torch.Tensor:
+        if key[-1] == 4:
             raise RuntimeError(problem[0])
-        return serve(instance, rows, width, previous, padded, *rest)
+        return serve(instance, rows, key, *rest)
 
     monkeypatch.setattr("hw.agent.instances.serve", broken)
     maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))

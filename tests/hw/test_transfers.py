@@ -80,9 +80,10 @@ class World:
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
         self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
-        cargo = Cargo(ImageSource(IMAGES, np.arange(len(IMAGES)), poisoned), lambda segment, _: SHAPES[segment])
+        images = ImageSource(IMAGES, np.arange(len(IMAGES)), poisoned)
+        cargo = Cargo(images, lambda segment, _: SHAPES[segment], links)
         self.transfers = Transfers(
-            cast(list[RemoteServer], self.servers), cargo, links,
+            cast(list[RemoteServer], self.servers), cargo,
             lambda: self.now_ns, self.events.append, self._hand_over, PATIENCE_NS, itertools.count(),
         )  # fmt: skip
 

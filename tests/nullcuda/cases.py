@@ -165,7 +165,7 @@ def captured_ways() -> dict[str, bool]:
             assert isinstance(instance, GraphedInstance)
             rows = instances.inputs(2, 1.0, 4)
             for _ in range(2):
-                serve(instance, rows, 1.0, 1.0, 4, GPU.memory_format)
+                serve(instance, rows, (1.0, 1.0, 4), GPU.memory_format)
         found[how] = instance.captured == 1
     return found
 

@@ -192,7 +192,7 @@ class Laws:
             if isinstance(message, Returned) and self._loop is not None:
                 heard_ns = self._loop._clock.of(self._agenda.now_ns)
                 wrong_ns = self._wrong_ns.get(incarnation, 0) + round(OffsetEstimate.DRIFT * heard_ns)
-                stamps_ns = (message.told.started_ns, message.told.ended_ns)
+                stamps_ns = (message.batch.started_ns, message.batch.ended_ns)
                 _require(max(stamps_ns) <= heard_ns + wrong_ns, "no stamp is of the future", server, heard_ns, message)
             if isinstance(message, Rejected):
                 _require(message.reason != "bad_input", "whoever gets a block has its activations", server, message)

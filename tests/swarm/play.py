@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -151,9 +151,9 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
         parts = Parts(
             servers, slots, arenas, served, mix.supervision, transfer_ids,
             Operator(_wish(mix, world), orders(mix, world, specs)), away, world.host,
-            Beginning(lambda: world.trouble(mix.horizon_ns)),  # type: ignore[arg-type]
+            Beginning(lambda: world.trouble(mix.horizon_ns)), say,  # type: ignore[arg-type]
         )  # fmt: skip
-        loop = _loop(mix, world, parts, say)
+        loop = _loop(mix, world, parts)
         loop.knobs = [knobs] * count  # type: ignore[attr-defined]
         laws.attach(loop, mix)
         record = loop.carry_out()
@@ -173,7 +173,7 @@ def _wish(mix: Mix, world: World) -> Wish:
     return wanted
 
 
-def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> RouterLoop:
+def _loop(mix: Mix, world: World, parts: Parts) -> RouterLoop:
     run = HardwareRun(
         mix.arrivals_ns, np.zeros((4, INPUT_BYTES // 4), np.float32), np.zeros(4, np.int64), mix.horizon_ns,
         end=mix.ends, deadlines_ns=(mix.deadline_ns,), drain_limit_ns=500 * NS_PER_S, keep_log=True, faults=mix.faults,
@@ -184,10 +184,10 @@ def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> R
     ledger = Ledger(mix.router.servers, mix.router.segments, weights, prior, keep_log=True)
 
     def hear(text: str) -> None:
-        say(text)
+        parts.say(text)
         if mix.leaves and "may be taken away" in text:  # the operator does
             name = text.partition(":")[0]
             slot = parts.slots[[server.name for server in parts.servers].index(name)]
             slot.agent.process.die()  # type: ignore[attr-defined]
 
-    return RouterLoop(parts, run, mix.router, routing, ledger, None, hear)
+    return RouterLoop(replace(parts, say=hear), run, mix.router, routing, ledger)

@@ -101,7 +101,7 @@ def test_nothing_grows_with_requests_or_deaths(
     most: list[Counter[str]] = [Counter(), Counter()]  # in the last fifth before so many requests
     wanted = mix(is_far=is_far, kills=kills)
 
-    def loop_of(wanted: Mix, world: World, parts: Parts, _: object) -> RouterLoop:
+    def loop_of(wanted: Mix, world: World, parts: Parts) -> RouterLoop:
         log = SegmentLog(tmp_path, LogBounds(1e6, 1.0), lambda _: None)
         tally = Tally(
             [server.name for server in parts.servers],
@@ -127,7 +127,7 @@ def test_nothing_grows_with_requests_or_deaths(
         )  # fmt: skip
         prior = AccuracyPrior({(1.0,) * 2: 0.9})
         routing = Routing(play.Drawer(wanted), stream(0, "swarm:router"), RewardWeights(), prior)
-        loop = Whole(parts, run, wanted.router, routing, tally, look, lambda _: None, traffic)
+        loop = Whole(parts, run, wanted.router, routing, tally, look, traffic)
         return loop
 
     class Whole(RouterLoop):

@@ -7,7 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -261,7 +261,7 @@ class Process:
 
         def live() -> None:
             self.agent = Agent(
-                port, self, self.spec.service, self.log, Host(self.clock_ns, lambda: 0), self._leave,
+                port, replace(self.spec, outfit=self), self.log, Host(self.clock_ns, lambda: 0), self._leave,
                 self.fenced.add, lambda: self._thread,
             )  # fmt: skip
             self.agent.greet()
