@@ -325,8 +325,8 @@ def cpu_bandwidth_bytes_s(threads: int) -> float:
 
 def cuda_bandwidth_bytes_s(index: int, _: Tell) -> float:
     """Return the best of a few series of large copies inside the GPU's memory."""
-    place = torch.device("cuda", index)
-    return row_bandwidth_bytes_s(torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=place), finish)
+    device = torch.device("cuda", index)
+    return row_bandwidth_bytes_s(torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=device), finish)
 
 
 def row_bandwidth_bytes_s(source: torch.Tensor, wait: Callable[[torch.device], object]) -> float:

@@ -117,7 +117,7 @@ def _linked(function: Function) -> Function:
     get_template = dispatcher.get_call_template
 
     def get_call_template(arguments: Any, keywords: Any) -> Any:
-        return get_template(tuple(types.unliteral(each) for each in arguments), keywords)
+        return get_template(tuple(types.unliteral(argument) for argument in arguments), keywords)
 
     dispatcher.get_call_template = get_call_template
     return cast(Function, dispatcher)

@@ -43,11 +43,7 @@ _ENDING_S: Final = 10.0  # for clients to take their answers
 _LEAVING_S: Final = 1.0  # for waiting clients to take their error
 _RESERVE: Final = 64  # connections beyond those allowed
 _DESCRIPTORS: Final = 64  # for other uses than connections
-_ALWAYS: Final = (
-    b"/v2/health/live",
-    b"/v2/health/ready",
-    b"/metrics",
-)  # answered beyond `limits.connections`, too
+_ALWAYS: Final = (b"/v2/health/live", b"/v2/health/ready", b"/metrics")  # answered beyond `limits.connections`, too
 _HANGING_S: Final = 5.0
 _STARTING_S: Final = 60.0
 _UNHEARD: Final = 10  # reports: fewer may be in the port because the router itself was paused
@@ -157,11 +153,11 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def connection(leave: Callable[[], None]) -> _Connection:
-            made = _Connection(self.config, self.server_state, self.lifespan.state, loop)
-            made.crowd, made.leave = self._crowd, leave
-            return made
+            accepted = _Connection(self.config, self.server_state, self.lifespan.state, loop)
+            accepted.crowd, accepted.leave = self._crowd, leave
+            return accepted
 
-        acceptors: Any = [Acceptor(each, self._crowd, connection, self.config.ssl) for each in sockets]
+        acceptors: Any = [Acceptor(listening, self._crowd, connection, self.config.ssl) for listening in sockets]
         self.servers, self.started = acceptors, True
 
     @contextlib.contextmanager
@@ -249,10 +245,7 @@ async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, me
         yield
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise it logs every client without TLS
-    from hw.frontend.grpc_service import (
-        Calls,
-        start_grpc,  # a separate extra
-    )
+    from hw.frontend.grpc_service import Calls, start_grpc  # a separate extra
 
     calls = Calls(admission, metrics, spec.limits)
     server = await start_grpc(calls, address, spec.certificate, spec.limits)

@@ -110,12 +110,12 @@ class Outcome:
     @property
     def codes(self) -> Counter[int]:
         """The number of requests with each code."""
-        return Counter(each.code for each in self.ended)
+        return Counter(request.code for request in self.ended)
 
     @property
     def answered(self) -> list[Ended]:
         """The requests with the code 200."""
-        return [each for each in self.ended if each.code == _OK]
+        return [request for request in self.ended if request.code == _OK]
 
 
 def generate(load: Load) -> Outcome:
@@ -212,14 +212,14 @@ class _Target:
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
     """Build some requests of a class with images of noise, as bytes; they ask for labels and widths."""
     rng = stream(load.seed, "load:images")
-    found = []
+    requests = []
     for _ in range(_REQUESTS):
         image = rng.standard_normal((load.images, prod(shape)), np.float32).tobytes()
         tensor = {"name": "image", "datatype": "FP32", "shape": [load.images, *shape]}
         head = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
-                "outputs": [{"name": each, "parameters": {"binary_data": True}} for each in ("label", "widths")],
+                "outputs": [{"name": output, "parameters": {"binary_data": True}} for output in ("label", "widths")],
                 **({"parameters": {"class": name}} if name else {}),
             }
         )
@@ -230,8 +230,8 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
             "content-length": str(len(head) + len(image)),
         }
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        found.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
-    return found
+        requests.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
+    return requests
 
 
 class _Due(NamedTuple):
@@ -338,7 +338,7 @@ class _Generator:
         """Draw the class of each of this number of requests."""
         names, shares = [*self._requests], np.array([*self._load.classes.values()] or [1.0])
         drawn = stream(self._load.seed, "load:classes").choice(len(names), count, p=shares / shares.sum())
-        return [names[each] for each in drawn.tolist()]
+        return [names[index] for index in drawn.tolist()]
 
     def _begin(self, due: _Due) -> None:
         self._under_way += 1
@@ -407,7 +407,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     lags_s = [each.sent_s - each.due_s for each in outcome.ended]
     router_s = [each.router_s for each in answered if each.router_s is not None]
     added_s = [each.added_s for each in answered if each.added_s is not None]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "schema": "slimsched.load/1",
         "url": load.url,
         "images": load.images,
@@ -427,7 +427,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     }
     if load.classes:
         of_class = {name: [each for each in outcome.ended if each.name == name] for name in load.classes}
-        found["classes"] = {
+        results["classes"] = {
             name: {
                 "requests": len(ended),
                 "answered": sum(each.code == _OK for each in ended),
@@ -435,7 +435,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
             }
             for name, ended in of_class.items()
         }
-    return found
+    return results
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -87,8 +87,8 @@ class FamilyStructure(StrictModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
 
     @model_validator(mode="after")
     def _differ(self) -> Self:
@@ -135,11 +135,11 @@ class Family(Servable):
 
     def _empty(self, member: Member, source: str, key: str) -> MemberNetwork:
         """Return a member whose weights are to be filled."""
-        named, classes = Named(member.network, member.options, source, key), self.structure.classes
+        name, classes = Named(member.network, member.options, source, key), self.structure.classes
         rescale = Rescale.nothing(self.structure.input_shape[0])
         if member.form == "int8":
-            return MemberNetwork(rescale, Int8Network(build_quantizable(named, classes)), member.form)
-        return MemberNetwork(rescale, build_given(named, classes), member.form)
+            return MemberNetwork(rescale, Int8Network(build_quantizable(name, classes)), member.form)
+        return MemberNetwork(rescale, build_given(name, classes), member.form)
 
     @property
     def spec(self) -> ModelSpec:
@@ -153,9 +153,9 @@ class Family(Servable):
     def member(self, width: float) -> MemberNetwork:
         """Return the member of this rank; raises `ValueError` if the width does not exist."""
         self.spec.require(1, width, IMAGE)
-        found = self.members[self.spec.widths.index(width)]
-        assert isinstance(found, MemberNetwork), "nothing else is among them"
-        return found
+        member = self.members[self.spec.widths.index(width)]
+        assert isinstance(member, MemberNetwork), "nothing else is among them"
+        return member
 
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
         """See `Servable`."""
@@ -217,8 +217,8 @@ class MemberNetwork(GivenNetwork):
     def forward(self, x: Tensor) -> Tensor:
         """Compute (B, classes) logits of (B, C, H, W) images."""
         images = self.rescale(x)
-        found = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
-        return logits_of(found).to(x.dtype)
+        answer = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
+        return logits_of(answer).to(x.dtype)
 
     def held_bytes(self, element_bytes: int = 4) -> int:
         """Return the bytes of all weights, if a number of float32 takes this number of bytes."""
@@ -238,7 +238,7 @@ class MemberInstance:
     @property
     def held_bytes(self) -> int:
         """See `Instance`."""
-        return sum(tensor.nbytes for tensor in self.module.state_dict().values())
+        return sum(each.nbytes for each in self.module.state_dict().values())
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """See `Instance`."""
@@ -295,8 +295,8 @@ class JoinedModels(Servable):
         self.networks = {part.name: part.network for part in parts}
         self.parts = nn.ModuleList(part.model for part in parts)
         self._spec = _joined({part.name: part.model.spec for part in parts}, source)
-        own = [_Own(number, width) for number, part in enumerate(parts) for width in part.model.spec.widths]
-        self._own = dict(zip(self._spec.widths, own, strict=True))
+        own_widths = [_Own(number, width) for number, part in enumerate(parts) for width in part.model.spec.widths]
+        self._own = dict(zip(self._spec.widths, own_widths, strict=True))
         self._steps = [self._spec.input_shape[1] // part.model.spec.input_shape[1] for part in parts]
 
     @property
@@ -308,42 +308,42 @@ class JoinedModels(Servable):
         """Return a model, and its own widths; raises `ValueError` if the key does not exist."""
         previous_width = self._spec.widest_input(segment, width) if previous_width is None else previous_width
         self._spec.require(segment, width, previous_width)
-        own = self._own[width]
-        model = self.parts[own.part]
+        own_width = self._own[width]
+        model = self.parts[own_width.part]
         assert isinstance(model, Servable), "nothing else is among them"
-        return model, own.width, IMAGE if previous_width == IMAGE else self._own[previous_width].width
+        return model, own_width.width, IMAGE if previous_width == IMAGE else self._own[previous_width].width
 
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
         """See `Servable`."""
-        model, own, previous = self._of(segment, width, previous_width)
+        model, own_width, previous = self._of(segment, width, previous_width)
         if segment == 1:
             x = _every(x, self._steps[self._own[width].part])
-        return model.forward_segment(x, segment, own, previous)
+        return model.forward_segment(x, segment, own_width, previous)
 
     def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> JoinedInstance:
         """See `Servable`."""
-        model, own, _ = self._of(segment, width)
+        model, own_width, _ = self._of(segment, width)
         part = self._own[width].part
-        made = model.instance(segment, own, path, f"{prefix}parts.{part}.")
-        widths = {each: its.width for each, its in self._own.items() if its.part == part}
-        return JoinedInstance(made, width, {IMAGE: IMAGE, **widths}, self._steps[part] if segment == 1 else 1)
+        instance = model.instance(segment, own_width, path, f"{prefix}parts.{part}.")
+        widths = {joined: part_width.width for joined, part_width in self._own.items() if part_width.part == part}
+        return JoinedInstance(instance, width, {IMAGE: IMAGE, **widths}, self._steps[part] if segment == 1 else 1)
 
     def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
         """See `Servable`."""
-        model, own, _ = self._of(segment, width)
-        return model.instance_bytes(segment, own, element_bytes)
+        model, own_width, _ = self._of(segment, width)
+        return model.instance_bytes(segment, own_width, element_bytes)
 
     def activation_shape(self, segment: int, width: float) -> Shape:
         """See `Servable`."""
         if segment == 0:
             return self._spec.input_shape
-        model, own, _ = self._of(segment, width)
-        return model.activation_shape(segment, own)
+        model, own_width, _ = self._of(segment, width)
+        return model.activation_shape(segment, own_width)
 
     def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
         """See `Servable`."""
-        model, own, previous = self._of(segment, width, previous_width)
-        return model.cost(segment, own, previous)
+        model, own_width, previous = self._of(segment, width, previous_width)
+        return model.cost(segment, own_width, previous)
 
 
 class JoinedInstance:
