@@ -153,7 +153,6 @@ def _no_log(path: Path) -> InputError:
 
 
 def _stamp(path: Path, line: bytes) -> dict[str, str]:
-    """Return the stamp in a log's first line."""
     try:
         return msgspec.convert(json.loads(line), _Header).stamp
     except (ValueError, msgspec.ValidationError):

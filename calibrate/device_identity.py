@@ -224,14 +224,14 @@ class Interference:
     Attributes:
         share: share of the device's time, in [0, 1], including `stolen`; None if unknown.
         processes: number of other processes that have the device open; None likewise.
-        place: the observed part of the machine, if it is not the whole device; for display.
+        location: the observed part of the machine, if it is not the whole device; for display.
         users: the programs that use it most, as far as known; for display.
         stolen: share taken by a virtual machine's host, as far as known.
     """
 
     share: float | None
     processes: tuple[int, ...] | None = None
-    place: str = ""
+    location: str = ""
     users: tuple[str, ...] = ()
     stolen: float = 0.0
 
@@ -245,7 +245,7 @@ class Interference:
     def details(self) -> str:
         """Place and users, as far as known: for display, not for a profile that is passed on."""
         users = f"most of it by {', '.join(self.users)}" if self.users else ""
-        return "; ".join(text for text in (self.place, users) if text)
+        return "; ".join(text for text in (self.location, users) if text)
 
     @property
     def notable(self) -> bool:
@@ -309,10 +309,11 @@ def on_cores(
     wait(LOOK_S)
     load, elapsed_s = watch.take(), (clock() - began_ns) / NS_PER_S
     after = {pid: process for pid, process in processes().items() if process.core in cores and pid not in pids}
-    place, users = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}", _most(before, after, elapsed_s)
+    location = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}"
+    users = _most(before, after, elapsed_s)
     if load is None:
-        return Interference(None, place=place, users=users)
-    return Interference(load.share, place=place, users=users, stolen=load.stolen)
+        return Interference(None, location=location, users=users)
+    return Interference(load.share, location=location, users=users, stolen=load.stolen)
 
 
 def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s: float) -> tuple[str, ...]:

@@ -164,8 +164,8 @@ class AgentBench:
         for times in LEAD_TIMES if across else (0,):
             before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(times * first_s * NS_PER_S)
             for index, agent in enumerate(agents):
-                mine = tuple(points[index :: len(agents)])
-                agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))
+                part = tuple(points[index :: len(agents)])
+                agent.send(BenchmarkTogether(part, duration_s, begin_ns if across else 0))
             results = [agent.expect(TogetherResult) for agent in agents]
             if (apart := apart_share(results)) <= MAX_APART:
                 break
@@ -293,9 +293,9 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
             fall_s=fall_s(after, bench.meter.rise_s),
             padded_sizes=device.warm_sizes,
         )
-        notable = (f"{use}: what is measured may be theirs, too",) if use.notable else ()
+        warnings = (f"{use}: what is measured may be theirs, too",) if use.notable else ()
         with naming_a_lost_device(meter):
-            yield Opened(bench, probed, facts, (*notable, *tested.warnings))
+            yield Opened(bench, probed, facts, (*warnings, *tested.warnings))
 
 
 @contextmanager
@@ -391,7 +391,7 @@ def sensor_test(
 
 
 def _stamped(probed: Probe, tested: SelfTest, use: Interference) -> Probe:
-    stamps = {**probed.info.stamps, "telemetry_self_test": tested.words, "interference": str(use)}
+    stamps = {**probed.info.stamps, "telemetry_self_test": tested.text, "interference": str(use)}
     stamps |= tested.trust.stamps() if probed.metered else {}
     return Probe(probed.info.model_copy(update={"stamps": stamps}), probed.metered and tested.trust.power)
 

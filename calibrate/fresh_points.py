@@ -270,8 +270,8 @@ def check(
     numbers, visit = numbers_of(profile, points), _Visit.begin(bench, profile)
     metrics = _look(visit, rng, numbers, on_progress)
     suspects = {metric.metric: numbers[metric.metric] for metric in metrics if metric.verdict == "drifted"}
-    again = {metric.metric: metric for metric in _look(visit, rng, suspects, on_progress, looks=2)}
-    return tuple(again.get(metric.metric, metric) for metric in metrics)
+    repeated = {metric.metric: metric for metric in _look(visit, rng, suspects, on_progress, looks=2)}
+    return tuple(repeated.get(metric.metric, metric) for metric in metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +312,10 @@ class _Visit:
         step = Together(points, across=across)
         result = perform(self.bench, step, EFFORT)
         (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self.speed.exponent)
-        if len(observed.seen) < len(points):
+        if len(observed.finished) < len(points):
             return []
         predicted = predict_slow_downs(points, self.curves, sharing_of(self.profile), across=across)
-        return [ComparedValue(" + ".join(map(str, points)), tuple(predicted), tuple(observed.seen))]
+        return [ComparedValue(" + ".join(map(str, points)), tuple(predicted), tuple(observed.finished))]
 
 
 def _look(

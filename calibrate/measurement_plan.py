@@ -340,8 +340,8 @@ def make_plan(
     between += dict.fromkeys(_steady(keys, sizes, extras)) if extras.power else ()
     rounds: list[list[Step]] = [[*_round(keys, sizes, rng, from_disk=True), *between]]
     for number in range(2, effort.most_rounds + 1):
-        again = _round(keys, sizes, rng, from_disk=False)
-        rounds.append([*again, *(shuffled(sets, rng) if number > effort.rounds else ())])
+        repeats = _round(keys, sizes, rng, from_disk=False)
+        rounds.append([*repeats, *(shuffled(sets, rng) if number > effort.rounds else ())])
     planned = (
         PlannedStep(step, number, number <= effort.rounds, estimate_s(step, effort, guess))
         for number, steps in enumerate(rounds, start=1)

@@ -311,12 +311,12 @@ class SelfTest:
     """Result of a self-test.
 
     Attributes:
-        words: entries for the profile's stamps.
+        text: of the profile's stamp.
         warnings: warnings for the user, each with the consequence.
     """
 
     trust: SensorTrust
-    words: str
+    text: str
     warnings: tuple[str, ...] = ()
 
 
@@ -340,12 +340,12 @@ def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], obj
 def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | None) -> SelfTest:
     """Evaluate looks at an idle and at a busy device, each past its rise."""
     looks = [*idle, *busy]
-    utilization_fault = _utilization_fault([x for look in looks if (x := look.reading.utilization) is not None])
+    utilization_fault = _utilization_fault(_utilizations(looks, SensorTrust()))
     polling_fault = _polling_fault(looks, limit_w)
     counter_fault = _counter_fault(busy, limit_w)
-    apart = {} if polling_fault or counter_fault else _apart(idle, busy)
-    differences = ", ".join(f"{100 * share:+.1f} % {load}" for load, share in apart.items())
-    if any(abs(share) > APART for share in apart.values()):
+    offsets = {} if polling_fault or counter_fault else _apart(idle, busy)
+    differences = ", ".join(f"{100 * share:+.1f} % {load}" for load, share in offsets.items())
+    if any(abs(share) > APART for share in offsets.values()):
         counter_fault = f"the energy counter is off polled power by {differences}"
     trust = SensorTrust(counter=not counter_fault, polling=not polling_fault, utilization=not utilization_fault)
     faults = [fault for fault in (polling_fault, counter_fault, utilization_fault) if fault]
@@ -398,12 +398,12 @@ def _utilization_fault(shares: Sequence[float]) -> str:
 def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]:
     """Return counter over polling less 1, over the same time; empty if that was too short."""
     shares = {}
-    for when, looks in (("idle", idle), ("under load", busy)):
+    for phase, looks in (("idle", idle), ("under load", busy)):
         counted = _counted(looks)
         if counted is None or counted.end_s - counted.begin_s < TELLING_S:
             continue
         within = [look.reading.power_w for look in looks if counted.begin_s <= look.at_s <= counted.end_s]
         polled_w = _mean(within)
         if polled_w:
-            shares[when] = counted.power_w / polled_w - 1
+            shares[phase] = counted.power_w / polled_w - 1
     return shares

@@ -362,10 +362,10 @@ def _disturbances(rounds: Rounds, measurements: Iterable[Measurement], speed: Sp
     of_points = {point: min(loop.disturbed_share for loop in loops) for point, loops in rounds.items()}
     is_taken = [share > DISTURBED for share in (*of_points.values(), *map(min, sets.values()))]
     is_slow = [not has_full_speed(loops, speed) for loops in rounds.values()] + [False] * len(sets)
-    still = sum(map(max, is_taken, is_slow))
-    text = f"of {len(is_taken)} points and sets, {still} stayed disturbed"
+    disturbed = sum(map(max, is_taken, is_slow))
+    text = f"of {len(is_taken)} points and sets, {disturbed} stayed disturbed"
     causes = f"{sum(is_taken)} by other programs, {sum(is_slow)} below full speed"
-    return {"disturbed": f"{text}: {causes}"} if still else {}
+    return {"disturbed": f"{text}: {causes}"} if disturbed else {}
 
 
 def _clocks(rounds: Rounds) -> dict[str, str]:
@@ -451,7 +451,6 @@ def _dispatch_s(measurements: Iterable[Measurement]) -> float:
 
 
 def _link(measurements: Iterable[Measurement]) -> Link | None:
-    """Return latency and bandwidth of the local transport."""
     medians = {
         step.size_bytes: float(np.median(result.times_s))
         for step, result in measurements

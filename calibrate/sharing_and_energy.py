@@ -55,7 +55,7 @@ class ObservedSet:
     across: bool = False
 
     @property
-    def seen(self) -> list[float]:
+    def finished(self) -> list[float]:
         """The known slow-downs."""
         return [slow_down for slow_down in self.slow_downs if slow_down is not None]
 
@@ -129,9 +129,9 @@ class Fitted:
 
 def fit_concurrency(sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool) -> Concurrency:
     """Fit alpha, beta, across_beta >= 0 by least squares in the slow-down's logarithm; fair sharing without data."""
-    if not any(observed.seen for observed in sets):
+    if not any(observed.finished for observed in sets):
         return Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MODELLED)
-    has_across = any(observed.across and observed.seen for observed in sets)
+    has_across = any(observed.across and observed.finished for observed in sets)
     fitted = _fit(sets, curves, hosted, free=(True, True, has_across))
     alpha, beta, across_beta = fitted.values
     if alpha <= fitted.half_widths[0]:  # not significantly different from 0
@@ -155,11 +155,11 @@ def _finite(value: float) -> float | None:
 
 def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[bool, bool, bool]) -> Fitted:
     loads = [loads_of(observed.points, curves, observed.across) for observed in sets]
-    places = [index for index, is_free in enumerate(free) if is_free]
+    positions = [index for index, is_free in enumerate(free) if is_free]
 
     def whole(parameters: Floats) -> tuple[float, float, float]:
         values = [0.0, 1.0, 1.0]
-        for position, value in zip(places, parameters, strict=True):
+        for position, value in zip(positions, parameters, strict=True):
             values[position] = float(value)
         alpha, beta, across_beta = values
         return alpha, beta, across_beta if free[2] else beta
@@ -175,11 +175,11 @@ def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[
         ]
         return np.asarray(logarithms)
 
-    start = np.asarray([0.1, 1.0, 1.0])[places]
+    start = np.asarray([0.1, 1.0, 1.0])[positions]
     # Rare coincidences of batches are outliers of a short run; soft_l1 keeps them from dominating the fit.
     fit = least_squares(residuals, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
     half_widths = [np.inf] * 3
-    for position, half_width in zip(places, _half_widths(fit), strict=True):
+    for position, half_width in zip(positions, _half_widths(fit), strict=True):
         half_widths[position] = half_width
     return Fitted(whole(fit.x), (half_widths[0], half_widths[1], half_widths[2]))
 
@@ -236,7 +236,7 @@ def fit_power_cap(
     below: list[float] = []  # of the others
     for observed in sets:
         over = uncapped_w(observed, curves, sharing, power.context_idle_w) / power.cap_w - 1
-        if observed.seen:
+        if observed.finished:
             pairs = predicted_and_seen(observed, curves, sharing)
             ratio = float(np.median([predicted / measured for predicted, measured in pairs]))
             if over > 0:
@@ -336,8 +336,8 @@ def with_awake(
     weight = sum(share * share for share in shares)
     if fall_s <= 0 or weight <= 0:
         return power
-    found_w = sum(share * watts for share, watts in zip(shares, surplus_w, strict=True)) / weight
-    awake_w = power.context_idle_w + min(max(0.0, found_w), power.cap_w - power.context_idle_w)
+    fitted_w = sum(share * watts for share, watts in zip(shares, surplus_w, strict=True)) / weight
+    awake_w = power.context_idle_w + min(max(0.0, fitted_w), power.cap_w - power.context_idle_w)
     return power.model_copy(update={"awake_w": awake_w, "awake_s": fall_s})
 
 

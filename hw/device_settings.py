@@ -112,7 +112,7 @@ class DeviceSpec:
             settings = {"graphs": "True"} if self.graphs else {}
             settings |= {} if self.sm_percent is None else {"sm_percent": str(self.sm_percent)}
             settings |= {"repeats": str(self.repeats)} if self.repeats > 1 else {}
-            environment = _told(connections="CUDA_DEVICE_MAX_CONNECTIONS", tf32_override="NVIDIA_TF32_OVERRIDE")
+            environment = _settings(connections="CUDA_DEVICE_MAX_CONNECTIONS", tf32_override="NVIDIA_TF32_OVERRIDE")
             return {**common, "device": f"cuda:{self.index}", **MATHS, **settings, **environment}
         cores = ",".join(map(str, self.cores)) or "any"
         kernels = {
@@ -120,7 +120,7 @@ class DeviceSpec:
             "onednn": str(self.onednn),
             "nnpack": "False",
         }  # see `hw.agent.instances`
-        waiting = _told(wait_policy="OMP_WAIT_POLICY") if self.threads > 1 else {}
+        waiting = _settings(wait_policy="OMP_WAIT_POLICY") if self.threads > 1 else {}
         return {**common, "device": "cpu", "cores": cores, **kernels, **waiting}
 
 
@@ -140,7 +140,7 @@ MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "Fa
 """How a GPU computes, set by `hw.agent.instances.open_device`: torch's releases differ in their defaults."""
 
 
-def _told(**variables: str) -> dict[str, str]:
+def _settings(**variables: str) -> dict[str, str]:
     """Return the environment's settings of a device, by name."""
     return {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
 

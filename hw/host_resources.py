@@ -106,18 +106,18 @@ class SpeedMeter:
         self._clock_ns = clock_ns
         self._reference = Reference()
         self._due_ns = 0
-        self._read: tuple[int, float] = (0, 0.0)
+        self._reading: tuple[int, float] = (0, 0.0)
 
     def look(self) -> None:
         """Read, if it is time to."""
         now_ns = self._clock_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + _PERIOD_NS
-            self._read = (now_ns, self._reference.cpu_ns() / 1e9)
+            self._reading = (now_ns, self._reference.cpu_ns() / 1e9)
 
     def take(self) -> tuple[int, float]:
         """Return the last reading, once: when, and how many seconds; (0, 0.0) if there is none."""
-        reading, self._read = self._read, (0, 0.0)
+        reading, self._reading = self._reading, (0, 0.0)
         return reading
 
 

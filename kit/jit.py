@@ -50,11 +50,11 @@ def entry(function: Function) -> Function:
     if folder is None:
         return cast(Function, _njit(**_OPTIONS)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored for other users of Numba
-    former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
+    previous, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
     try:
         return cast(Function, _njit(cache=True, **_OPTIONS)(function))
     finally:
-        settings.CACHE_DIR = former
+        settings.CACHE_DIR = previous
 
 
 # --------------------------------------------------------------------------------------------------- linked, not built

@@ -217,7 +217,6 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(spec: ModuleSpec | None) -> Path | None:
-    """Return a module's file; None if it has none."""
     file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
     return file if file is not None and file.is_file() else None
 

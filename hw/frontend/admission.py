@@ -82,7 +82,7 @@ class Admission:
         self._limits = limits
         self._tokens = tokens
         self._journal = journal
-        self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
+        self._image_wait_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
 
     @property
     def is_ready(self) -> bool:
@@ -173,7 +173,7 @@ class Admission:
             reason = "draining" if self._bridge.is_draining else "not_ready"
             self._metrics.refused.labels(reason).inc(count)
             raise RequestError(f"{reason}: nothing is accepted now", 503)
-        if self._bridge.inside * self._least_s > timeout_s:
+        if self._bridge.inside * self._image_wait_s > timeout_s:
             self._metrics.refused.labels(DEADLINE).inc(count)
             raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
         inside = self._bridge.inside_of[token]  # also those whose client has left, until the router lets them go

@@ -175,7 +175,7 @@ class Acceptor:
 
 SHORTEST_TOKEN: Final = 16
 _MOST_BYTES: Final = 1 << 20
-_FIRST_KEPT: Final = 3  # the descriptor of the first socket that systemd hands over
+_SYSTEMD_DESCRIPTOR: Final = 3  # the descriptor of the first socket that systemd hands over
 
 
 def read_tokens(path: Path) -> dict[bytes, int]:
@@ -246,7 +246,7 @@ def listen(host: str, port: int, grpc_port: int | None = None, *, is_safe: bool)
     Raises:
         InputError: a port is not available, or others could reach it and it is not safe.
     """
-    inherited = _kept()
+    inherited = _systemd_socket()
     if inherited is not None:
         _require_safe(str(inherited.getsockname()[0]), is_safe=is_safe)
     with _bound("--port", host, port, is_safe) if inherited is None else inherited as http:
@@ -284,11 +284,11 @@ def _bound(flag: str, host: str, port: int, is_safe: bool, option: int = socket.
     return bound
 
 
-def _kept() -> socket.socket | None:
+def _systemd_socket() -> socket.socket | None:
     """Return systemd's socket (sd_listen_fds(3)): it outlives this process, and clients that connect meanwhile wait."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
-    listening = socket.socket(fileno=_FIRST_KEPT)
+    listening = socket.socket(fileno=_SYSTEMD_DESCRIPTOR)
     if listening.family not in (socket.AF_INET, socket.AF_INET6) or os.environ.get("LISTEN_FDS") != "1":
         raise InputError("systemd", "ListenStream", "allowed is one, of TCP, such as 127.0.0.1:8000")
     listening.set_inheritable(False)

@@ -111,9 +111,9 @@ def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
     raw, tensor = message.raw_input_contents, message.inputs[0]
     if raw:
         if len(raw) > 1 or len(raw[0]) != values * datatype.itemsize or tensor.HasField("contents"):
-            found = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
+            problem = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
             expected = f"its shape makes one of {values * datatype.itemsize}, and `contents` must be left out"
-            raise RequestError(f"raw_input_contents: {found:.80}; {expected}")
+            raise RequestError(f"raw_input_contents: {problem:.80}; {expected}")
         return np.frombuffer(raw[0], datatype)
     name = _CONTENTS[tensor.datatype]
     contents = getattr(tensor.contents, name)

@@ -219,7 +219,6 @@ class App:
         return Response(200, body, "application/octet-stream", (head, timing))
 
     async def _body(self, headers: Mapping[str, str], receive: Receive, client: Hashable) -> bytes:
-        """Return the whole body, within the limits."""
         limit = self._limits.body_bytes
         if int(headers.get("content-length", "0")) > limit:  # the parser lets digits through alone
             raise RequestError(f"the body has {headers['content-length']} bytes, allowed are {limit}", 413)

@@ -208,9 +208,9 @@ def request_of(head: Infer, values: Values, served: Served) -> Request:
         raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
     tensors: list[Input | Output] = [*head.inputs, *head.outputs]
     for tensor in tensors:
-        if odd := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
+        if unknown := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
             expected = " or ".join(_TENSOR_PARAMETERS)
-            raise RequestError(f"{tensor.name:.40}.parameters: found {odd[0]!r:.40}, expected {expected}")
+            raise RequestError(f"{tensor.name:.40}.parameters: found {unknown[0]!r:.40}, expected {expected}")
     images = _images(head.inputs[0], values, served)
     timeout_ns, service_class = _timeout_ns(head.parameters.get("timeout")), _service_class(head.parameters, served)
     return Request(head.id, images, _outputs(head, served), timeout_ns, service_class)
@@ -244,8 +244,8 @@ def _values(tensor: Input, binary: memoryview, datatype: np.dtype[Any], values: 
         return _json_values(tensor.data, datatype, values)
     needed = values * datatype.itemsize
     if size_bytes != needed or len(binary) != needed or tensor.data is not None:
-        found = f"{size_bytes!r:.40} is said, and {len(binary)} bytes stand behind the JSON"
-        raise RequestError(f"{INPUT}.binary_data_size: {found}; its shape makes {needed}, and `data` must be left out")
+        sizes = f"{size_bytes!r:.40} is said, and {len(binary)} bytes stand behind the JSON"
+        raise RequestError(f"{INPUT}.binary_data_size: {sizes}; its shape makes {needed}, and `data` must be left out")
     return np.frombuffer(binary, datatype)
 
 
@@ -376,7 +376,7 @@ def configuration(served: Served) -> dict[str, Any]:
 
 
 def _tensor(described: dict[str, Any]) -> dict[str, Any]:
-    """Without the batch's dimension, which `max_batch_size` stands for; Triton has no tensor without any other."""
+    """Return it without the batch's dimension, which `max_batch_size` stands for; Triton's tensors have another one."""
     tensor = {"name": described["name"], "data_type": f"TYPE_{described['datatype']}"}
     if dims := described["shape"][1:]:
         return {**tensor, "dims": dims}

@@ -310,7 +310,7 @@ class _Generator:
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
         self._waiting: deque[_Due] = deque()  # requests that found no connection
-        self._under_way = 0
+        self._in_flight = 0
         self._all_ended = asyncio.Event()
         self._began_s = 0.0
 
@@ -327,7 +327,7 @@ class _Generator:
             self._begin(due)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(load.patience_s):
-                while self._under_way:
+                while self._in_flight:
                     self._all_ended.clear()
                     await self._all_ended.wait()
         for connection in self._connections:
@@ -341,7 +341,7 @@ class _Generator:
         return [names[index] for index in drawn.tolist()]
 
     def _begin(self, due: _Due) -> None:
-        self._under_way += 1
+        self._in_flight += 1
         self._outcome.due += 1
         if self._idle:
             self._send(self._idle.pop(), due)
@@ -380,8 +380,8 @@ class _Generator:
         ended_s, began_s = time.perf_counter(), self._began_s
         times_s = due.at_s - began_s, sent_s - began_s, ended_s - began_s
         self._outcome.ended.append(Ended(due.name, *times_s, code, router_s, body))
-        self._under_way -= 1
-        if not self._under_way:
+        self._in_flight -= 1
+        if not self._in_flight:
             self._all_ended.set()
 
     def end(self, connection: _Connection, due: _Due, code: int) -> None:

@@ -116,7 +116,7 @@ class Metrics:
         self._router_ns = 0
         if served().class_names:
             self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
-            self._right = self._counter(
+            self._expected_right = self._counter(
                 "class_images_expected_right", "Of these, as many as the accuracy table says at their widths.", "class"
             )
             self._class_seconds = Histogram(
@@ -137,7 +137,7 @@ class Metrics:
         if names := self._served().class_names:
             name = names[service_class]
             self._of_class.labels(name).inc(len(answers))
-            self._right.labels(name).inc(sum(each.expected for each in answers))
+            self._expected_right.labels(name).inc(sum(each.expected for each in answers))
             self._class_seconds.labels(name).observe(took_s)
 
     def totals(self) -> RequestTotals:

@@ -58,8 +58,8 @@ class Pixels:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, places: Any, /) -> Pixels:
-        return Pixels(self.values[places], self.mean, self.deviation)
+    def __getitem__(self, indices: Any, /) -> Pixels:
+        return Pixels(self.values[indices], self.mean, self.deviation)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
         floats = np.empty(self.shape, np.float32)
@@ -181,8 +181,8 @@ def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
     train, train_labels, test, test_labels = _parts_of_digits()
     pairs, numbers = _pairs("train", train, train_labels)
     test_pairs, test_numbers = _pairs("test", test, test_labels)
-    shown, test_shown = (each.repeat(scale, axis=2).repeat(scale, axis=3) for each in (pairs, test_pairs))
-    return _normalised(name, shown, numbers, test_shown, test_numbers, 100)
+    large, test_large = (each.repeat(scale, axis=2).repeat(scale, axis=3) for each in (pairs, test_pairs))
+    return _normalised(name, large, numbers, test_large, test_numbers, 100)
 
 
 def _pairs(part: str, digits: Floats, labels: Labels) -> tuple[Floats, Labels]:
@@ -437,7 +437,7 @@ def test_sample(
     target: Path,
     size: int | None,
     channels: int,
-    most: int | None,
+    limit: int | None,
     on_progress: Callable[[int, int], None],
 ) -> int:
     """Write `test/CLASS/*.png` as `equally_large` does, of some test images, balanced over classes as far as possible.
@@ -445,7 +445,7 @@ def test_sample(
     Args:
         folder: with `test` (or `val`), with or without `train`; or with the classes themselves.
         size: None keeps the images' size if all have the same; otherwise it is `USUAL`.
-        most: images in all, about; None for `PICTURES`, and more of small ones.
+        limit: images in all, about; None for `PICTURES`, and more of small ones.
 
     Returns:
         How many can't be read.
@@ -462,20 +462,20 @@ def test_sample(
         raise InputError(str(source), "", "has no pictures; they lie in test/CLASS/, or in CLASS/")
     if empty := [path.name for path, pictures in classes.items() if not pictures]:
         raise InputError(str(source), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
-    size = size or _own_size(_of_each(classes, most or PICTURES))
-    most = most or min(SMALL_PICTURES, max(PICTURES, PICTURES * USUAL**2 // size**2))
-    images = [("test", path) for path in _of_each(classes, most)]
+    size = size or _own_size(_of_each(classes, limit or PICTURES))
+    limit = limit or min(SMALL_PICTURES, max(PICTURES, PICTURES * USUAL**2 // size**2))
+    images = [("test", path) for path in _of_each(classes, limit)]
     return _write(folder, images, target, size, channels, on_progress)
 
 
-def _of_each(classes: Mapping[Path, list[Path]], most: int) -> list[Path]:
-    per_class = max(1, -(-most // len(classes)))
+def _of_each(classes: Mapping[Path, list[Path]], limit: int) -> list[Path]:
+    per_class = max(1, -(-limit // len(classes)))
     return [path for pictures in classes.values() for path in spread(pictures, per_class)]
 
 
-def spread(pictures: Sequence[_Picture], most: int) -> list[_Picture]:
+def spread(pictures: Sequence[_Picture], limit: int) -> list[_Picture]:
     """Return an even selection from the first to the last: neighbours are often of one scene, or class."""
-    count = min(most, len(pictures))
+    count = min(limit, len(pictures))
     return [pictures[number * len(pictures) // count] for number in range(count)]
 
 

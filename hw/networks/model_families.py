@@ -135,11 +135,11 @@ class Family(Servable):
 
     def _empty(self, member: Member, source: str, key: str) -> MemberNetwork:
         """Return a member whose weights are to be filled."""
-        name, classes = Named(member.network, member.options, source, key), self.structure.classes
+        network, classes = Named(member.network, member.options, source, key), self.structure.classes
         rescale = Rescale.nothing(self.structure.input_shape[0])
         if member.form == "int8":
-            return MemberNetwork(rescale, Int8Network(build_quantizable(name, classes)), member.form)
-        return MemberNetwork(rescale, build_given(name, classes), member.form)
+            return MemberNetwork(rescale, Int8Network(build_quantizable(network, classes)), member.form)
+        return MemberNetwork(rescale, build_given(network, classes), member.form)
 
     @property
     def spec(self) -> ModelSpec:
@@ -238,7 +238,7 @@ class MemberInstance:
     @property
     def held_bytes(self) -> int:
         """See `Instance`."""
-        return sum(each.nbytes for each in self.module.state_dict().values())
+        return sum(tensor.nbytes for tensor in self.module.state_dict().values())
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """See `Instance`."""
@@ -296,7 +296,7 @@ class JoinedModels(Servable):
         self.parts = nn.ModuleList(part.model for part in parts)
         self._spec = _joined({part.name: part.model.spec for part in parts}, source)
         own_widths = [_Own(number, width) for number, part in enumerate(parts) for width in part.model.spec.widths]
-        self._own = dict(zip(self._spec.widths, own_widths, strict=True))
+        self._own_widths = dict(zip(self._spec.widths, own_widths, strict=True))
         self._steps = [self._spec.input_shape[1] // part.model.spec.input_shape[1] for part in parts]
 
     @property
@@ -308,24 +308,24 @@ class JoinedModels(Servable):
         """Return a model, and its own widths; raises `ValueError` if the key does not exist."""
         previous_width = self._spec.widest_input(segment, width) if previous_width is None else previous_width
         self._spec.require(segment, width, previous_width)
-        own_width = self._own[width]
+        own_width = self._own_widths[width]
         model = self.parts[own_width.part]
         assert isinstance(model, Servable), "nothing else is among them"
-        return model, own_width.width, IMAGE if previous_width == IMAGE else self._own[previous_width].width
+        return model, own_width.width, IMAGE if previous_width == IMAGE else self._own_widths[previous_width].width
 
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
         """See `Servable`."""
         model, own_width, previous = self._of(segment, width, previous_width)
         if segment == 1:
-            x = _every(x, self._steps[self._own[width].part])
+            x = _every(x, self._steps[self._own_widths[width].part])
         return model.forward_segment(x, segment, own_width, previous)
 
     def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> JoinedInstance:
         """See `Servable`."""
         model, own_width, _ = self._of(segment, width)
-        part = self._own[width].part
+        part = self._own_widths[width].part
         instance = model.instance(segment, own_width, path, f"{prefix}parts.{part}.")
-        widths = {joined: part_width.width for joined, part_width in self._own.items() if part_width.part == part}
+        widths = {joined: own.width for joined, own in self._own_widths.items() if own.part == part}
         return JoinedInstance(instance, width, {IMAGE: IMAGE, **widths}, self._steps[part] if segment == 1 else 1)
 
     def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
@@ -394,21 +394,21 @@ def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
     first = next(iter(specs))
     channels, *extent = max((spec.input_shape for spec in specs.values()), key=lambda shape: shape[1])
     for spec in specs.values():
-        sizes = [(large % own, large // own) for large, own in zip(extent, spec.input_shape[1:], strict=True)]
+        sizes = [(large % size, large // size) for large, size in zip(extent, spec.input_shape[1:], strict=True)]
         fits = spec.input_shape[0] == channels and len(set(sizes)) == 1 and sizes[0][0] == 0
         if not fits or (spec.segments, spec.classes) != (specs[first].segments, specs[first].classes):
-            has = {each: (*its.input_shape, its.segments, its.classes) for each, its in specs.items()}
-            what = ", ".join(
-                f"{each}: {c} x {h} x {w} in {s} segments, {n} classes" for each, (c, h, w, s, n) in has.items()
-            )
+            models = [
+                f"{name}: {' x '.join(map(str, each.input_shape))} in {each.segments} segments, {each.classes} classes"
+                for name, each in specs.items()
+            ]
             remedy = "take networks of as many segments and classes, whose images are alike or whole times as large"
-            raise InputError(source, "", f"{what}; {remedy}")
+            raise InputError(source, "", f"{', '.join(models)}; {remedy}")
     return ModelSpec(
         segments=specs[first].segments,
         widths=tuple(round(rank / count, 3) for rank in range(1, count + 1)),
         input_shape=(channels, *extent),
         classes=specs[first].classes,
         labels=tuple(f"{name} {spec.name_of(width)}" for name, spec in specs.items() for width in spec.widths),
-        nests=tuple(n for spec in specs.values() for n in spec.nests or (len(spec.widths),)),
+        nests=tuple(nest for spec in specs.values() for nest in spec.nests or (len(spec.widths),)),
         models=tuple((name, len(spec.widths)) for name, spec in specs.items()),
     )

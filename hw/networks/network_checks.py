@@ -125,7 +125,7 @@ def _slices_its_weights(subject: Subject) -> None:
 
 
 def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
-    return len(shape) == len(into) and all(1 <= a <= b for a, b in zip(shape, into, strict=True))
+    return len(shape) == len(into) and all(1 <= size <= limit for size, limit in zip(shape, into, strict=True))
 
 
 def _gives_its_shapes(subject: Subject) -> None:

@@ -118,8 +118,8 @@ def _arranged(weight: Tensor, dimensions: Sequence[Dimension], orders: Sequence[
     for axis, dimension in enumerate(dimensions):
         if not isinstance(dimension, int):
             group, features = dimension
-            places = orders[group][:, None] * features + torch.arange(features)
-            weight = weight.index_select(axis, places.flatten())
+            indices = orders[group][:, None] * features + torch.arange(features)
+            weight = weight.index_select(axis, indices.flatten())
     return weight
 
 
@@ -243,9 +243,9 @@ def _rescale(dataset: Dataset, images: Images, mean: Sequence[float], deviation:
     else:  # of all pixels, before they were normalised
         highest = torch.from_numpy(np.asarray(images)).amax((0, 2, 3))
         largest = float((highest * own_deviation + own_mean).max())
-    wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
-    weight = own_deviation / largest / wanted_deviation
-    return Rescale(weight, (own_mean / largest - wanted_mean) / wanted_deviation)
+    target_mean, target_deviation = torch.tensor(mean), torch.tensor(deviation)
+    weight = own_deviation / largest / target_deviation
+    return Rescale(weight, (own_mean / largest - target_mean) / target_deviation)
 
 
 def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source: str) -> None:

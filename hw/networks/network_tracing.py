@@ -90,12 +90,12 @@ class _Value:
     """The output of a node.
 
     Attributes:
-        place: of its layer; -1 is the image.
+        layer: its index; -1 is the image.
         group: before tied ones are one.
         features: of one channel, if it is flat.
     """
 
-    place: int
+    layer: int
     group: int
     features: int
     shape: Shape
@@ -182,14 +182,14 @@ class _Reading:
         if shape == x.shape:
             return x
         flat = self._append("flatten", "", [x], x.group, shape)
-        return _Value(flat.place, flat.group, pixels, shape)
+        return _Value(flat.layer, flat.group, pixels, shape)
 
     def _append(
         self, kind: Kind, name: str, inputs: Sequence[_Value], group: int, shape: Shape, **settings: Any
     ) -> _Value:
         x = inputs[0]
-        places = tuple(macs_per_pixel.place for macs_per_pixel in inputs)
-        layer = Layer(kind=kind, name=name, inputs=places, source=x.group, group=group, **settings)
+        indices = tuple(value.layer for value in inputs)
+        layer = Layer(kind=kind, name=name, inputs=indices, source=x.group, group=group, **settings)
         if layer.dimensions and any(earlier.name == name for earlier in self.layers):
             raise UnknownLayerError("it is used twice, with the same weights")
         outputs = prod(shape[1:]) if kind in ("conv", "depthwise") else 1
@@ -223,7 +223,7 @@ class _Reading:
     def whole(self, result: Any) -> tuple[list[Layer], list[Group], set[int]]:
         """Return layers and groups once all is tied, and the groups that no width changes: of images and of classes."""
         end = self._values.get(result)
-        if end is None or end.place != len(self.layers) - 1 or len(end.shape) != 1 or end.features != 1:
+        if end is None or end.layer != len(self.layers) - 1 or len(end.shape) != 1 or end.features != 1:
             raise UnknownLayerError("it must end with (images, classes) logits")
         roots = sorted({self._root(group) for group in range(len(self._parents))})
         number = {group: roots.index(self._root(group)) for group in range(len(self._parents))}
@@ -319,7 +319,7 @@ def _cuts(layers: Sequence[Layer], fixed: set[int]) -> list[int]:
 
     def is_clean(cut: int) -> bool:
         is_alone = all(at < cut for source, at in last_use.items() if source < cut - 1)
-        return is_alone and not any(places[0] < cut <= places[-1] for places in spans.values())
+        return is_alone and not any(indices[0] < cut <= indices[-1] for indices in spans.values())
 
     return [cut for cut in range(1, len(layers)) if is_clean(cut)]
 
@@ -327,9 +327,9 @@ def _cuts(layers: Sequence[Layer], fixed: set[int]) -> list[int]:
 def _best(cuts: Sequence[int], macs: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the cuts that minimize the costliest segment; if there are enough, of those with activations no larger
     than those of the neighbouring cuts."""
-    handed = [sizes[cut - 1] for cut in cuts]
-    smallest = [min(handed[max(0, index - 1) : index + 2]) for index in range(len(cuts))]
-    small = [cut for cut, size, limit in zip(cuts, handed, smallest, strict=True) if size == limit]
+    handover_sizes = [sizes[cut - 1] for cut in cuts]
+    smallest = [min(handover_sizes[max(0, index - 1) : index + 2]) for index in range(len(cuts))]
+    small = [cut for cut, size, limit in zip(cuts, handover_sizes, smallest, strict=True) if size == limit]
     candidates = small if len(small) >= SEGMENTS - 1 else cuts
     choices = combinations(candidates, min(SEGMENTS - 1, len(candidates)))
     return min(choices, key=lambda cut: max(sum(macs[begin:end]) for begin, end in pairwise((0, *cut, len(macs)))))

@@ -305,7 +305,7 @@ def _trained(
     finished_epochs = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
     tell = on_step or (lambda *_: None)
     tell(finished_epochs * run.steps, knobs.epochs * run.steps)
-    with _Board(tensorboard, finished_epochs) as log:
+    with _EpochLog(tensorboard, finished_epochs) as log:
         for epoch in range(finished_epochs, knobs.epochs):
             report = run.epoch(epoch, tell)
             log.add(report)
@@ -550,17 +550,17 @@ def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> 
     return padded[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
-class _Board:
+class _EpochLog:
     """A TensorBoard log, or nothing if no folder was given."""
 
-    def __init__(self, folder: Path | None, done: int) -> None:
+    def __init__(self, folder: Path | None, finished: int) -> None:
         self._writer = None
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+            self._writer = SummaryWriter(str(folder), purge_step=finished + 1 if finished else None)
 
-    def __enter__(self) -> _Board:
+    def __enter__(self) -> _EpochLog:
         return self
 
     def __exit__(self, *_: object) -> None:

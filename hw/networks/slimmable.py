@@ -444,5 +444,5 @@ def weight_name(layer: Layer, name: str) -> str:
 def _last_uses(structure: Structure, segment: int) -> list[list[int]]:
     """Return, for each layer of a segment, the values that no later layer needs."""
     layers = structure.segments[segment - 1]
-    last = {source: index for index, layer in enumerate(layers) for source in layer.inputs}
-    return [[source for source, at in last.items() if at == index] for index in range(len(layers))]
+    last_use = {source: index for index, layer in enumerate(layers) for source in layer.inputs}
+    return [[source for source, at in last_use.items() if at == index] for index in range(len(layers))]

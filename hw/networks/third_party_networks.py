@@ -170,26 +170,26 @@ class Int8Network(nn.Module):
 
     def __init__(self, network: nn.Module, images: Tensor | None = None) -> None:
         super().__init__()
-        self._held = [_quantized(network, images)]  # not as a part: it needs special code to be moved, cast and stored
+        self._inner = [_quantized(network, images)]  # not as a part: it needs special code to be moved, cast and stored
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute (B, classes) logits of (B, C, H, W) images."""
-        logits: Tensor = self._held[0](x)
+        logits: Tensor = self._inner[0](x)
         return logits
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
-        destination.update((prefix + name, tensor) for name, tensor in _plain(self._held[0].state_dict()))
+        destination.update((prefix + name, tensor) for name, tensor in _plain(self._inner[0].state_dict()))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, _: Any, __: bool, missing_keys: list[str], *rest: Any
     ) -> None:
-        state = self._held[0].state_dict()
+        state = self._inner[0].state_dict()
         missing = [prefix + name for name, _ in _plain(state) if prefix + name not in state_dict]
         missing_keys.extend(missing)
         if not missing:
             for name, value in state.items():
                 state[name] = _as_stored(name, value, state_dict, prefix)
-            self._held[0].load_state_dict(state)
+            self._inner[0].load_state_dict(state)
 
 
 def _quantized(network: nn.Module, images: Tensor | None) -> nn.Module:

@@ -126,9 +126,9 @@ def _of_its_classes(
     from torchvision.models import ResNet18_Weights
 
     labels = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
-    exact, places = ({of(name): index for index, name in enumerate(labels)} for of in (str, str.lower))
+    exact, lowercase = ({of(name): index for index, name in enumerate(labels)} for of in (str, str.lower))
     class_names = [name.replace("_", " ") for name in dataset.names]  # two of ImageNet's differ by a capital letter
-    rows = [exact.get(name, places.get(name.lower(), -1)) for name in class_names]
+    rows = [exact.get(name, lowercase.get(name.lower(), -1)) for name in class_names]
     heads = [
         name
         for name, tensor in needed.items()
@@ -435,7 +435,7 @@ def dominated(members: Sequence[Judged]) -> dict[str, Judged]:
     Of two equal ones the first named stays.
     """
     frontier, dominators = list[Judged](), dict[str, Judged]()
-    for member in sorted(members, key=lambda one: (-one.top1, one.pass_s)):
+    for member in sorted(members, key=lambda each: (-each.top1, each.pass_s)):
         as_fast = [other for other in frontier if other.pass_s <= (1 + NOISE) * member.pass_s]
         if as_fast:
             dominators[member.member.label] = min(as_fast, key=lambda other: other.pass_s)
