@@ -34,8 +34,8 @@ def write(
 ) -> None:
     """Write a file atomically: a reader finds the complete old file or the complete new one."""
     plain = {name: np.array(value, order="C") for name, value in tensors.items()}
-    header = {**metadata, "schema": schema}
-    content = save(plain, {**header, CHECKSUM: _checksum(plain, header)})
+    fields = {**metadata, "schema": schema}
+    content = save(plain, {**fields, CHECKSUM: _checksum(plain, fields)})
     with atomic_path(path) as temporary:
         temporary.write_bytes(same_header(content))
 

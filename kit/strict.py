@@ -222,7 +222,12 @@ def _of_yaml(text: str, mark: Any) -> str:
 
 def validate(model: type[Document], raw: dict[str, Any], source: str) -> Document:
     """Check plain data against a `model`; raises `InputError` as `parse` does."""
-    _require_schema(model, raw, source)
+    # First the schema: a document of another kind has another one, and few keys in common.
+    allowed, schema = get_args(_fields(model).get("schema")), raw.get("schema")
+    if allowed and schema is not None and schema not in allowed:
+        kind = _KINDS.get(str(schema).partition("/")[0])
+        prefix = f"{kind}; " if kind else ""
+        raise InputError(source, "schema", f"found {schema!r:.80}: {prefix}wanted here is {allowed[0]!r}")
     try:
         # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
         return model.model_validate_json(json.dumps(raw))
@@ -231,15 +236,6 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
         raise InputError(source, with_name(raw, refusal.key), refusal.problem) from None
     except (TypeError, ValueError) as error:
         raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
-
-
-def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str) -> None:
-    """Check `schema` before all keys: a document of another kind has another one, and few keys in common."""
-    allowed, schema = get_args(_fields(model).get("schema")), raw.get("schema")
-    if allowed and schema is not None and schema not in allowed:
-        kind = _KINDS.get(str(schema).partition("/")[0])
-        prefix = f"{kind}; " if kind else ""
-        raise InputError(source, "schema", f"found {schema!r:.80}: {prefix}wanted here is {allowed[0]!r}")
 
 
 def with_name(raw: Any, key: str) -> str:
@@ -473,9 +469,9 @@ def plain_name(text: str) -> str:
     """Return a name that is valid for files and folders, too; raises ValueError, with a similar one, for any other."""
     if re.fullmatch(NAME, text):
         return text
-    plain = as_name(text)
+    near = as_name(text)
     allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
-    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {plain}" if plain else ""))
+    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {near}" if near else ""))
 
 
 def as_name(text: str, otherwise: str = "") -> str:

@@ -229,7 +229,7 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
             "inference-header-content-length": str(len(head)),
             "content-length": str(len(head) + len(image)),
         }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        lines = "".join(f"{header}: {value}\r\n" for header, value in headers.items())
         requests.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
     return requests
 

@@ -409,8 +409,8 @@ class _Training:
             remedy = "lower training.learning_rate; what was learned before this epoch is in the checkpoint"
             raise WorkError(f"training diverged in epoch {epoch + 1}: the loss is {widest} and {narrowest}; {remedy}")
         is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
-        top1 = self._uniform_top1() if is_probed else {}
-        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
+        shares = self._uniform_top1() if is_probed else {}
+        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, shares)
 
     def _batches(self, rng: np.random.Generator, pixels: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` if given, and (B,) labels."""
