@@ -107,7 +107,8 @@ class Log:
     def _continue(self, text: bytes, stamp: Mapping[str, str]) -> None:
         """Read the existing log; only then drop the truncated rest, so that a refused file stays unchanged."""
         header = json.dumps({"schema": SCHEMA, "stamp": dict(stamp)}).encode()
-        lines, whole_bytes = _whole_lines(text)
+        whole_bytes = text.rfind(b"\n") + 1
+        lines = text[:whole_bytes].splitlines()
         if lines:
             self._require_stamp(_stamp(self.path, lines[0]), stamp)
             for record in _records(self.path, lines[1:]):
@@ -131,7 +132,7 @@ class Log:
     def _require_stamp(self, logged: Mapping[str, str], stamp: Mapping[str, str]) -> None:
         for key in sorted({*logged, *stamp}):
             if logged.get(key) != stamp.get(key):
-                problem = f"the log is of {_said(logged, key)}, this calibration of {_said(stamp, key)}"
+                problem = f"the log is of {_shown(logged, key)}, this calibration of {_shown(stamp, key)}"
                 remedy = "choose another path, or remove the log to start afresh"
                 raise InputError(str(self.path), f"stamp.{key}", f"{problem}; {remedy}")
 
@@ -147,18 +148,11 @@ class _Record(msgspec.Struct, frozen=True):
     result: dict[str, Any]
 
 
-def _whole_lines(text: bytes) -> tuple[list[bytes], int]:
-    """Return the complete lines, and their size in bytes."""
-    whole_bytes = text.rfind(b"\n") + 1
-    return text[:whole_bytes].splitlines(), whole_bytes
-
-
 def _no_log(path: Path) -> InputError:
     return InputError(str(path), "schema", f"no calibration log ({SCHEMA}); remove it, or name another folder")
 
 
 def _stamp(path: Path, line: bytes) -> dict[str, str]:
-    """Return the stamp in a log's first line."""
     try:
         return msgspec.convert(json.loads(line), _Header).stamp
     except (ValueError, msgspec.ValidationError):
@@ -190,7 +184,7 @@ class _UnwritableError(WorkError):
     """The log itself failed; its message reports what is kept."""
 
 
-def _said(stamp: Mapping[str, str], key: str) -> str:
+def _shown(stamp: Mapping[str, str], key: str) -> str:
     return repr(stamp[key]) if key in stamp else "an unknown one"
 
 

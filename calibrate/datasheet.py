@@ -239,8 +239,8 @@ def idle_share(memory: MemoryKind) -> float:
 
 def gpu_key(name: str) -> str | None:
     """Return the table's key of a GPU, however its name is spelled (`V100`, `NVIDIA GeForce RTX 2080 Ti`)."""
-    wanted = _plain(name)
-    return next((key for key, gpu in GPUS.items() if wanted in (_plain(key), _plain(gpu.name))), None)
+    plain = _plain(name)
+    return next((key for key, gpu in GPUS.items() if plain in (_plain(key), _plain(gpu.name))), None)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -251,8 +251,8 @@ def find_gpu(name: str) -> Gpu:
     """
     key = gpu_key(name)
     if key is None:
-        known = nearest(name.lower(), GPUS, same_numbers=True)
-        problem = f"no published figures of {name!r}; {known}; for a GPU of your own give its sheet, SHEET.yaml"
+        similar = nearest(name.lower(), GPUS, same_numbers=True)
+        problem = f"no published figures of {name!r}; {similar}; for a GPU of your own give its sheet, SHEET.yaml"
         raise InputError("profile synth", "gpu", problem)
     return GPUS[key]
 
@@ -357,7 +357,9 @@ def _curve(gpu: Gpu, key: Key, costs: ModelCosts, batch_limit: int) -> LatencyCu
         p50_s=latency_s,
         utilization=shares(kernels_s + each.busy_s for each in passes),
         sm_utilization=shares(each.work_s for each in passes),
-        energy_j_per_image=tuple(rounded(range_w * p.work_s / b) for b, p in zip(batches, passes, strict=True)),
+        energy_j_per_image=tuple(
+            rounded(range_w * times.work_s / size) for size, times in zip(batches, passes, strict=True)
+        ),
         host_share=shares(each.launch_s for each in passes),
         bandwidth_share=shares(moved_s),
     )

@@ -77,11 +77,12 @@ def probe(spec: DeviceSpec, sensor: HardwareSensor | None = None) -> Probe:
     """
     sensor = sensor or open_sensor(spec, ())
     power = sensor.supports()["power"].provenance
+    telemetry = {f"telemetry_{name}": value for name, value in sensor.describe().items()}
     info = DeviceInfo(
         kind=spec.kind,
         name=device_name(spec),
         vram_bytes=spec.vram_bytes,
-        stamps={**_machine(), **gpu_stamps(spec), **{f"telemetry_{k}": v for k, v in sensor.describe().items()}},
+        stamps={**_machine(), **gpu_stamps(spec), **telemetry},
     )
     return Probe(info, power in (Provenance.MEASURED, Provenance.POLLED))
 
@@ -223,14 +224,14 @@ class Interference:
     Attributes:
         share: share of the device's time, in [0, 1], including `stolen`; None if unknown.
         processes: number of other processes that have the device open; None likewise.
-        place: the observed part of the machine, if it is not the whole device; for display.
+        location: the observed part of the machine, if it is not the whole device; for display.
         users: the programs that use it most, as far as known; for display.
         stolen: share taken by a virtual machine's host, as far as known.
     """
 
     share: float | None
     processes: tuple[int, ...] | None = None
-    place: str = ""
+    location: str = ""
     users: tuple[str, ...] = ()
     stolen: float = 0.0
 
@@ -243,8 +244,8 @@ class Interference:
     @property
     def details(self) -> str:
         """Place and users, as far as known: for display, not for a profile that is passed on."""
-        most = f"most of it by {', '.join(self.users)}" if self.users else ""
-        return "; ".join(text for text in (self.place, most) if text)
+        users = f"most of it by {', '.join(self.users)}" if self.users else ""
+        return "; ".join(text for text in (self.location, users) if text)
 
     @property
     def notable(self) -> bool:
@@ -307,11 +308,12 @@ def on_cores(
     watch = CoreWatch([cores], lambda: {pid: Used(process_cpu_s(pid)) for pid in pids}, core_times, clock)
     wait(LOOK_S)
     load, elapsed_s = watch.take(), (clock() - began_ns) / NS_PER_S
-    here = {pid: process for pid, process in processes().items() if process.core in cores and pid not in pids}
-    place, users = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}", _most(before, here, elapsed_s)
+    after = {pid: process for pid, process in processes().items() if process.core in cores and pid not in pids}
+    location = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}"
+    users = _most(before, after, elapsed_s)
     if load is None:
-        return Interference(None, place=place, users=users)
-    return Interference(load.share, place=place, users=users, stolen=load.stolen)
+        return Interference(None, location=location, users=users)
+    return Interference(load.share, location=location, users=users, stolen=load.stolen)
 
 
 def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s: float) -> tuple[str, ...]:
@@ -407,8 +409,8 @@ def differences(profile: Mapping[str, str], here: Mapping[str, str]) -> tuple[Di
         if profile.get(stamp) != here.get(stamp):
             return (Difference(stamp, profile.get(stamp), here.get(stamp)),)
     expected = [name for name in VERSIONS if here.get(KIND) == "cuda" or name not in OF_A_GPU]
-    names = dict.fromkeys([*expected, *here, *profile])
-    return tuple(Difference(n, profile.get(n), here.get(n)) for n in names if _differs(profile.get(n), here.get(n)))
+    pairs = {name: (profile.get(name), here.get(name)) for name in (*expected, *here, *profile)}
+    return tuple(Difference(name, *pair) for name, pair in pairs.items() if None in pair or pair[0] != pair[1])
 
 
 def require_model(profile: Profile, model_hash: str, source: str, key: str) -> None:
@@ -438,10 +440,6 @@ def require_captured(profile: Profile, captured: int, warmed: int, source: str, 
         problem = f"{captured} of {warmed} passes are captured here, {recorded} when {profile.name} was calibrated"
         remedy = "calibrate again with this torch and driver, or run the network that the profile is of"
         raise InputError(source, key, f"{problem}; {remedy}")
-
-
-def _differs(profile: str | None, here: str | None) -> bool:
-    return profile is None or here is None or profile != here
 
 
 def _path(execution: Mapping[str, str]) -> dict[str, str]:

@@ -164,8 +164,8 @@ class AgentBench:
         for times in LEAD_TIMES if across else (0,):
             before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(times * first_s * NS_PER_S)
             for index, agent in enumerate(agents):
-                mine = tuple(points[index :: len(agents)])
-                agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))
+                part = tuple(points[index :: len(agents)])
+                agent.send(BenchmarkTogether(part, duration_s, begin_ns if across else 0))
             results = [agent.expect(TogetherResult) for agent in agents]
             if (apart := apart_share(results)) <= MAX_APART:
                 break
@@ -204,8 +204,8 @@ class AgentBench:
         """Return the pause after each pass for which passes take `duty` of the time."""
         if duty >= 1.0:
             return 0.0
-        seen = self.timed(point, 5, 5, 0.0)
-        return (1 / duty - 1) * sorted(seen.samples_s)[len(seen.samples_s) // 2]
+        timed = self.timed(point, 5, 5, 0.0)
+        return (1 / duty - 1) * sorted(timed.samples_s)[len(timed.samples_s) // 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class Opened:
 
 
 @contextmanager
-def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
+def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
     """Open a device for measurement, with a second process on it.
 
     Args:
@@ -264,22 +264,22 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
         InputError: the device does not exist, or others use it.
         WorkError: the device or a process failed.
     """
-    device, file = wanted.device, wanted.file
+    device, file = request.device, request.file
     sensor = open_sensor(device, ())
     probed = probe(device, sensor)
     meter = meter_of(device, probed, sensor)
-    others = interference(device, sensor)
-    require_quiet(meter.device, others, wanted.allow_busy)
+    use = interference(device, sensor)
+    require_quiet(meter.device, use, request.allow_busy)
     _settle(device, meter, probed)
     bare = _idle_looks(meter, probed, idle_s)
     bandwidth = bandwidth_bytes_s(device)  # its process has ended, so memory of contexts is the agents' alone
-    with bench_of(file, device, wanted.peer, sibling=True) as bench:
+    with bench_of(file, device, request.peer, sibling=True) as bench:
         _settle(device, bench.meter, probed)
         context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
         tested = sensor_test(bench.meter, probed, context, lambda seconds: bench.solo(load, 1, 2, seconds))
         after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if probed.metered and fall_look_s else []
         bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
-        probed, meter = _stamped(probed, tested, others), replace(meter, trust=tested.trust)
+        probed, meter = _stamped(probed, tested, use), replace(meter, trust=tested.trust)
         facts = DeviceFacts(
             info=probed.info,
             execution=device.execution(),
@@ -288,14 +288,14 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
             power=power_model(
                 device, probed, _idle_w(device, meter, probed, bare), _idle_w(device, bench.meter, probed, context)
             ),
-            sensor=sensor_model(device, wanted.sensor_period_s, sensor),
+            sensor=sensor_model(device, request.sensor_period_s, sensor),
             context_bytes=bench.agent.wait_until_ready().context_bytes,
             fall_s=fall_s(after, bench.meter.rise_s),
             padded_sizes=device.warm_sizes,
         )
-        notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
+        warnings = (f"{use}: what is measured may be theirs, too",) if use.notable else ()
         with naming_a_lost_device(meter):
-            yield Opened(bench, probed, facts, (*notable, *tested.warnings))
+            yield Opened(bench, probed, facts, (*warnings, *tested.warnings))
 
 
 @contextmanager
@@ -303,11 +303,11 @@ def bench_of(
     file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, sibling: bool = False
 ) -> Iterator[AgentBench]:
     """Start agents on a device; yields the bench with its meter."""
-    named = [("calibrated", device)]
-    named += [("sibling", device)] if sibling else []
+    devices = [("calibrated", device)]
+    devices += [("sibling", device)] if sibling else []
     has_own_peer = peer is not None and not (sibling and peer == device)
-    named += [("peer", peer or device)] if has_own_peer else []
-    with torch_agents(named, file) as specs, start_agents(specs) as agents:
+    devices += [("peer", peer or device)] if has_own_peer else []
+    with torch_agents(devices, file) as specs, start_agents(specs) as agents:
         on_device = agents[: 2 if sibling else 1]
         sensor = open_sensor(device, tuple(agent.pid for agent in on_device))
         yield AgentBench(
@@ -390,8 +390,8 @@ def sensor_test(
     return self_test(meter, idle[round(IDLE_DROPPED * len(idle)) :], load, look)
 
 
-def _stamped(probed: Probe, tested: SelfTest, others: Interference) -> Probe:
-    stamps = {**probed.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
+def _stamped(probed: Probe, tested: SelfTest, use: Interference) -> Probe:
+    stamps = {**probed.info.stamps, "telemetry_self_test": tested.text, "interference": str(use)}
     stamps |= tested.trust.stamps() if probed.metered else {}
     return Probe(probed.info.model_copy(update={"stamps": stamps}), probed.metered and tested.trust.power)
 
@@ -402,7 +402,7 @@ def _stamped(probed: Probe, tested: SelfTest, others: Interference) -> Probe:
 Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[Way]]
 
 
-def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:
+def settled(request: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:
     """Return the calibration with the fastest way at the padded sizes, and the times in words (empty for one way).
 
     A resumed log determines both: the rest is measured as its begin was.
@@ -411,23 +411,23 @@ def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[Calibration
         InputError: the file is not a model.
         WorkError: the device failed.
     """
-    device, words = wanted.device, ""
+    device, text = request.device, ""
     if device.kind != "cuda":
-        return wanted, words
-    begun, candidates = _begun(wanted), wanted.candidates or (device,)
+        return request, text
+    begun, candidates = _begun(request), request.candidates or (device,)
     if begun is None:
-        ways = timed(wanted.file, candidates, powers_of_two(wanted.batch_limit))
-        best = quickest(ways)
-        begun = replace(best.device, warm_sizes=padded_sizes(wanted.batch_limit, best.block_s))
-        words = "; ".join(map(str, ways)) if len(ways) > 1 else ""
-    return replace(wanted, device=begun, peer=begun if wanted.peer == wanted.device else wanted.peer), words
+        raced = timed(request.file, candidates, powers_of_two(request.batch_limit))
+        best = quickest(raced)
+        begun = replace(best.device, warm_sizes=padded_sizes(request.batch_limit, best.block_s))
+        text = "; ".join(map(str, raced)) if len(raced) > 1 else ""
+    return replace(request, device=begun, peer=begun if request.peer == request.device else request.peer), text
 
 
-def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
+def _begun(request: CalibrationRequest) -> DeviceSpec | None:
     """Return a log's candidate, with its sizes; None if it matches none (and is refused), or without a log."""
-    stamp = logged_stamp(wanted.log_path)
+    stamp = logged_stamp(request.log_path)
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
-    formats, candidates = formats_of(execution), wanted.candidates or (wanted.device,)
+    formats, candidates = formats_of(execution), request.candidates or (request.device,)
     sizes = tuple(int(size) for size in stamp.get(PADDED_SIZES, "").split(",") if size.isdigit())
-    ways = (replace(way, warm_sizes=sizes) for way in candidates if formats and sizes)
-    return next((way for way in ways if replace(way, **formats) == way), None)
+    sized = (replace(candidate, warm_sizes=sizes) for candidate in candidates if formats and sizes)
+    return next((candidate for candidate in sized if replace(candidate, **formats) == candidate), None)

@@ -87,8 +87,8 @@ class Allowed:
     @classmethod
     def by(cls, promised_pct: float, stated_pct: float = 0.0, repeatability_pct: float = 0.0) -> Allowed:
         """Return the allowed error by this module's rule."""
-        least = max(promised_pct, 2 * repeatability_pct)
-        return cls(max(least, 2 * stated_pct), max(least, stated_pct))
+        floor_pct = max(promised_pct, 2 * repeatability_pct)
+        return cls(max(floor_pct, 2 * stated_pct), max(floor_pct, stated_pct))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +268,10 @@ def check(
     if points < 1:
         raise InputError("--points", "", f"must be at least 1, found {points}")
     numbers, visit = numbers_of(profile, points), _Visit.begin(bench, profile)
-    first = _look(visit, rng, numbers, on_progress)
-    suspects = {metric.metric: numbers[metric.metric] for metric in first if metric.verdict == "drifted"}
-    again = {metric.metric: metric for metric in _look(visit, rng, suspects, on_progress, looks=2)}
-    return tuple(again.get(metric.metric, metric) for metric in first)
+    metrics = _look(visit, rng, numbers, on_progress)
+    suspects = {metric.metric: numbers[metric.metric] for metric in metrics if metric.verdict == "drifted"}
+    repeated = {metric.metric: metric for metric in _look(visit, rng, suspects, on_progress, looks=2)}
+    return tuple(repeated.get(metric.metric, metric) for metric in metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +289,11 @@ class _Visit:
 
     @classmethod
     def begin(cls, bench: Bench, profile: Profile) -> _Visit:
-        curves, known = _curves(profile), profile.slowdown
+        curves = _curves(profile)
         watched = bench.solo(Point(*min(curves), 1), EFFORT.warmup, EFFORT.repeats, WATCH_S, paused=False)
-        seen = look(watched.repeats_s, watched.references_s)
-        return cls(
-            bench, profile, curves, Speed(seen.best_s, seen.full_s, known.reference_exponent if known else EXPONENT)
-        )
+        observed = look(watched.repeats_s, watched.references_s)
+        exponent = profile.slowdown.reference_exponent if profile.slowdown else EXPONENT
+        return cls(bench, profile, curves, Speed(observed.best_s, observed.full_s, exponent))
 
     def solo(self, point: Point) -> ComparedValue:
         """Measure a point alone, at full speed, at once again while others take the device or its speed."""
@@ -313,10 +312,10 @@ class _Visit:
         step = Together(points, across=across)
         result = perform(self.bench, step, EFFORT)
         (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self.speed.exponent)
-        if len(observed.seen) < len(points):
+        if len(observed.finished) < len(points):
             return []
         predicted = predict_slow_downs(points, self.curves, sharing_of(self.profile), across=across)
-        return [ComparedValue(" + ".join(map(str, points)), tuple(predicted), tuple(observed.seen))]
+        return [ComparedValue(" + ".join(map(str, points)), tuple(predicted), tuple(observed.finished))]
 
 
 def _look(
@@ -337,10 +336,10 @@ def _look(
             pairs[metric].append(visit.solo(draw_point(keys, sizes, rng)))
         else:
             pairs[metric] += visit.together(draw_set(keys, sizes, rng), metric == ACROSS_ERROR)
-    words = {SOLO_ERROR: ("slower", "faster")}
+    directions = {SOLO_ERROR: ("slower", "faster")}
     return [
         CheckedMetric(
-            metric, tuple(pair), allowed(visit.profile, metric), *words.get(metric, ("more", "less")), looks=looks
+            metric, tuple(pair), allowed(visit.profile, metric), *directions.get(metric, ("more", "less")), looks=looks
         )
         for metric, pair in pairs.items()
     ]

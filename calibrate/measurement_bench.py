@@ -81,7 +81,7 @@ def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownL
     times_s = np.asarray(repeats_s)
     smoothed_s = _smoothed(np.asarray(references_s), 1 + 2 * int(SHORTEST_SPELL_S / np.median(times_s)))
     is_slow = smoothed_s > SLACK * best_s
-    spells = int(is_slow[0]) + int(np.count_nonzero(~is_slow[:-1] & is_slow[1:]))
+    spells = int(np.count_nonzero(np.diff(is_slow, prepend=False) & is_slow))
     full_s = best_s if is_slow.all() else float(np.median(smoothed_s[~is_slow]))
     return SlowdownLook(best_s, full_s, float(times_s[is_slow].sum()) / max(1, spells))
 
@@ -325,8 +325,8 @@ def cpu_bandwidth_bytes_s(threads: int) -> float:
 
 def cuda_bandwidth_bytes_s(index: int, _: Tell) -> float:
     """Return the best of a few series of large copies inside the GPU's memory."""
-    place = torch.device("cuda", index)
-    return row_bandwidth_bytes_s(torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=place), finish)
+    device = torch.device("cuda", index)
+    return row_bandwidth_bytes_s(torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=device), finish)
 
 
 def row_bandwidth_bytes_s(source: torch.Tensor, wait: Callable[[torch.device], object]) -> float:

@@ -271,8 +271,8 @@ class Extras:
     @property
     def transfers(self) -> tuple[int, ...]:
         """Sizes to move, up to the largest, beyond which times would be extrapolated."""
-        more = (self.largest_bytes,) if self.largest_bytes > TRANSFER_BYTES[-1] else ()
-        return (*TRANSFER_BYTES, *more) if self.peer else ()
+        largest = (self.largest_bytes,) if self.largest_bytes > TRANSFER_BYTES[-1] else ()
+        return (*TRANSFER_BYTES, *largest) if self.peer else ()
 
 
 # -------------------------------------------------------------------------------------------------------- batch sizes
@@ -280,7 +280,7 @@ class Extras:
 
 def powers_of_two(batch_limit: int) -> tuple[int, ...]:
     """Return the powers of two up to the limit, and the limit."""
-    return tuple(sorted({1 << i for i in range(batch_limit.bit_length())} | {batch_limit}))
+    return tuple(sorted({1 << exponent for exponent in range(batch_limit.bit_length())} | {batch_limit}))
 
 
 def full_grid(batch_limit: int) -> tuple[int, ...]:
@@ -340,8 +340,8 @@ def make_plan(
     between += dict.fromkeys(_steady(keys, sizes, extras)) if extras.power else ()
     rounds: list[list[Step]] = [[*_round(keys, sizes, rng, from_disk=True), *between]]
     for number in range(2, effort.most_rounds + 1):
-        again = _round(keys, sizes, rng, from_disk=False)
-        rounds.append([*again, *(shuffled(sets, rng) if number > effort.rounds else ())])
+        repeats = _round(keys, sizes, rng, from_disk=False)
+        rounds.append([*repeats, *(shuffled(sets, rng) if number > effort.rounds else ())])
     planned = (
         PlannedStep(step, number, number <= effort.rounds, estimate_s(step, effort, guess))
         for number, steps in enumerate(rounds, start=1)
@@ -378,7 +378,7 @@ def path_of(keys: Sequence[Key], size: int, choose: Callable[[Sequence[float]], 
     path: list[Point] = []
     previous = 0.0
     for segment in sorted({key[0] for key in keys}):
-        width = choose([width for s, width, p in keys if (s, p) == (segment, previous)])
+        width = choose([width for number, width, before in keys if (number, before) == (segment, previous)])
         path.append(Point(segment, width, previous, size))
         previous = width
     return tuple(path)
@@ -451,8 +451,8 @@ def guess_from(
         paths: of the two, the smaller batch first.
     """
     small, large = paths
-    macs, more = sum(costs[point.key].macs for point in small), large[0].batch - small[0].batch
-    price_s = max(0.0, blocks_s[1] - blocks_s[0]) / (macs * more) if more else blocks_s[0] / macs
+    macs, difference = sum(costs[point.key].macs for point in small), large[0].batch - small[0].batch
+    price_s = max(0.0, blocks_s[1] - blocks_s[0]) / (macs * difference) if difference else blocks_s[0] / macs
     floor_s = max(0.0, blocks_s[0] - price_s * macs * small[0].batch) / len(small)
     return lambda point: floor_s + price_s * costs[point.key].macs * point.batch
 
@@ -463,9 +463,9 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
         case InstancePoints(points=points):
             return effort.load_s + STEP_OVERHEAD_S + sum(alone_s(effort, guess(point)) for point in points)
         case Together(points, across=across):
-            made_s = effort.load_s / 3 * (len(points) + len(set(points))) + (LEAD_S if across else 0.0)
+            loads_s = effort.load_s / 3 * (len(points) + len(set(points))) + (LEAD_S if across else 0.0)
             members_s = sum(max(ALONE_SHARE * effort.together_s, 3 * guess(point)) for point in set(points))
-            return made_s + members_s + together_s(effort, list(map(guess, points)))
+            return loads_s + members_s + together_s(effort, list(map(guess, points)))
         case Watch():
             return STEP_OVERHEAD_S + WATCH_S
         case Paths(paths):

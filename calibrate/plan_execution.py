@@ -93,9 +93,9 @@ def measure(
             if not planned.required and slowness * planned.estimated_s > budget_left_s:
                 skipped += 1
                 continue
-            left = plan.steps[index:]
-            needed_s = slowness * sum(each.estimated_s for each in left if each.required)
-            left_s = max(0.0, needed_s, min(budget_left_s, slowness * sum(each.estimated_s for each in left)))
+            remaining = plan.steps[index:]
+            needed_s = slowness * sum(each.estimated_s for each in remaining if each.required)
+            left_s = max(0.0, needed_s, min(budget_left_s, slowness * sum(each.estimated_s for each in remaining)))
             on_progress(CalibrationProgress(len(measurements), len(plan.steps), left_s, describe(planned.step)))
         measurements.append((planned.step, once(bench, planned, plan.effort, log, clock)))
         done_s += planned.estimated_s
@@ -160,5 +160,5 @@ def _together(bench: Bench, points: Sequence[Point], across: bool, effort: Effor
 
 def undisturbed(rounds: Sequence[Disturbable]) -> Sequence[Disturbable]:
     """Return rounds that other programs hardly disturbed; if there is none, the least disturbed."""
-    kept = [result for result in rounds if result.disturbed_share <= DISTURBED]
-    return kept or sorted(rounds, key=lambda result: result.disturbed_share)[:1]
+    valid = [result for result in rounds if result.disturbed_share <= DISTURBED]
+    return valid or sorted(rounds, key=lambda result: result.disturbed_share)[:1]

@@ -129,7 +129,7 @@ def sampled(
     """
     has_counter = sensor.supports()["energy"].provenance is not None
     pause_s = period_s if period_s is not None else COUNTER_LOOK_PERIOD_S if has_counter else LOOK_PERIOD_S
-    seen: list[Watched] = []
+    looks: list[Watched] = []
     end = threading.Event()
 
     def look() -> None:
@@ -137,13 +137,13 @@ def sampled(
         while not end.wait(pause_s):
             energy_j, at_s = sensor.energy_j(), time.monotonic_ns() / NS_PER_S
             is_detailed = detailed and at_s >= detailed_s + DETAILS_PERIOD_S
-            seen.append(Watched(at_s, sensor.sample(), energy_j, sensor.details() if is_detailed else Details()))
+            looks.append(Watched(at_s, sensor.sample(), energy_j, sensor.details() if is_detailed else Details()))
             detailed_s = at_s if is_detailed else detailed_s
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield lambda: list(seen)
+        yield lambda: list(looks)
     finally:
         end.set()
         thread.join()
@@ -181,22 +181,22 @@ def mean_power(
     """
     if any(look.reading.lost for look in watched):
         raise WorkError(f"{device} is lost: it answers no more; reset or reboot it")
-    kept = past_rise(watched, rise_s)
-    counted = _counted(kept) if trust.counter else None
-    powers = [look.reading.power_w for look in kept if look.reading.power_w is not None] if trust.polling else []
+    looks = past_rise(watched, rise_s)
+    counted = _counted(looks) if trust.counter else None
+    powers = [look.reading.power_w for look in looks if look.reading.power_w is not None] if trust.polling else []
     if counted is None and not powers:
         remedy = "give a larger budget, so that it is looked at for longer; else load its driver anew, or reboot"
         raise WorkError(f"{device}: the power sensor said nothing for a whole measurement; {remedy}")
     power_w = counted.power_w if counted is not None else float(np.mean(powers))
-    if problem := _nonsense([power_w] if counted is not None else powers, _utilizations(kept, trust), limit_w):
+    if problem := _nonsense([power_w] if counted is not None else powers, _utilizations(looks, trust), limit_w):
         raise WorkError(f"{device}: its sensor said {problem}; load its driver anew, or reboot")
     provenance = Provenance.MEASURED
     if counted is None:
-        provenance = kept[-1].reading.provenance.get("power_w", Provenance.POLLED)
-    details = [look.details for look in kept]
+        provenance = looks[-1].reading.provenance.get("power_w", Provenance.POLLED)
+    details = [look.details for look in looks]
     return MeanPower(
         power_w=power_w,
-        utilization=_mean(_utilizations(kept, trust)),
+        utilization=_mean(_utilizations(looks, trust)),
         provenance=provenance,
         sm_utilization=_mean(detail.sm_utilization for detail in details),
         sm_occupancy=_mean(detail.sm_occupancy for detail in details),
@@ -234,12 +234,12 @@ def _counted(looks: Sequence[Watched]) -> _Counted | None:
 
 
 def _utilizations(looks: Sequence[Watched], trust: SensorTrust) -> list[float]:
-    return [x for look in looks if (x := look.reading.utilization) is not None] if trust.utilization else []
+    return [share for look in looks if (share := look.reading.utilization) is not None] if trust.utilization else []
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None
 
 
 def _nonsense(powers_w: Iterable[float], utilizations: Iterable[float], limit_w: float | None) -> str | None:
@@ -263,8 +263,8 @@ def is_flat(looks: Sequence[Watched]) -> bool:
     powers = [(look.at_s, look.reading.power_w) for look in looks if look.reading.power_w is not None]
     if len(powers) < 2 or powers[-1][0] <= powers[0][0]:
         return True
-    half = len(powers) // 2
-    before, after = (float(np.mean([power for _, power in part])) for part in (powers[:half], powers[half:]))
+    middle = len(powers) // 2
+    before, after = (float(np.mean([power for _, power in part])) for part in (powers[:middle], powers[middle:]))
     between_s = (powers[-1][0] - powers[0][0]) / 2
     return abs(after - before) <= FLAT_SHARE_S * between_s * max(before, after)
 
@@ -290,17 +290,17 @@ def fall_s(looks: Sequence[Watched], settled_s: float) -> float:
     Returns:
         0 if power did not fall, or is unknown.
     """
-    kept = [
+    powers = [
         (look.at_s, look.reading.power_w) for look in past_rise(looks, settled_s) if look.reading.power_w is not None
     ]
-    if len(kept) < ENOUGH:
+    if len(powers) < ENOUGH:
         return 0.0
-    powers = [power for _, power in kept]
-    tenth, quarter = max(1, len(powers) // 10), max(1, len(powers) // 4)
-    first, last = float(np.mean(powers[:tenth])), float(np.mean(powers[-quarter:]))
-    if first - last < FALL_SHARE * last:
+    watts = [power for _, power in powers]
+    tenth, quarter = max(1, len(watts) // 10), max(1, len(watts) // 4)
+    high_w, low_w = float(np.mean(watts[:tenth])), float(np.mean(watts[-quarter:]))
+    if high_w - low_w < FALL_SHARE * low_w:
         return 0.0
-    return max(at_s for at_s, power in kept if power > (first + last) / 2) - looks[0].at_s
+    return max(at_s for at_s, power in powers if power > (high_w + low_w) / 2) - looks[0].at_s
 
 
 # ---------------------------------------------------------------------------------------------------------- self-test
@@ -311,12 +311,12 @@ class SelfTest:
     """Result of a self-test.
 
     Attributes:
-        words: entries for the profile's stamps.
+        text: of the profile's stamp.
         warnings: warnings for the user, each with the consequence.
     """
 
     trust: SensorTrust
-    words: str
+    text: str
     warnings: tuple[str, ...] = ()
 
 
@@ -332,28 +332,28 @@ def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], obj
         WorkError: the device is lost.
     """
     loaded = look(meter.sensor, lambda: load(meter.rise_s + 3 * TELLING_S))
-    if any(seen.reading.lost for seen in (*idle, *loaded)):
+    if any(sample.reading.lost for sample in (*idle, *loaded)):
         raise WorkError(f"{meter.device} is lost: it answers no more; reset or reboot it")
     return judge(idle, past_rise(loaded, meter.rise_s), meter.limit_w)
 
 
 def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | None) -> SelfTest:
     """Evaluate looks at an idle and at a busy device, each past its rise."""
-    seen = [*idle, *busy]
-    utilization_fault = _utilization_fault([x for look in seen if (x := look.reading.utilization) is not None])
-    polling_fault = _polling_fault(seen, limit_w)
+    looks = [*idle, *busy]
+    utilization_fault = _utilization_fault(_utilizations(looks, SensorTrust()))
+    polling_fault = _polling_fault(looks, limit_w)
     counter_fault = _counter_fault(busy, limit_w)
-    apart = {} if polling_fault or counter_fault else _apart(idle, busy)
-    words = ", ".join(f"{100 * share:+.1f} % {when}" for when, share in apart.items())
-    if any(abs(share) > APART for share in apart.values()):
-        counter_fault = f"the energy counter is off polled power by {words}"
+    offsets = {} if polling_fault or counter_fault else _apart(idle, busy)
+    differences = ", ".join(f"{100 * share:+.1f} % {load}" for load, share in offsets.items())
+    if any(abs(share) > APART for share in offsets.values()):
+        counter_fault = f"the energy counter is off polled power by {differences}"
     trust = SensorTrust(counter=not counter_fault, polling=not polling_fault, utilization=not utilization_fault)
     faults = [fault for fault in (polling_fault, counter_fault, utilization_fault) if fault]
     warnings = [f"{fault}: {_instead(trust)}" for fault in faults if fault != NO_COUNTER and fault != NO_POWER]
     if utilization_fault:
         warnings[-1] = f"{utilization_fault}: utilization is left out"
     if not faults:
-        return SelfTest(trust, f"counter against polling: {words or 'too short to tell'}")
+        return SelfTest(trust, f"counter against polling: {differences or 'too short to tell'}")
     return SelfTest(trust, "; ".join([*faults, _instead(trust)]), tuple(warnings))
 
 
@@ -398,12 +398,12 @@ def _utilization_fault(shares: Sequence[float]) -> str:
 def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]:
     """Return counter over polling less 1, over the same time; empty if that was too short."""
     shares = {}
-    for when, looks in (("idle", idle), ("under load", busy)):
+    for phase, looks in (("idle", idle), ("under load", busy)):
         counted = _counted(looks)
         if counted is None or counted.end_s - counted.begin_s < TELLING_S:
             continue
         within = [look.reading.power_w for look in looks if counted.begin_s <= look.at_s <= counted.end_s]
         polled_w = _mean(within)
         if polled_w:
-            shares[when] = counted.power_w / polled_w - 1
+            shares[phase] = counted.power_w / polled_w - 1
     return shares

@@ -114,15 +114,15 @@ def fit_slowdown(rounds: Rounds, measurements: Iterable[Measurement]) -> Slowdow
     best_s = float(np.quantile(references_s, BEST_SHARE))
     is_full = at_full_speed(references_s, best_s)
     full_s, slow = float(np.median(references_s[is_full])), int(np.count_nonzero(~is_full))
-    both = [
+    ratios = [
         (np.median(passes_s[~full]) / np.median(passes_s[full]), np.median(beside_s[~full]) / np.median(beside_s[full]))
         for passes_s, beside_s in points
         for full in [at_full_speed(beside_s, best_s)]
         if min(np.count_nonzero(full), np.count_nonzero(~full)) >= MIN_OF_EACH
     ]
     exponent, slow_reference = EXPONENT, float(np.median(references_s[~is_full]) / full_s) if slow else 1.0
-    if len(both) >= MIN_RATIOS:
-        factors, references = np.transpose(both)
+    if len(ratios) >= MIN_RATIOS:
+        factors, references = np.transpose(ratios)
         exponent = float(np.clip(np.median(np.log(factors) / np.log(references)), *EXPONENTS))
         slow_reference = float(np.median(references))
     factor = slow_reference**exponent
@@ -181,30 +181,30 @@ def solo_curve(
     Raises:
         ValueError: the key was not measured (the profile would not be whole).
     """
-    kept = {point.batch: undisturbed(rounds[point]) for point in sorted(rounds) if point.key == key}
-    if not kept:
+    by_batch = {point.batch: undisturbed(rounds[point]) for point in sorted(rounds) if point.key == key}
+    if not by_batch:
         raise ValueError(f"no measurement of {key}: every key must be measured")
-    passes_s = [full_speed_s(loops, speed) for loops in kept.values()]
+    passes_s = [full_speed_s(loops, speed) for loops in by_batch.values()]
     means_s = [float(np.mean(passes)) for passes in passes_s]
     quantiles = (np.quantile(passes, (0.5, 0.95, 0.99), method="hazen").tolist() for passes in passes_s)
     p50_s, p95_s, p99_s = (tuple(column) for column in zip(*quantiles, strict=True))
-    shares = tuple(min(1.0, float(np.mean(list(map(_cpu_share, loops)))) / cores) for loops in kept.values())
-    moved_bytes = [costs.keys[key].batch_bytes(batch) for batch in kept]
+    shares = tuple(min(1.0, float(np.mean(list(map(_cpu_share, loops)))) / cores) for loops in by_batch.values())
+    moved_bytes = [costs.keys[key].batch_bytes(batch) for batch in by_batch]
     segment, width, previous_width = key
     return LatencyCurve(
         segment=segment,
         width=width,
         previous_width=previous_width,
-        batches=tuple(kept),
+        batches=tuple(by_batch),
         mean_s=tuple(means_s),
         p50_s=p50_s,
         p95_s=p95_s,
         p99_s=p99_s,
         samples=tuple(map(len, passes_s)),
         utilization=shares,
-        energy_j_per_image=(0.0,) * len(kept),
+        energy_j_per_image=(0.0,) * len(by_batch),
         host_share=shares,
-        bandwidth_share=tuple(min(1.0, m / s / bandwidth_bytes_s) for m, s in zip(moved_bytes, means_s, strict=True)),
+        bandwidth_share=tuple(np.minimum(1.0, np.divide(moved_bytes, means_s) / bandwidth_bytes_s).tolist()),
         jitter=tuple(
             tuple(value / median_s for value in slice_means(passes, JITTER_QUANTILES))
             for passes, median_s in zip(passes_s, p50_s, strict=True)
@@ -261,9 +261,9 @@ def predict_solo_s(curve: LatencyCurve, batch: int) -> float:
 
 def left_out(curve: LatencyCurve) -> Iterator[tuple[float, float]]:
     """Yield (predicted, measured) of each batch size between two others, from the curve without it."""
-    for place in range(1, len(curve.batches) - 1):
+    for index in range(1, len(curve.batches) - 1):
         batches, medians_s = list(curve.batches), list(curve.p50_s)
-        batch, measured_s = batches.pop(place), medians_s.pop(place)
+        batch, measured_s = batches.pop(index), medians_s.pop(index)
         yield interpolate_latency_s(batches, medians_s, batch), measured_s
 
 
@@ -362,10 +362,10 @@ def _disturbances(rounds: Rounds, measurements: Iterable[Measurement], speed: Sp
     of_points = {point: min(loop.disturbed_share for loop in loops) for point, loops in rounds.items()}
     is_taken = [share > DISTURBED for share in (*of_points.values(), *map(min, sets.values()))]
     is_slow = [not has_full_speed(loops, speed) for loops in rounds.values()] + [False] * len(sets)
-    still = sum(map(max, is_taken, is_slow))
-    text = f"of {len(is_taken)} points and sets, {still} stayed disturbed"
+    disturbed = sum(map(max, is_taken, is_slow))
+    text = f"of {len(is_taken)} points and sets, {disturbed} stayed disturbed"
     causes = f"{sum(is_taken)} by other programs, {sum(is_slow)} below full speed"
-    return {"disturbed": f"{text}: {causes}"} if still else {}
+    return {"disturbed": f"{text}: {causes}"} if disturbed else {}
 
 
 def _clocks(rounds: Rounds) -> dict[str, str]:
@@ -431,8 +431,8 @@ def _captured(measurements: Iterable[Measurement]) -> dict[str, str]:
 
 def _beside_load_factor(measurements: Iterable[Measurement]) -> float:
     """Return the slow-down of passes while an instance is loaded; 1 if that was not measured."""
-    seen = [result.beside_s / result.quiet_s for _, result in measurements if isinstance(result, BesideLoadResult)]
-    return max(1.0, float(np.median(seen))) if seen else 1.0
+    ratios = [result.beside_s / result.quiet_s for _, result in measurements if isinstance(result, BesideLoadResult)]
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
 
 
 def _paths(measurements: Iterable[Measurement], curves: Mapping[Key, LatencyCurve]) -> Pairs:
@@ -446,12 +446,11 @@ def _paths(measurements: Iterable[Measurement], curves: Mapping[Key, LatencyCurv
 
 
 def _dispatch_s(measurements: Iterable[Measurement]) -> float:
-    results = [r for step, r in measurements if isinstance(step, Dispatch) and isinstance(r, TimesResult)]
-    return float(np.median([s for result in results for s in result.times_s])) if results else 0.0
+    results = [each for step, each in measurements if isinstance(step, Dispatch) and isinstance(each, TimesResult)]
+    return float(np.median([time_s for result in results for time_s in result.times_s])) if results else 0.0
 
 
 def _link(measurements: Iterable[Measurement]) -> Link | None:
-    """Return latency and bandwidth of the local transport."""
     medians = {
         step.size_bytes: float(np.median(result.times_s))
         for step, result in measurements
@@ -490,7 +489,8 @@ def _errors(
 ) -> Iterator[StatedError]:
     yield from repeatability(round_medians_s(rounds_of(measurements), speed).values())
     if not facts.padded_sizes:  # otherwise no batch size is between the measured ones
-        yield from stated(SOLO_ERROR, [pair for c in curves.values() for pair in left_out(c)], "cross-validated")
+        pairs = [pair for curve in curves.values() for pair in left_out(curve)]
+        yield from stated(SOLO_ERROR, pairs, "cross-validated")
     yield from stated(PATH_ERROR, _paths(measurements, curves))
     hosted = facts.info.kind == "cpu"
     sharing = sharing_from(concurrency, hosted=hosted)

@@ -61,7 +61,7 @@ class CalibrationObserver:
     on_progress: Callable[[CalibrationProgress], None] = lambda _: None
 
 
-def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Profile:
+def calibrate(request: CalibrationRequest, observer: CalibrationObserver | None = None) -> Profile:
     """Measure a device running a model, and fit the simulator's model of it.
 
     Raises:
@@ -70,45 +70,45 @@ def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None =
     """
     listener = observer or CalibrationObserver()
     begin_ns = time.monotonic_ns()
-    wanted, ways = settled(wanted)
-    budget_s, batch_limit, kind = wanted.budget_s, wanted.batch_limit, wanted.device.kind
-    costs = model_costs(wanted.file)
+    request, text = settled(request)
+    budget_s, kind = request.budget_s, request.device.kind
+    costs = model_costs(request.file)
     fall_look_s = fall_look_of(kind, budget_s)
-    load = Point(*max(costs.keys), batch_limit)
+    load = Point(*max(costs.keys), request.batch_limit)
     with (
-        opened(wanted, idle_look_s(budget_s), load, fall_look_s) as ready,
-        Log(wanted.log_path, log_stamp(ready.probed, costs, wanted)) as log,
+        opened(request, idle_look_s(budget_s), load, fall_look_s) as ready,
+        Log(request.log_path, log_stamp(ready.probed, costs, request)) as log,
     ):
         for warning in ready.warnings:
             listener.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        plan = _plan(wanted, costs, ready, log, awake=fall_look_s > 0)
+        plan = _plan(request, costs, ready, log, awake=fall_look_s > 0)
         listener.on_plan(plan, log)
         left_s = budget_s - setup_s
         measured = measure(ready.bench, plan, log, left_s, time.monotonic_ns, listener.on_progress)
         facts = ready.facts
-    if ways:
-        facts = replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": ways}}))
+    if text:
+        facts = replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": text}}))
     omitted = [*measured.omitted]
-    if wanted.peer is None:
+    if request.peer is None:
         omitted.append("the link between servers of this host")
     if kind == "cuda" and ready.probed.metered and not fall_look_s:
         omitted.append("the power of clocks that stay up for a while after work")
-    return fit(measured.measurements, costs, facts, wanted.name or f"{kind}-{costs.info.name}", omitted)
+    return fit(measured.measurements, costs, facts, request.name or f"{kind}-{costs.info.name}", omitted)
 
 
-def _plan(wanted: CalibrationRequest, costs: ModelCosts, ready: Opened, log: Log, *, awake: bool) -> CalibrationPlan:
-    kind, keys = wanted.device.kind, sorted(costs.keys)
-    sizes = ready.facts.padded_sizes or full_grid(wanted.batch_limit)
+def _plan(request: CalibrationRequest, costs: ModelCosts, ready: Opened, log: Log, *, awake: bool) -> CalibrationPlan:
+    kind, keys = request.device.kind, sorted(costs.keys)
+    sizes = ready.facts.padded_sizes or full_grid(request.batch_limit)
     extras = Extras(
         power=ready.probed.metered,
-        peer=wanted.peer is not None,
+        peer=request.peer is not None,
         rise_s=ready.bench.meter.rise_s,
-        largest_bytes=largest_transfer_bytes(costs, wanted.batch_limit),
+        largest_bytes=largest_transfer_bytes(costs, request.batch_limit),
         awake=ready.probed.metered and awake,
     )
     guess = _guess(ready.bench, costs, sizes, log) if kind == "cpu" else lambda _: GPU_PASS_S
-    return make_plan(kind, keys, sizes, extras, guess, stream(wanted.seed, "calibration"))
+    return make_plan(kind, keys, sizes, extras, guess, stream(request.seed, "calibration"))
 
 
 def _guess(bench: Bench, costs: ModelCosts, sizes: Sequence[int], log: Log) -> ForwardGuess:
@@ -174,15 +174,15 @@ def model_costs(file: ModelFile) -> ModelCosts:
     return costs_of(model, metadata.get("network") or file.path.stem, metadata["hash"])
 
 
-def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> dict[str, str]:
+def log_stamp(probed: Probe, costs: ModelCosts, request: CalibrationRequest) -> dict[str, str]:
     """Return the stamp that a log must match to be continued; a GPU's includes versions that may be updated."""
     stamps = probed.info.stamps
     return {
         "device": probed.info.name,
         **{name: stamps[name] for name in OF_A_GPU if name in stamps},
         "model": costs.info.hash,
-        "batch_limit": str(wanted.batch_limit),
-        "seed": str(wanted.seed),  # another seed has other paths and orders: another plan
-        **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
-        **({PADDED_SIZES: ",".join(map(str, sizes))} if (sizes := wanted.device.warm_sizes) else {}),
+        "batch_limit": str(request.batch_limit),
+        "seed": str(request.seed),  # another seed has other paths and orders: another plan
+        **{f"execution.{key}": value for key, value in request.device.execution().items()},
+        **({PADDED_SIZES: ",".join(map(str, sizes))} if (sizes := request.device.warm_sizes) else {}),
     }

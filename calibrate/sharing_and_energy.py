@@ -55,7 +55,7 @@ class ObservedSet:
     across: bool = False
 
     @property
-    def seen(self) -> list[float]:
+    def finished(self) -> list[float]:
         """The known slow-downs."""
         return [slow_down for slow_down in self.slow_downs if slow_down is not None]
 
@@ -129,14 +129,15 @@ class Fitted:
 
 def fit_concurrency(sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool) -> Concurrency:
     """Fit alpha, beta, across_beta >= 0 by least squares in the slow-down's logarithm; fair sharing without data."""
-    if not any(observed.seen for observed in sets):
+    if not any(observed.finished for observed in sets):
         return Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MODELLED)
-    has_across = any(observed.across and observed.seen for observed in sets)
+    has_across = any(observed.across and observed.finished for observed in sets)
     fitted = _fit(sets, curves, hosted, free=(True, True, has_across))
     alpha, beta, across_beta = fitted.values
     if alpha <= fitted.half_widths[0]:  # not significantly different from 0
         fitted = _fit(sets, curves, hosted, free=(False, True, has_across))
-        alpha, beta, across_beta = 0.0, *fitted.values[1:]
+        alpha = 0.0
+        _, beta, across_beta = fitted.values
     return Concurrency(
         alpha=alpha,
         beta=beta,
@@ -154,27 +155,32 @@ def _finite(value: float) -> float | None:
 
 def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[bool, bool, bool]) -> Fitted:
     loads = [loads_of(observed.points, curves, observed.across) for observed in sets]
-    places = [index for index, is_free in enumerate(free) if is_free]
+    positions = [index for index, is_free in enumerate(free) if is_free]
 
     def whole(parameters: Floats) -> tuple[float, float, float]:
         values = [0.0, 1.0, 1.0]
-        for place, value in zip(places, parameters, strict=True):
-            values[place] = float(value)
+        for position, value in zip(positions, parameters, strict=True):
+            values[position] = float(value)
         alpha, beta, across_beta = values
         return alpha, beta, across_beta if free[2] else beta
 
     def residuals(parameters: Floats) -> Floats:
         alpha, beta, across_beta = whole(parameters)
         sharing = Sharing(alpha, beta, across_beta, hosted)
-        pairs = (zip(slow_downs(load, sharing), s.slow_downs, strict=True) for load, s in zip(loads, sets, strict=True))
-        return np.asarray([np.log(predicted / seen) for pair in pairs for predicted, seen in pair if seen is not None])
+        logarithms = [
+            np.log(predicted / slow_down)
+            for load, observed in zip(loads, sets, strict=True)
+            for predicted, slow_down in zip(slow_downs(load, sharing), observed.slow_downs, strict=True)
+            if slow_down is not None
+        ]
+        return np.asarray(logarithms)
 
-    start = np.asarray([0.1, 1.0, 1.0])[places]
+    start = np.asarray([0.1, 1.0, 1.0])[positions]
     # Rare coincidences of batches are outliers of a short run; soft_l1 keeps them from dominating the fit.
     fit = least_squares(residuals, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
     half_widths = [np.inf] * 3
-    for place, half_width in zip(places, _half_widths(fit), strict=True):
-        half_widths[place] = half_width
+    for position, half_width in zip(positions, _half_widths(fit), strict=True):
+        half_widths[position] = half_width
     return Fitted(whole(fit.x), (half_widths[0], half_widths[1], half_widths[2]))
 
 
@@ -191,7 +197,8 @@ def _half_widths(fit: OptimizeResult) -> list[float]:
 def predicted_and_seen(observed: ObservedSet, curves: Curves, sharing: Sharing) -> list[tuple[float, float]]:
     """Return (predicted, observed) of the members that finished something."""
     predicted = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
-    return [(p, s) for p, s in zip(predicted, observed.slow_downs, strict=True) if s is not None]
+    pairs = zip(predicted, observed.slow_downs, strict=True)
+    return [(factor, slow_down) for factor, slow_down in pairs if slow_down is not None]
 
 
 def sharing_from(concurrency: Concurrency, *, hosted: bool) -> Sharing:
@@ -205,8 +212,9 @@ def sharing_from(concurrency: Concurrency, *, hosted: bool) -> Sharing:
 
 def uncapped_w(observed: ObservedSet, curves: Curves, sharing: Sharing, context_idle_w: float) -> float:
     """Return P_u of a set."""
-    slow = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
-    return context_idle_w + sum(_solo_w(curves[p.key], p.batch) / s for p, s in zip(observed.points, slow, strict=True))
+    solos_w = (_solo_w(curves[point.key], point.batch) for point in observed.points)
+    factors = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
+    return context_idle_w + sum(solo_w / factor for solo_w, factor in zip(solos_w, factors, strict=True))
 
 
 def _solo_w(curve: LatencyCurve, batch: int) -> float:
@@ -228,8 +236,9 @@ def fit_power_cap(
     below: list[float] = []  # of the others
     for observed in sets:
         over = uncapped_w(observed, curves, sharing, power.context_idle_w) / power.cap_w - 1
-        if observed.seen:
-            ratio = float(np.median([p / s for p, s in predicted_and_seen(observed, curves, sharing)]))
+        if observed.finished:
+            pairs = predicted_and_seen(observed, curves, sharing)
+            ratio = float(np.median([predicted / measured for predicted, measured in pairs]))
             if over > 0:
                 excess.append(over)
                 ratios.append(ratio)
@@ -327,8 +336,8 @@ def with_awake(
     weight = sum(share * share for share in shares)
     if fall_s <= 0 or weight <= 0:
         return power
-    found_w = sum(share * watts for share, watts in zip(shares, surplus_w, strict=True)) / weight
-    awake_w = power.context_idle_w + min(max(0.0, found_w), power.cap_w - power.context_idle_w)
+    fitted_w = sum(share * watts for share, watts in zip(shares, surplus_w, strict=True)) / weight
+    awake_w = power.context_idle_w + min(max(0.0, fitted_w), power.cap_w - power.context_idle_w)
     return power.model_copy(update={"awake_w": awake_w, "awake_s": fall_s})
 
 
@@ -340,8 +349,8 @@ def with_busy_shares(curves: Mapping[Key, LatencyCurve], points: Mapping[Point, 
 
     The share of its multiprocessors likewise, if it was measured.
     """
-    shown = {point: seen.utilization for point, seen in points.items() if seen.utilization is not None}
-    of_sms = {point: seen.sm_utilization for point, seen in points.items() if seen.sm_utilization is not None}
+    shown = {point: power.utilization for point, power in points.items() if power.utilization is not None}
+    of_sms = {point: power.sm_utilization for point, power in points.items() if power.sm_utilization is not None}
     busy = _along_demand(curves, shown) if shown else {key: _demands(curve) for key, curve in curves.items()}
     sms = _along_demand(curves, of_sms) if of_sms else dict.fromkeys(curves, ())
     return {
@@ -377,21 +386,21 @@ class EnergyModel:
         costs: ModelCosts,
         power: Power,
     ) -> None:
-        self._measured = {point: seen.energy_j_per_image for point, seen in points.items()}
+        self._measured = {point: power_point.energy_j_per_image for point, power_point in points.items()}
         self._costs = costs
         self._range_w = power.cap_w - power.context_idle_w
-        telling = [point for point, joules in self._measured.items() if joules > 0]
+        positive = [point for point, joules in self._measured.items() if joules > 0]
         self._weights: Floats | None = None
-        if len(telling) >= MIN_POWER_POINTS:
-            joules = np.asarray([self._measured[point] for point in telling])
-            features = np.stack([self._features(curves[point.key], point.batch) for point in telling])
-            self._weights = nnls(features / joules[:, None], np.ones(len(telling)))[0]
+        if len(positive) >= MIN_POWER_POINTS:
+            joules = np.asarray([self._measured[point] for point in positive])
+            features = np.stack([self._features(curves[point.key], point.batch) for point in positive])
+            self._weights = nnls(features / joules[:, None], np.ones(len(positive)))[0]
 
     def per_image(self, curve: LatencyCurve, batch: int) -> float:
         """Return k of a batch of the curve's key."""
-        known = self._measured.get(Point(curve.segment, curve.width, curve.previous_width, batch))
-        if known is not None:
-            return known
+        measured_j = self._measured.get(Point(curve.segment, curve.width, curve.previous_width, batch))
+        if measured_j is not None:
+            return measured_j
         features = self._features(curve, batch)
         if self._weights is None:
             return float(self._range_w * features[2])
@@ -411,8 +420,8 @@ def held_out_energy(
 ) -> list[tuple[float, float]]:
     """Return (predicted, measured) joules of power points that no fit used."""
     return [
-        (interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch), seen.energy_j_per_image)
-        for point, seen in points.items()
+        (interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch), measured.energy_j_per_image)
+        for point, measured in points.items()
         for curve in [curves[point.key]]
-        if seen.energy_j_per_image > 0
+        if measured.energy_j_per_image > 0
     ]

@@ -50,8 +50,8 @@ def readable(descriptors: Collection[int], wait_s: float | None) -> list[int]:
     table = array("q", [descriptor | _POLLIN for descriptor in descriptors])
     until_s = None if wait_s is None else time.monotonic() + wait_s
     while True:
-        rest = None if wait_s is None else ctypes.byref(_Timespec(int(wait_s), int(wait_s % 1 * 1e9)))
-        count = _ppoll(ctypes.c_void_p(table.buffer_info()[0]), len(table), rest, None)
+        timeout = None if wait_s is None else ctypes.byref(_Timespec(int(wait_s), int(wait_s % 1 * 1e9)))
+        count = _ppoll(ctypes.c_void_p(table.buffer_info()[0]), len(table), timeout, None)
         if count >= 0:
             return [entry & 0xFFFFFFFF for entry in table if entry >> _HAPPENED] if count else []
         if (number := ctypes.get_errno()) != errno.EINTR:

@@ -109,18 +109,18 @@ class DeviceSpec:
             "torch": str(torch.__version__),
         }
         if self.kind == "cuda":
-            ways = {"graphs": "True"} if self.graphs else {}
-            ways |= {} if self.sm_percent is None else {"sm_percent": str(self.sm_percent)}
-            ways |= {"repeats": str(self.repeats)} if self.repeats > 1 else {}
-            told = _told(connections="CUDA_DEVICE_MAX_CONNECTIONS", tf32_override="NVIDIA_TF32_OVERRIDE")
-            return {**common, "device": f"cuda:{self.index}", **MATHS, **ways, **told}
+            settings = {"graphs": "True"} if self.graphs else {}
+            settings |= {} if self.sm_percent is None else {"sm_percent": str(self.sm_percent)}
+            settings |= {"repeats": str(self.repeats)} if self.repeats > 1 else {}
+            environment = _settings(connections="CUDA_DEVICE_MAX_CONNECTIONS", tf32_override="NVIDIA_TF32_OVERRIDE")
+            return {**common, "device": f"cuda:{self.index}", **MATHS, **settings, **environment}
         cores = ",".join(map(str, self.cores)) or "any"
         kernels = {
             "threads": str(self.threads),
             "onednn": str(self.onednn),
             "nnpack": "False",
         }  # see `hw.agent.instances`
-        waiting = _told(wait_policy="OMP_WAIT_POLICY") if self.threads > 1 else {}
+        waiting = _settings(wait_policy="OMP_WAIT_POLICY") if self.threads > 1 else {}
         return {**common, "device": "cpu", "cores": cores, **kernels, **waiting}
 
 
@@ -140,7 +140,7 @@ MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "Fa
 """How a GPU computes, set by `hw.agent.instances.open_device`: torch's releases differ in their defaults."""
 
 
-def _told(**variables: str) -> dict[str, str]:
+def _settings(**variables: str) -> dict[str, str]:
     """Return the environment's settings of a device, by name."""
     return {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
 
@@ -180,10 +180,10 @@ def local_devices() -> list[DeviceSpec]:
 
 def _with_a_cpu(gpu: DeviceSpec, cores: tuple[int, ...]) -> list[DeviceSpec]:
     """Add a CPU device: a cluster of one server leaves a router nothing to choose."""
-    half = len(cores) // 2
-    if half < 2:
+    middle = len(cores) // 2
+    if middle < 2:
         return [gpu, DeviceSpec(cores=cores[-1:])]
-    return [replace(gpu, cores=cores[1:half]), DeviceSpec(cores=cores[half:], threads=len(cores) - half)]
+    return [replace(gpu, cores=cores[1:middle]), DeviceSpec(cores=cores[middle:], threads=len(cores) - middle)]
 
 
 def gpu_bytes(index: int) -> int | None:
@@ -217,27 +217,27 @@ def start_daemon() -> str:
     if control is None:
         return f"{CONTROL} is not installed"
     folder = tempfile.mkdtemp(prefix="mps-")
-    named = {_PIPES: folder, _LOGS: folder}
+    folders = {_PIPES: folder, _LOGS: folder}
 
     def end() -> None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            _run([control], "quit\n", named)
+            _run([control], "quit\n", folders)
         shutil.rmtree(folder, ignore_errors=True)
 
     try:
-        _run([control, "-d"], "", named)
-        float(_run([control], "get_default_active_thread_percentage\n", named))
+        _run([control, "-d"], "", folders)
+        float(_run([control], "get_default_active_thread_percentage\n", folders))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         end()
         return f"{CONTROL} does not come up within {_START_S:.0f} s: {in_a_line(str(error))}"
     atexit.register(end)
-    os.environ.update(named)
+    os.environ.update(folders)
     return ""
 
 
-def _run(words: list[str], told: str, named: dict[str, str]) -> str:
-    environment = {**os.environ, **named}
-    done = subprocess.run(  # noqa: S603 - NVIDIA's program
-        words, input=told, env=environment, timeout=_START_S, check=True, capture_output=True, text=True
+def _run(command: list[str], text: str, variables: dict[str, str]) -> str:
+    environment = {**os.environ, **variables}
+    process = subprocess.run(  # noqa: S603 - NVIDIA's program
+        command, input=text, env=environment, timeout=_START_S, check=True, capture_output=True, text=True
     )
-    return done.stdout
+    return process.stdout

@@ -24,12 +24,12 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def allow_descriptors(wanted: int) -> None:
+def allow_descriptors(count: int) -> None:
     """Let this process open this number of descriptors, or its maximum if that is less. The default is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def core_count() -> int:
@@ -106,19 +106,19 @@ class SpeedMeter:
         self._clock_ns = clock_ns
         self._reference = Reference()
         self._due_ns = 0
-        self._read: tuple[int, float] = (0, 0.0)
+        self._reading: tuple[int, float] = (0, 0.0)
 
     def look(self) -> None:
         """Read, if it is time to."""
         now_ns = self._clock_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + _PERIOD_NS
-            self._read = (now_ns, self._reference.cpu_ns() / 1e9)
+            self._reading = (now_ns, self._reference.cpu_ns() / 1e9)
 
     def take(self) -> tuple[int, float]:
         """Return the last reading, once: when, and how many seconds; (0, 0.0) if there is none."""
-        read, self._read = self._read, (0, 0.0)
-        return read
+        reading, self._reading = self._reading, (0, 0.0)
+        return reading
 
 
 class CollectionMeter:

@@ -37,25 +37,25 @@ def apart(work: Work[Result], tell: Tell) -> Result:
         WorkError: it died, or raised anything else: that error's text.
     """
     spawn = multiprocessing.get_context("spawn")
-    heard, sender = spawn.Pipe(duplex=False)
+    receiver, sender = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_carry_out, args=(work, sender), daemon=True)
     process.start()
     sender.close()
     try:
-        result: Result = _listened(heard, tell)
+        result: Result = _listened(receiver, tell)
         return result
     except EOFError:
         process.join()
         raise WorkError(f"the process that worked apart ended by itself (exit code {process.exitcode})") from None
     finally:
-        heard.close()
+        receiver.close()
         process.terminate()
         process.join()
 
 
-def _listened(heard: Connection, tell: Tell) -> Any:
+def _listened(receiver: Connection, tell: Tell) -> Any:
     while True:
-        kind, value = heard.recv()
+        kind, value = receiver.recv()
         if kind == "done":
             return value
         if kind == "failed":

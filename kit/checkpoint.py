@@ -34,8 +34,8 @@ def write(
 ) -> None:
     """Write a file atomically: a reader finds the complete old file or the complete new one."""
     plain = {name: np.array(value, order="C") for name, value in tensors.items()}
-    header = {**metadata, "schema": schema}
-    content = save(plain, {**header, CHECKSUM: _checksum(plain, header)})
+    fields = {**metadata, "schema": schema}
+    content = save(plain, {**fields, CHECKSUM: _checksum(plain, fields)})
     with atomic_path(path) as temporary:
         temporary.write_bytes(same_header(content))
 
@@ -59,10 +59,10 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
         problem = f"not a safetensors file, or damaged ({error}); remove or replace it"
         raise InputError(str(path), "", problem) from error
     if metadata.get("schema") != schema:
-        written = metadata.get("schema", "none")
-        file_kind, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (written, schema))
+        file_schema = metadata.get("schema", "none")
+        file_kind, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (file_schema, schema))
         problem = f"not a {kind} of this version" if file_kind == kind else f"this is no {kind}; {made_by}"
-        raise InputError(str(path), "schema", f"found {written}, expected {schema}: {problem}")
+        raise InputError(str(path), "schema", f"found {file_schema}, expected {schema}: {problem}")
     stored = metadata.pop(CHECKSUM, None)
     if stored != (computed := _checksum(tensors, metadata)):
         problem = f"says {stored!r:.40}, the content has {computed!r}: it was damaged or changed after it was written"

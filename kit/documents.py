@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgspec
+
 from kit.errors import InputError, nearest
 from kit.files import atomic_path, folder_hash, lies_there, read_bytes
 
@@ -48,9 +50,9 @@ def read_json(path: Path) -> Any:
     return document
 
 
-def no_number(word: str) -> Any:
+def no_number(constant: str) -> Any:
     """Raise `ValueError`: a hook for `json.loads`, which would accept `NaN` and `Infinity`."""
-    raise ValueError(f"{word} is no number that JSON knows")
+    raise ValueError(f"{constant} is no number that JSON knows")
 
 
 @contextmanager
@@ -94,10 +96,10 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
         hint = "" if lies_there(path) else _neighbor(path)
         return read_bytes(path, source=source or "", key=key, hint=hint).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        named = f"{path}: " if source else ""
+        prefix = f"{path}: " if source else ""
         is_gzip = error.object.startswith(b"\x1f\x8b")
         remedy = "it is compressed: gunzip it first" if is_gzip else "is it the file that you mean?"
-        raise InputError(source or str(path), key, f"{named}not UTF-8 text (byte {error.start}); {remedy}") from None
+        raise InputError(source or str(path), key, f"{prefix}not UTF-8 text (byte {error.start}); {remedy}") from None
 
 
 def _neighbor(path: Path) -> str:
@@ -106,9 +108,9 @@ def _neighbor(path: Path) -> str:
     if not lies_there(folder):
         remedy = ": paths in a scenario count from its folder" if path.is_absolute() else ""
         return f"; there is no folder {folder}{remedy}"
-    others = sorted(other.name for other in folder.glob("*") if other.suffix == path.suffix)
-    place = "that folder" if path.is_absolute() else str(folder)
-    return f"; in {place}: {nearest(path.name, others[:20])}" if others else f"; looked in {folder}"
+    names = sorted(file.name for file in folder.glob("*") if file.suffix == path.suffix)
+    location = "that folder" if path.is_absolute() else str(folder)
+    return f"; in {location}: {nearest(path.name, names[:20])}" if names else f"; looked in {folder}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +184,6 @@ class OwnDocument(Document):
 
 def plain(value: Any) -> Any:
     """Return a value in JSON's types: paths as text, and numpy's numbers as numbers."""
-    import msgspec
-
     return msgspec.to_builtins(value, enc_hook=lambda each: each.item() if hasattr(each, "item") else str(each))
 
 
@@ -208,14 +208,14 @@ class Memo:
 
     def __init__(self, path: Path, inputs: str) -> None:
         self.path, self._head = path, {"inputs": inputs}
-        whole, length = _read(path)
-        self._bytes = length if whole[:1] == [self._head] else 0
-        self.rows: list[Any] = whole[1:] if self._bytes else []
+        lines, length = _read(path)
+        self._bytes = length if lines[:1] == [self._head] else 0
+        self.rows: list[Any] = lines[1:] if self._bytes else []
 
     def add(self, row: Any) -> None:
         """Append a row, on disk before this returns."""
         lines = [row] if self._bytes else [self._head, row]
-        text = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             os.truncate(file.fileno(), self._bytes)
@@ -231,14 +231,14 @@ def rows_in(path: Path) -> list[Any]:
 
 def _read(path: Path) -> tuple[list[Any], int]:
     """Return the complete lines up to the first incomplete one, and their size in bytes."""
-    whole, length = list[Any](), 0
+    rows, length = list[Any](), 0
     for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
         try:
-            whole.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             break
         if not line.endswith(b"\n"):
-            del whole[-1]
+            del rows[-1]
             break
         length += len(line)
-    return whole, length
+    return rows, length

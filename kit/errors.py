@@ -32,32 +32,27 @@ class WorkError(RuntimeError):
     """A failure of the run that the input did not cause."""
 
 
-def in_a_line(text: str, most: int = 300) -> str:
+def in_a_line(text: str, limit: int = 300) -> str:
     """Return text from a library or a user's code on one line: each run of whitespace becomes one space, and it is
     cut."""
     short = " ".join(text.split())
-    return short if len(short) <= most else f"{short[:most]} ..."
+    return short if len(short) <= limit else f"{short[:limit]} ..."
 
 
-def nearest(name: str, known: Iterable[str], lead: str = "known:", *, same_numbers: bool = False) -> str:
+def nearest(name: str, names: Iterable[str], lead: str = "known:", *, same_numbers: bool = False) -> str:
     """Return a phrase that names the known word most similar to an unknown one, and all known words.
 
     Args:
         lead: the text before the known words.
         same_numbers: only a word with the same digits is similar: an RTX 5090 isn't a mistyped RTX 4090.
     """
-    words = sorted(known)
+    ordered = sorted(names)
     bare = name[:100].lstrip("-")  # the dashes of a flag don't make two of them similar
-    near = {word.lstrip("-"): word for word in words if not same_numbers or _digits(word) == _digits(name)}
-    close = difflib.get_close_matches(bare, near, n=1) or _begin_alike(bare, near)
+    near = {word.lstrip("-"): word for word in ordered if not same_numbers or _digits(word) == _digits(name)}
+    longer = [word for word in near if word.startswith(f"{bare}_")]  # `rate_img_s` for `rate`, if it is the only one
+    close = difflib.get_close_matches(bare, near, n=1) or (longer if len(longer) == 1 else [])
     hint = f"did you mean {near[close[0]]!r}? " if close else ""
-    return f"{hint}{lead} {', '.join(words)}"
-
-
-def _begin_alike(name: str, words: Iterable[str]) -> list[str]:
-    """Return the one word that begins with another and `_`: `rate_img_s` for `rate`; none if there are several."""
-    longer = [word for word in words if word.startswith(f"{name}_")]
-    return longer if len(longer) == 1 else []
+    return f"{hint}{lead} {', '.join(ordered)}"
 
 
 def _digits(name: str) -> str:

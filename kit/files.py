@@ -103,9 +103,9 @@ def _poured(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _replacing(place: Path) -> Iterator[Path]:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".slimsched-{secrets.token_hex(16)}.tmp")
+def _replacing(path: Path) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".slimsched-{secrets.token_hex(16)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     os.close(descriptor)
@@ -113,8 +113,8 @@ def _replacing(place: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(mode)  # some libraries recreate the file
         sync(temporary)
-        temporary.replace(place)
-        sync(place.parent)
+        temporary.replace(path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -219,27 +219,27 @@ def folder_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
+def read_bytes(path: Path, limit: int = MAX_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
     """Return a file's content.
 
     Args:
-        most: the largest size in bytes.
+        limit: the largest size in bytes.
         source, key: what names the path, if anything does; for messages.
         hint: what to do if the file does not exist.
 
     Raises:
         InputError: as for `require_file`, or the file can't be read.
     """
-    require_file(path, most, source=source, key=key, hint=hint)
+    require_file(path, limit, source=source, key=key, hint=hint)
     try:
         return path.read_bytes()
     except OSError as error:
         raise _unreadable(path, f"can't be read: {error.strerror}", source, key) from None
 
 
-def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint: str = "") -> None:
-    """Raise `InputError` unless a path is a plain file (a pipe would block, a device never ends) of at most `most`
-    bytes; the arguments are those of `read_bytes`."""
+def require_file(path: Path, limit: int, *, source: str = "", key: str = "", hint: str = "") -> None:
+    """Raise `InputError` unless a path is a plain file (a pipe would block, a device never ends) of at most
+    `limit` bytes; the arguments are those of `read_bytes`."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -250,8 +250,8 @@ def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint
         raise _unreadable(path, "this is a folder; name a file in it", source, key)
     if not stat.S_ISREG(status.st_mode):
         raise _unreadable(path, "this is a device or a pipe; name a file", source, key)
-    if status.st_size > most:
-        problem = f"has {status.st_size / 1e6:,.0f} MB; allowed are {most / 1e6:,.0f}: is it the file that you mean?"
+    if status.st_size > limit:
+        problem = f"has {status.st_size / 1e6:,.0f} MB; allowed are {limit / 1e6:,.0f}: is it the file that you mean?"
         raise _unreadable(path, problem, source, key)
 
 

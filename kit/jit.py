@@ -50,11 +50,11 @@ def entry(function: Function) -> Function:
     if folder is None:
         return cast(Function, _njit(**_OPTIONS)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored for other users of Numba
-    former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
+    previous, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
     try:
         return cast(Function, _njit(cache=True, **_OPTIONS)(function))
     finally:
-        settings.CACHE_DIR = former
+        settings.CACHE_DIR = previous
 
 
 # --------------------------------------------------------------------------------------------------- linked, not built
@@ -117,7 +117,7 @@ def _linked(function: Function) -> Function:
     get_template = dispatcher.get_call_template
 
     def get_call_template(arguments: Any, keywords: Any) -> Any:
-        return get_template(tuple(types.unliteral(each) for each in arguments), keywords)
+        return get_template(tuple(types.unliteral(argument) for argument in arguments), keywords)
 
     dispatcher.get_call_template = get_call_template
     return cast(Function, dispatcher)

@@ -20,9 +20,9 @@ IS_ON: Final = os.environ.get("SLIMSCHED_JIT", "1") != "0"
 def cache_folder() -> Path | None:
     """Return the folder of compiled code: `SLIMSCHED_CACHE`, or the user's cache folder; None for a user without a
     home."""
-    given = os.environ.get("SLIMSCHED_CACHE")
-    if given:
-        return Path(given)
+    folder = os.environ.get("SLIMSCHED_CACHE")
+    if folder:
+        return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "slimsched"
@@ -53,8 +53,8 @@ def is_kept(module: str, function: str) -> bool:
     base, source = cache_folder(), _file_of(module)
     if not IS_ON or base is None or source is None:
         return False
-    below = f"{source.parent.name}_{sha1(str(source.parent).encode(), usedforsecurity=False).hexdigest()}"  # Numba's
-    index = (base / sources_hash(module) / below).glob(f"{source.stem}.{function}-*.nbi")
+    child = f"{source.parent.name}_{sha1(str(source.parent).encode(), usedforsecurity=False).hexdigest()}"  # Numba's
+    index = (base / sources_hash(module) / child).glob(f"{source.stem}.{function}-*.nbi")
     return any(file.stat().st_mtime >= source.stat().st_mtime for file in index)
 
 
@@ -106,10 +106,10 @@ def _versions() -> str:
 def _processor() -> str:
     """Return Numba's compile target: the processor's name and features; empty on systems that do not report them."""
     try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
         return ""
-    return "".join(line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU ")))
+    return "".join(line for line in text.splitlines() if line.startswith(("model name", "flags", "Features", "CPU ")))
 
 
 def _file_of(module: str) -> Path | None:

@@ -43,25 +43,25 @@ def each(
     """
     processes = min(jobs, len(tasks))
     if processes <= 1:
-        for place, task in enumerate(tasks):
-            yield place, work(common, task)
+        for index, task in enumerate(tasks):
+            yield index, work(common, task)
         return
     if prepare is not None:
         prepare(common)
     from joblib.externals.loky.process_executor import ProcessPoolExecutor  # slow to import, and seldom needed
     from joblib.parallel import LokyBackend, Parallel, delayed, get_active_backend
 
-    backend, wanted = get_active_backend()
+    backend, backend_jobs = get_active_backend()
     if not isinstance(backend, LokyBackend):  # Ray's returns all results at once, so no backend is asked for more
-        yield from enumerate(Parallel(wanted or processes)(delayed(work)(common, task) for task in tasks))
+        yield from enumerate(Parallel(backend_jobs or processes)(delayed(work)(common, task) for task in tasks))
         return
-    given = os.getpid(), work, common
-    pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=given, env=ONE_THREAD)
-    left, running = iter(enumerate(tasks)), dict[Any, int]()
+    arguments = os.getpid(), work, common
+    pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=arguments, env=ONE_THREAD)
+    pending, running = iter(enumerate(tasks)), dict[Any, int]()
     try:
         while True:
-            for place, task in islice(left, 2 * processes - len(running)):
-                running[pool.submit(_do, task)] = place
+            for index, task in islice(pending, 2 * processes - len(running)):
+                running[pool.submit(_do, task)] = index
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -76,18 +76,18 @@ def each(
 def results(work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], jobs: int) -> list[Made]:
     """Return the result of each task, in the tasks' order; raises as `each` does."""
     by_task = dict(each(work, common, tasks, jobs))
-    return [by_task[place] for place in range(len(tasks))]
+    return [by_task[index] for index in range(len(tasks))]
 
 
 # ------------------------------------------------------------------------------------------------------ in the process
 
-_GIVEN: list[Any] = []
+_WORK: list[Any] = []
 
 
 def _begin(parent: int, work: Any, common: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends us
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _GIVEN[:] = work, common
+    _WORK[:] = work, common
 
 
 def _end_with(parent: int) -> None:
@@ -97,5 +97,5 @@ def _end_with(parent: int) -> None:
 
 
 def _do(task: Any) -> Any:
-    work, common = _GIVEN
+    work, common = _WORK
     return work(common, task)

@@ -49,13 +49,13 @@ def with_imports(
         anywhere: include imports within functions, and `import_module` of a literal.
     """
     modules: dict[str, str] = {}
-    waiting, seen = list(entries), {""}
+    waiting, visited = list(entries), {""}
     while waiting:
         name = waiting.pop()
-        if name not in seen and (source := read(name)) is not None:
+        if name not in visited and (source := read(name)) is not None:
             modules[name] = source[0]
             waiting += [name.rpartition(".")[0], *_imported(*source, anywhere)]
-        seen.add(name)
+        visited.add(name)
     return modules
 
 
@@ -169,24 +169,24 @@ def failure(error: BaseException, call: str = "") -> str:
 def _admit(name: str, source: str, key: str) -> None:
     """Refuse or report a class before any of it runs."""
     module, _, attribute = name.partition(":")
-    what = f"{_shown(_file(_found(module))) or module}: {attribute}"
+    description = f"{_shown(_file(_found(module))) or module}: {attribute}"
     if os.environ.get(REFUSING, "0") not in ("", "0"):
-        problem = f"{name!r} is code of your own ({what}), which --no-own-code (or {REFUSING}=1) refuses"
+        problem = f"{name!r} is code of your own ({description}), which --no-own-code (or {REFUSING}=1) refuses"
         raise InputError(source, key, f"{problem}; leave that out where you trust the file")
     if (listener := _listener.get()) is not None:
-        where = f"{source}: {key}" if key else source
-        listener(name, f"own code: {what} ({where}) runs with your rights")
+        location = f"{source}: {key}" if key else source
+        listener(name, f"own code: {description} ({location}) runs with your rights")
 
 
 def _found(module: str) -> ModuleSpec | None:
     """Find a module on Python's path or otherwise in the current folder; None for a module made by hand."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec = _spec(module)
     if spec is None and module not in sys.modules:
         remedy = f"; a module is named without .py: {module.removesuffix('.py')}:..." if module.endswith(".py") else ""
-        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}{remedy}")
+        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {folder}{remedy}")
     return spec
 
 
@@ -204,12 +204,12 @@ def _spec(module: str) -> ModuleSpec | None:
     """Return the spec of what Python would import, without running it or its packages (`find_spec` imports those)."""
     if module in sys.modules:
         return sys.modules[module].__spec__
-    top, *rest = module.split(".")
+    top, *parts = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # the module was made by hand
         return None
-    for part in rest:
+    for part in parts:
         if spec is None or spec.submodule_search_locations is None:
             return None
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
@@ -217,7 +217,6 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(spec: ModuleSpec | None) -> Path | None:
-    """Return a module's file; None if it has none."""
     file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
     return file if file is not None and file.is_file() else None
 
@@ -244,19 +243,19 @@ def source_hash(name: str, source: str, key: str) -> str:
     module = name.partition(":")[0]
     top = module.partition(".")[0]
 
-    def read(found: str) -> tuple[str, str] | None:
-        if found.partition(".")[0] in OURS or (file := _file(_spec(found))) is None:
+    def read(imported: str) -> tuple[str, str] | None:
+        if imported.partition(".")[0] in OURS or (file := _file(_spec(imported))) is None:
             return None
-        if found.partition(".")[0] != top and _is_installed(file):
+        if imported.partition(".")[0] != top and _is_installed(file):
             return None
-        return file.read_bytes().decode("latin-1"), found if file.stem == "__init__" else found.rpartition(".")[0]
+        return file.read_bytes().decode("latin-1"), imported if file.stem == "__init__" else imported.rpartition(".")[0]
 
     with blaming(name, source, key):
         _found(module)
         digest = hashlib.sha256()
         sources = with_imports([module], read)
-        for each, text in sorted((each, _without_comments(text)) for each, text in sources.items()):
-            digest.update(f"{each} {len(text)}\n{text}".encode())
+        for dotted, text in sorted((dotted, _without_comments(text)) for dotted, text in sources.items()):
+            digest.update(f"{dotted} {len(text)}\n{text}".encode())
         return digest.hexdigest()[:16] if sources else ""
 
 

@@ -66,8 +66,8 @@ def diurnal(
     """Return a Poisson process with the rate rate_img_s * (1 + amplitude * sin(2 pi t / period)), by thinning."""
     candidates_s = poisson(rate_img_s * (1 + amplitude), horizon_s, rng) / NS_PER_S
     rate = 1 + amplitude * np.sin(2 * np.pi * (candidates_s + start_s) / period_s)
-    kept = rng.random(len(candidates_s)) * (1 + amplitude) < rate
-    return _to_ns(candidates_s[kept], horizon_s)
+    is_kept = rng.random(len(candidates_s)) * (1 + amplitude) < rate
+    return _to_ns(candidates_s[is_kept], horizon_s)
 
 
 def rates(
@@ -95,8 +95,8 @@ def rates(
     def expected_until(time_s: float) -> float:
         return float(time_s // period_s * a_period + np.interp(time_s % period_s, edges_s, expected))
 
-    first = expected_until(start_s)
-    counted = first + _renewal_s(1.0, 1.0, expected_until(start_s + horizon_s) - first, rng)
+    offset = expected_until(start_s)
+    counted = offset + _renewal_s(1.0, 1.0, expected_until(start_s + horizon_s) - offset, rng)
     periods, within = np.divmod(counted, a_period)
     return _to_ns(periods * period_s + np.interp(within, expected, edges_s) - start_s, horizon_s)
 
@@ -120,8 +120,8 @@ def flash(
     candidates_s = poisson(rate_img_s * factor, horizon_s, rng) / NS_PER_S
     bends_s = at_s + np.cumsum([0.0, rise_s, hold_s, fall_s])
     rate = np.interp(candidates_s, bends_s, [1.0, factor, factor, 1.0])
-    kept = rng.random(len(candidates_s)) * factor < rate
-    return _to_ns(candidates_s[kept], horizon_s)
+    is_kept = rng.random(len(candidates_s)) * factor < rate
+    return _to_ns(candidates_s[is_kept], horizon_s)
 
 
 def trace(

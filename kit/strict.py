@@ -104,14 +104,14 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    seen: set[str] = set()
+    keys: set[str] = set()
     for key_node, _ in node.value:
         if key_node.tag != f"{_TAG}str":
             shown = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
             raise _refused(f"{shown} is no text, and so no key; write it in quotes", key_node.start_mark)
-        if key_node.value in seen:
+        if key_node.value in keys:
             raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)
-        seen.add(key_node.value)
+        keys.add(key_node.value)
     return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
 
 
@@ -222,7 +222,12 @@ def _of_yaml(text: str, mark: Any) -> str:
 
 def validate(model: type[Document], raw: dict[str, Any], source: str) -> Document:
     """Check plain data against a `model`; raises `InputError` as `parse` does."""
-    _require_schema(model, raw, source)
+    # First the schema: a document of another kind has another one, and few keys in common.
+    allowed, schema = get_args(_fields(model).get("schema")), raw.get("schema")
+    if allowed and schema is not None and schema not in allowed:
+        kind = _KINDS.get(str(schema).partition("/")[0])
+        prefix = f"{kind}; " if kind else ""
+        raise InputError(source, "schema", f"found {schema!r:.80}: {prefix}wanted here is {allowed[0]!r}")
     try:
         # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
         return model.model_validate_json(json.dumps(raw))
@@ -233,24 +238,15 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
         raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
 
 
-def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str) -> None:
-    """Check `schema` before all keys: a document of another kind has another one, and few keys in common."""
-    allowed, schema = get_args(_fields(model).get("schema")), raw.get("schema")
-    if allowed and schema is not None and schema not in allowed:
-        kind = _KINDS.get(str(schema).partition("/")[0])
-        named = f"{kind}; " if kind else ""
-        raise InputError(source, "schema", f"found {schema!r:.80}: {named}wanted here is {allowed[0]!r}")
-
-
 def with_name(raw: Any, key: str) -> str:
     """Return a dotted key with the name of the list's item on its path: `servers.2.link (gpu-a)`."""
-    name, place = None, raw
+    name, node = None, raw
     for part in key.split("."):
-        if isinstance(place, list) and part.isdigit() and int(part) < len(place):
-            place = place[int(part)]
-            name = place.get("name", name) if isinstance(place, dict) else name
+        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+            name = node.get("name", name) if isinstance(node, dict) else name
         else:
-            place = place.get(part) if isinstance(place, dict) else None
+            node = node.get(part) if isinstance(node, dict) else None
     return f"{key} ({name:.100})" if isinstance(name, str) and not key.endswith(")") else key
 
 
@@ -312,25 +308,25 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     if is_unknown:
         unknown = str(first["loc"][-1])
-        known = {name for each in models for name in _fields(each)} - {unknown}  # which another kind may have
+        names = {name for each in models for name in _fields(each)} - {unknown}  # which another kind may have
         remedy = "a number has no comma (1000, not 1,000); " if unknown.isdigit() else ""
-        remedy += nearest(unknown, known)
+        remedy += nearest(unknown, names)
         return InputError(source, ".".join([*parts, unknown]), f"unknown key; {remedy}{more}")
     if first["type"] == "union_tag_invalid":
-        tag, known = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
-        if known <= _FORMS.keys():
-            words = sorted(_words_in([_fields(each)[parts[-1]] for each in _follow(model, location[:-1])[1]]))
-            allowed = " or ".join(_FORMS[each] for each in sorted(known, reverse=True))
-            allowed = allowed.replace("a word", f"a word ({', '.join(words)})", 1) if words else allowed
+        tag, names = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
+        if names <= _FORMS.keys():
+            literals = sorted(_words_in([_fields(each)[parts[-1]] for each in _follow(model, location[:-1])[1]]))
+            allowed = " or ".join(_FORMS[each] for each in sorted(names, reverse=True))
+            allowed = allowed.replace("a word", f"a word ({', '.join(literals)})", 1) if literals else allowed
             return InputError(source, ".".join(parts), f"allowed is {allowed} (found {first['input']!r:.80}){more}")
         key = ".".join([*parts, first["ctx"]["discriminator"].strip("'")])
-        return InputError(source, key, f"unknown {tag!r}; {nearest(tag, known)}{more}")
+        return InputError(source, key, f"unknown {tag!r}; {nearest(tag, names)}{more}")
     if first["type"] == "union_tag_not_found":
         parts.append(first["ctx"]["discriminator"].strip("'"))
     key = ".".join(parts)
     if first["type"] in ("missing", "union_tag_not_found"):
-        written = f": `schema: {get_args(_fields(model)['schema'])[0]}`" if key == "schema" else ""
-        return InputError(source, key, f"missing; it must be given{written}{more}")
+        hint = f": `schema: {get_args(_fields(model)['schema'])[0]}`" if key == "schema" else ""
+        return InputError(source, key, f"missing; it must be given{hint}{more}")
     message = first["msg"].removeprefix("Value error, ")
     shown = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
     helps = _remedy(
@@ -381,11 +377,11 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 def _words_in(annotations: Sequence[object]) -> set[str]:
     """Return the texts that types allow literally."""
-    words: set[str] = set()
-    for each in annotations:
-        parts = get_args(each)
-        words |= {part for part in parts if isinstance(part, str)} if get_origin(each) is Literal else _words_in(parts)
-    return words
+    texts: set[str] = set()
+    for kind in annotations:
+        parts = get_args(kind)
+        texts |= {part for part in parts if isinstance(part, str)} if get_origin(kind) is Literal else _words_in(parts)
+    return texts
 
 
 # ------------------------------------------------------------------------------------------------- writing and changing
@@ -422,25 +418,25 @@ for _tag, _pattern in _NUMBERS.items():  # texts that the loader would read as n
 
 def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
     """Set a key of what was read; creates missing sections, and appends an item directly after a list's last."""
-    place: Any = raw
+    node: Any = raw
     for depth, part in enumerate(key):
         is_last, path = depth == len(key) - 1, ".".join(key[: depth + 1])
-        if isinstance(place, list):
-            most = len(place) if is_last else len(place) - 1
-            if not (part.isascii() and part.isdigit() and int(part) <= most):
-                problem = f"no such item; the list has {len(place)}, counted from 0"
-                raise InputError(source, path, f"{problem}; a whole one at {len(place)} is added")
+        if isinstance(node, list):
+            largest = len(node) if is_last else len(node) - 1
+            if not (part.isascii() and part.isdigit() and int(part) <= largest):
+                problem = f"no such item; the list has {len(node)}, counted from 0"
+                raise InputError(source, path, f"{problem}; a whole one at {len(node)} is added")
             at: Any = int(part)
-        elif isinstance(place, dict):
+        elif isinstance(node, dict):
             at = part
         else:
-            raise InputError(source, path, f"{'.'.join(key[:depth])} is {place!r:.80} and no section; change that")
-        if is_last and isinstance(place, list):
-            place[at : at + 1] = [value]
+            raise InputError(source, path, f"{'.'.join(key[:depth])} is {node!r:.80} and no section; change that")
+        if is_last and isinstance(node, list):
+            node[at : at + 1] = [value]
         elif is_last:
-            place[at] = value
+            node[at] = value
         else:
-            place = place[at] if isinstance(place, list) else place.setdefault(at, {})
+            node = node[at] if isinstance(node, list) else node.setdefault(at, {})
 
 
 # -------------------------------------------------------------------------------------------- files that documents name
@@ -473,9 +469,9 @@ def plain_name(text: str) -> str:
     """Return a name that is valid for files and folders, too; raises ValueError, with a similar one, for any other."""
     if re.fullmatch(NAME, text):
         return text
-    plain = as_name(text)
+    near = as_name(text)
     allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
-    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {plain}" if plain else ""))
+    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {near}" if near else ""))
 
 
 def as_name(text: str, otherwise: str = "") -> str:
@@ -515,9 +511,9 @@ def with_paths(document: Model, rename: Callable[[str], str]) -> Model:
     """Return a document with every path in it renamed; unset keys stay unset."""
     update = {}
     for name, _, marker in _fields_of(type(document)):
-        old = getattr(document, name)
-        if (new := _renamed(old, marker, rename)) is not old:
-            update[name] = new
+        value = getattr(document, name)
+        if (renamed := _renamed(value, marker, rename)) is not value:
+            update[name] = renamed
     return document.model_copy(update=update) if update else document
 
 
@@ -525,8 +521,8 @@ def _found(value: Any, marker: FileName | None, key: str) -> Iterator[NamedFile]
     if isinstance(value, StrictModel):
         yield from named_files(value, key)
     elif isinstance(value, tuple):
-        for index, each in enumerate(value):
-            yield from _found(each, marker, f"{key}.{index}")
+        for index, item in enumerate(value):
+            yield from _found(item, marker, f"{key}.{index}")
     elif isinstance(value, str) and marker is not None and (path := marker.find(value)) is not None:
         yield NamedFile(key, path)
 
@@ -536,16 +532,16 @@ def _renamed(value: Any, marker: FileName | None, rename: Callable[[str], str]) 
     if isinstance(value, BaseModel):
         return with_paths(value, rename)
     if isinstance(value, tuple):
-        new = tuple(_renamed(each, marker, rename) for each in value)
-        return value if all(one is other for one, other in zip(new, value, strict=True)) else new
+        parts = tuple(_renamed(part, marker, rename) for part in value)
+        return value if all(part is original for part, original in zip(parts, value, strict=True)) else parts
     if isinstance(value, str) and marker is not None and marker.is_path(value):
         before, path = marker.split(value)
         return before + rename(path)
     return value
 
 
-def _metadata(annotation: Any, *known: Any) -> Iterator[Any]:
+def _metadata(annotation: Any, *metadata: Any) -> Iterator[Any]:
     """Yield all metadata attached to a type and the types in it."""
-    yield from known
+    yield from metadata
     for part in get_args(annotation):
         yield from _metadata(part, *getattr(part, "__metadata__", ()))

@@ -32,8 +32,8 @@ _TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[
 
 def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the trace that a request is a part of, if its headers or metadata have one (W3C Trace Context)."""
-    given = headers.get(_TRACE, "")
-    return {_TRACE: given} if _TRACES.fullmatch(given) else {}
+    trace = headers.get(_TRACE, "")
+    return {_TRACE: trace} if _TRACES.fullmatch(trace) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Admission:
         self._limits = limits
         self._tokens = tokens
         self._journal = journal
-        self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
+        self._image_wait_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
 
     @property
     def is_ready(self) -> bool:
@@ -112,9 +112,9 @@ class Admission:
         Raises:
             RequestError: it has none.
         """
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, credential = authorization.partition(" ")
         for token in self._tokens if scheme.lower() == "bearer" else ():
-            if hmac.compare_digest(given.strip().encode("latin-1"), token):
+            if hmac.compare_digest(credential.strip().encode("latin-1"), token):
                 return token
         if self._tokens:
             raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
@@ -133,9 +133,9 @@ class Admission:
             RequestError: it was not admitted, or has no answer.
         """
         began_s, count = time.perf_counter(), len(request.images)
-        wanted_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
-        its = self.served.request_classes[request.service_class]
-        timeout_s = min(self._limits.timeout_s, wanted_s, its.deadline_s)
+        requested_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
+        request_class = self.served.request_classes[request.service_class]
+        timeout_s = min(self._limits.timeout_s, requested_s, request_class.deadline_s)
         self._metrics.arrived.inc(count)
         self._require_room(count, token, timeout_s)
         timeout_ns = round(timeout_s * 1e9)
@@ -173,19 +173,19 @@ class Admission:
             reason = "draining" if self._bridge.is_draining else "not_ready"
             self._metrics.refused.labels(reason).inc(count)
             raise RequestError(f"{reason}: nothing is accepted now", 503)
-        if self._bridge.inside * self._least_s > timeout_s:
+        if self._bridge.inside * self._image_wait_s > timeout_s:
             self._metrics.refused.labels(DEADLINE).inc(count)
             raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
         inside = self._bridge.inside_of[token]  # also those whose client has left, until the router lets them go
-        if inside + count > (most := self._tokens.get(token, sys.maxsize)):
+        if inside + count > (limit := self._tokens.get(token, sys.maxsize)):
             self._metrics.refused.labels("token").inc(count)
-            problem = f"full: {inside} images of this token are inside, allowed are {most}"
+            problem = f"full: {inside} images of this token are inside, allowed are {limit}"
             raise RequestError(problem, 429)
 
     def fault(self, error: Exception) -> RequestError:
         """Log a fault of this program in one line; return the client's error."""
-        *_, last = traceback.extract_tb(error.__traceback__)
-        at = f"{Path(last.filename).name}:{last.lineno}"
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        at = f"{Path(frame.filename).name}:{frame.lineno}"
         self._journal.note("request_fault", error=f"{type(error).__name__}: {error}"[:200], at=at)
         return RequestError("internal error; see the server's log", 500)
 
@@ -296,8 +296,8 @@ class ReadingRoom:
         """End the oldest reading of the client that holds most, of those in the way; or check again when it is slow."""
         is_alone = not self._is_within_share(waiting)
         in_the_way = [reader for reader in self._reading if not is_alone or reader.client == waiting.client]
-        most = max(self._held_bytes[reader.client] for reader in in_the_way)
-        oldest = next(reader for reader in in_the_way if self._held_bytes[reader.client] == most)
+        largest_bytes = max(self._held_bytes[reader.client] for reader in in_the_way)
+        oldest = next(reader for reader in in_the_way if self._held_bytes[reader.client] == largest_bytes)
         now_s = _now_s()
         slow_s = oldest.began_s + SLOW_S
         ends_s = oldest.limit.when()

@@ -60,31 +60,31 @@ class Clients:
         self.has_ended = False
         self.descriptors: Sequence[int] = (ingress.port.fileno(),)
         self._request_in: dict[int, int] = {}  # by slot
-        self._came_ns: dict[int, int] = {}  # likewise
+        self._arrived_ns: dict[int, int] = {}  # likewise
         self._cancelled: list[int] = []
         self._slot_of = images.slot_of
         self._ingress = ingress
         self._clock = clock
         self._wants_stop = wants_stop
-        self._came: deque[tuple[RequestArrived, int]] = deque()
-        self._said: dict[int, tuple[int, bytes]] = {}
+        self._arrivals: deque[tuple[RequestArrived, int]] = deque()
+        self._answers: dict[int, tuple[int, bytes]] = {}
         self._requests = 0
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int]:
         """See `Traffic`."""
-        came = self._came.popleft()
-        if not self._came:
+        arrival = self._arrivals.popleft()
+        if not self._arrivals:
             self.next_ns = NEVER_NS
-        return came
+        return arrival
 
     def judge(
         self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
     ) -> tuple[bool, ...]:
         """See `Traffic`: the right labels are unknown; a request's answer is kept until it ends."""
         size = len(scores) // len(requests)
-        for place, (request, label) in enumerate(zip(requests, labels, strict=False)):  # none, of an emulated device
+        for index, (request, label) in enumerate(zip(requests, labels, strict=False)):  # none, of an emulated device
             if request in self._slot_of:
-                self._said[request] = label, scores[place * size : (place + 1) * size]
+                self._answers[request] = label, scores[index * size : (index + 1) * size]
         return ()
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
@@ -93,29 +93,29 @@ class Clients:
         if slot is None:  # its ingress is gone
             return
         del self._request_in[slot]
-        came_ns = self._came_ns.pop(slot)
-        label, scores = self._said.pop(command.request, (UNKNOWN, b""))
+        arrived_ns = self._arrived_ns.pop(slot)
+        label, scores = self._answers.pop(command.request, (UNKNOWN, b""))
         if isinstance(command, RequestFailed):
             self._ingress.port.post(Failed(slot, command.reason))
         else:
-            self._ingress.port.post(Answered(slot, label, command.widths, scores, self._clock.now_ns() - came_ns))
+            self._ingress.port.post(Answered(slot, label, command.widths, scores, self._clock.now_ns() - arrived_ns))
 
     def hear(self) -> None:
         """See `Traffic`; raises `WorkError` if the ingress dies repeatedly."""
         try:
-            words = self._ingress.port.receive()
+            messages = self._ingress.port.receive()
         except PortClosedError:
             self._begin_anew()
             return
-        for word in words:
-            match word:
+        for message in messages:
+            match message:
                 case Submit(slots, received_ns, deadline_ns, service_class):
-                    came_ns = self.next_ns = self._clock.of(received_ns)
+                    arrived_ns = self.next_ns = self._clock.of(received_ns)
                     until_ns = self._clock.of(deadline_ns)
                     for slot in slots:
                         self._slot_of[self._requests], self._request_in[slot] = slot, self._requests
-                        self._came_ns[slot] = came_ns
-                        self._came.append((RequestArrived(self._requests, until_ns, service_class), came_ns))
+                        self._arrived_ns[slot] = arrived_ns
+                        self._arrivals.append((RequestArrived(self._requests, until_ns, service_class), arrived_ns))
                         self._requests += 1
                 case Cancel(slots):
                     self._cancelled += [self._request_in[slot] for slot in slots if slot in self._request_in]
@@ -145,8 +145,8 @@ class Clients:
         self._ingress.start_again()
         self.descriptors = (self._ingress.port.fileno(),)
         self._cancelled += self._slot_of
-        for kept in (self._slot_of, self._request_in, self._came_ns, self._said):
-            kept.clear()
+        for table in (self._slot_of, self._request_in, self._arrived_ns, self._answers):
+            table.clear()
         if self.horizon_ns != NEVER_NS:
             self._ingress.port.post(Drain())
 

@@ -40,14 +40,14 @@ class Crowd:
     """The open connections, and the order in which they fell silent.
 
     Args:
-        most: connections; one more replaces a silent one, or is in the reserve.
-        most_each: of one address.
+        limit: connections; one more replaces a silent one, or is in the reserve.
+        limit_each: of one address.
         reserve: beyond them, for requests that are always answered.
     """
 
-    def __init__(self, most: int, most_each: int, reserve: int) -> None:
-        self._most = most
-        self._most_each = most_each
+    def __init__(self, limit: int, limit_each: int, reserve: int) -> None:
+        self._limit = limit
+        self._limit_each = limit_each
         self._reserve = reserve
         self._silent: dict[object, tuple[float, Callable[[], object]]] = {}  # the longest first
         self.of_address: Counter[bytes] = Counter()
@@ -59,15 +59,15 @@ class Crowd:
 
     def enter(self, address: bytes, now_s: float) -> bool:
         """Count one more, and end silent ones if there is not enough room; return False if it must not enter."""
-        if self.of_address[address] >= self._most_each:
+        if self.of_address[address] >= self._limit_each:
             return False
-        while self.count >= self._most and (silent := next(iter(self._silent), None)) is not None:
+        while self.count >= self._limit and (silent := next(iter(self._silent), None)) is not None:
             since_s, end = self._silent[silent]
             if now_s - since_s < SILENT_S:
                 break
             self.speaks(silent)
             end()
-        if self.count >= self._most + self._reserve:
+        if self.count >= self._limit + self._reserve:
             return False
         self.of_address[address] += 1
         return True
@@ -175,7 +175,7 @@ class Acceptor:
 
 SHORTEST_TOKEN: Final = 16
 _MOST_BYTES: Final = 1 << 20
-_FIRST_KEPT: Final = 3  # the descriptor of the first socket that systemd hands over
+_SYSTEMD_DESCRIPTOR: Final = 3  # the descriptor of the first socket that systemd hands over
 
 
 def read_tokens(path: Path) -> dict[bytes, int]:
@@ -185,12 +185,12 @@ def read_tokens(path: Path) -> dict[bytes, int]:
         InputError: there are none, one is short, its number is not valid, or others may read the file.
     """
     lines = [line.split() for line in _secret(path, "these tokens").splitlines() if line.strip()]
-    if any(len(more) > 1 or not all(each.isdigit() and int(each) for each in more) for _, *more in lines):
+    if any(len(limits) > 1 or not all(limit.isdigit() and int(limit) for limit in limits) for _, *limits in lines):
         problem = (
             "a line has a token, and after it nothing, or how many of its images may be inside: a whole number from 1"
         )
         raise InputError(str(path), "", problem)
-    tokens = {token: int(more[0]) if more else sys.maxsize for token, *more in lines}
+    tokens = {token: int(limits[0]) if limits else sys.maxsize for token, *limits in lines}
     if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
         problem = (
             f"each line must have a token of {SHORTEST_TOKEN} characters or more; `openssl rand -hex 32` makes one"
@@ -209,11 +209,11 @@ def require_certificate(path: Path) -> None:
         raise InputError(str(path), "", problem) from None
 
 
-def _secret(path: Path, what: str) -> bytes:
+def _secret(path: Path, content_name: str) -> bytes:
     """Return the content of a file that only this user may read."""
     content = read_bytes(path, _MOST_BYTES)
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(str(path), "", f"others may read {what}; `chmod 600 {path}`")
+        raise InputError(str(path), "", f"others may read {content_name}; `chmod 600 {path}`")
     return content
 
 
@@ -246,10 +246,10 @@ def listen(host: str, port: int, grpc_port: int | None = None, *, is_safe: bool)
     Raises:
         InputError: a port is not available, or others could reach it and it is not safe.
     """
-    kept = _kept()
-    if kept is not None:
-        _require_safe(str(kept.getsockname()[0]), is_safe=is_safe)
-    with _bound("--port", host, port, is_safe) if kept is None else kept as http:
+    inherited = _systemd_socket()
+    if inherited is not None:
+        _require_safe(str(inherited.getsockname()[0]), is_safe=is_safe)
+    with _bound("--port", host, port, is_safe) if inherited is None else inherited as http:
         http.listen()
         if grpc_port is None:
             yield Listening(http)
@@ -284,15 +284,15 @@ def _bound(flag: str, host: str, port: int, is_safe: bool, option: int = socket.
     return bound
 
 
-def _kept() -> socket.socket | None:
+def _systemd_socket() -> socket.socket | None:
     """Return systemd's socket (sd_listen_fds(3)): it outlives this process, and clients that connect meanwhile wait."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
-    kept = socket.socket(fileno=_FIRST_KEPT)
-    if kept.family not in (socket.AF_INET, socket.AF_INET6) or os.environ.get("LISTEN_FDS") != "1":
+    listening = socket.socket(fileno=_SYSTEMD_DESCRIPTOR)
+    if listening.family not in (socket.AF_INET, socket.AF_INET6) or os.environ.get("LISTEN_FDS") != "1":
         raise InputError("systemd", "ListenStream", "allowed is one, of TCP, such as 127.0.0.1:8000")
-    kept.set_inheritable(False)
-    return kept
+    listening.set_inheritable(False)
+    return listening
 
 
 def _require_safe(address: str, *, is_safe: bool) -> None:
@@ -305,13 +305,13 @@ _A_SECOND: Final = 10
 _OF_SYSTEMD: Final = {"ready": "READY=1\n", "stopping": "STOPPING=1\n"}
 
 
-def notify(words: str) -> None:
+def notify(state: str) -> None:
     """Notify systemd, if it has started this process and asks for notifications (sd_notify(3))."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as end, suppress(OSError):
             end.setblocking(False)  # the server waits for no reader
             end.connect(f"\0{address[1:]}" if address.startswith("@") else address)
-            end.send(words.encode())
+            end.send(state.encode())
 
 
 class Journal:
@@ -326,16 +326,16 @@ class Journal:
         self.as_json = as_json
         self._write = write
 
-    def note(self, event: str, text: str = "", **more: Any) -> None:
+    def note(self, event: str, text: str = "", **facts: Any) -> None:
         """Log a change of state; `text` is for people, and omitted if they have seen it otherwise."""
         if self.as_json:
-            said = {"text": text} if text else {}
+            remark = {"text": text} if text else {}
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._write(msgspec.json.encode({"time": now, "event": event, **more, **said}).decode())
+            self._write(msgspec.json.encode({"time": now, "event": event, **facts, **remark}).decode())
         elif text:
             self._write(text)
-        if words := _OF_SYSTEMD.get(event):
-            notify(words)
+        if state := _OF_SYSTEMD.get(event):
+            notify(state)
 
     def say(self, text: str) -> None:
         """Log a line for people that is not a change of state."""
@@ -349,7 +349,7 @@ class Sparing:
         self._journal = journal
         self._second = self._noted = self._left_out = 0
 
-    def note(self, event: str, **more: Any) -> None:
+    def note(self, event: str, **facts: Any) -> None:
         """See `Journal`."""
         if (second := int(time.monotonic())) != self._second:
             self._second, self._noted = second, 0
@@ -358,5 +358,5 @@ class Sparing:
             return
         self._noted += 1
         if self._left_out:
-            more["left_out"], self._left_out = self._left_out, 0
-        self._journal.note(event, **more)
+            facts["left_out"], self._left_out = self._left_out, 0
+        self._journal.note(event, **facts)

@@ -74,7 +74,7 @@ def _read_messages() -> dict[str, type[Message]]:
     _POOL.Add(file)
     _POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)  # for reflection
     classes = message_factory.GetMessageClassesForFiles([file.name], _POOL)
-    return {name.rpartition(".")[2]: each for name, each in classes.items()}
+    return {name.rpartition(".")[2]: message_class for name, message_class in classes.items()}
 
 
 MESSAGES: Final[Mapping[str, Any]] = _read_messages()
@@ -102,26 +102,26 @@ def read_call(message: Any, size_bytes: int, served: Served) -> Request:
     return request_of(head, lambda datatype, values: _values(message, datatype, values), served)
 
 
-def _parameters(given: Any) -> dict[str, Any]:
-    chosen = {name: each.WhichOneof("parameter_choice") for name, each in given.parameters.items()}
-    return {name: kind and getattr(given.parameters[name], kind) for name, kind in chosen.items()}
+def _parameters(message: Any) -> dict[str, Any]:
+    kinds = {name: parameter.WhichOneof("parameter_choice") for name, parameter in message.parameters.items()}
+    return {name: kind and getattr(message.parameters[name], kind) for name, kind in kinds.items()}
 
 
 def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
     raw, tensor = message.raw_input_contents, message.inputs[0]
     if raw:
         if len(raw) > 1 or len(raw[0]) != values * datatype.itemsize or tensor.HasField("contents"):
-            found = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
-            wanted = f"its shape makes one of {values * datatype.itemsize}, and `contents` must be left out"
-            raise RequestError(f"raw_input_contents: {found:.80}; {wanted}")
+            problem = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
+            expected = f"its shape makes one of {values * datatype.itemsize}, and `contents` must be left out"
+            raise RequestError(f"raw_input_contents: {problem:.80}; {expected}")
         return np.frombuffer(raw[0], datatype)
     name = _CONTENTS[tensor.datatype]
-    given = getattr(tensor.contents, name)
-    if len(given) != values:
-        raise RequestError(f"{INPUT}.contents.{name}: found {len(given)} values, its shape makes {values}")
-    if datatype.kind == "u" and max(given) > np.iinfo(datatype).max:
+    contents = getattr(tensor.contents, name)
+    if len(contents) != values:
+        raise RequestError(f"{INPUT}.contents.{name}: found {len(contents)} values, its shape makes {values}")
+    if datatype.kind == "u" and max(contents) > np.iinfo(datatype).max:
         raise RequestError(f"{INPUT}.contents.{name}: allowed are 0 to {np.iinfo(datatype).max}")
-    return np.array(given, datatype)
+    return np.array(contents, datatype)
 
 
 def write_reply(request: Request, answers: list[Answer], served: Served) -> Message:
@@ -191,10 +191,10 @@ class Calls:
     def _refusing(self, call: Call, count: Callable[[grpc.StatusCode], None] = lambda _: None) -> Call:
         """Return the call with a status for refusals; `count` is called for every one."""
 
-        async def answer(asked: Any, context: Context) -> Any:
+        async def answer(request: Any, context: Context) -> Any:
             code = grpc.StatusCode.INTERNAL
             try:
-                reply = await call(asked, context)
+                reply = await call(request, context)
                 code = grpc.StatusCode.OK
                 return reply
             except RequestError as error:
@@ -218,45 +218,45 @@ class Calls:
     async def _ready(self, _: Message, __: Context) -> Message:
         return MESSAGES["ServerReadyResponse"](ready=self._admission.is_ready)
 
-    async def _model_ready(self, asked: Any, _: Context) -> Message:
-        self._admission.require_model(asked.name, asked.version)
+    async def _model_ready(self, request: Any, _: Context) -> Message:
+        self._admission.require_model(request.name, request.version)
         return MESSAGES["ModelReadyResponse"](ready=self._admission.is_ready)
 
     async def _metadata(self, _: Message, context: Context) -> Message:
         self._token_in(context)
         return MESSAGES["ServerMetadataResponse"](name="slimsched", version=own_version(), extensions=EXTENSIONS)
 
-    async def _model_metadata(self, asked: Any, context: Context) -> Message:
+    async def _model_metadata(self, request: Any, context: Context) -> Message:
         self._token_in(context)
-        self._admission.require_model(asked.name, asked.version)
+        self._admission.require_model(request.name, request.version)
         return MESSAGES["ModelMetadataResponse"](**self._served.metadata())
 
-    async def _model_config(self, asked: Any, context: Context) -> Message:
+    async def _model_config(self, request: Any, context: Context) -> Message:
         self._token_in(context)
-        self._admission.require_model(asked.name, asked.version)
+        self._admission.require_model(request.name, request.version)
         return MESSAGES["ModelConfigResponse"](config=configuration(self._served))
 
-    async def _model_statistics(self, asked: Any, context: Context) -> Message:
+    async def _model_statistics(self, request: Any, context: Context) -> Message:
         self._token_in(context)
-        self._admission.require_model(asked.name or self._served.name, asked.version)
+        self._admission.require_model(request.name or self._served.name, request.version)
         return MESSAGES["ModelStatisticsResponse"](**statistics(self._served, self._metrics.totals()))
 
-    async def _repository_index(self, asked: Any, context: Context) -> Message:
+    async def _repository_index(self, request: Any, context: Context) -> Message:
         self._token_in(context)
         models = repository_index(self._served, is_ready=self._admission.is_ready)
-        wanted = [each for each in models if each["state"] == "READY" or not asked.ready]
-        return MESSAGES["RepositoryIndexResponse"](models=wanted)
+        listed = [model for model in models if model["state"] == "READY" or not request.ready]
+        return MESSAGES["RepositoryIndexResponse"](models=listed)
 
     async def _infer(self, _: object, context: Context) -> Message:
         token = self._token_in(context)
-        asked, size_bytes = await self._read(context, token or context.peer())
-        self._admission.require_model(asked.model_name, asked.model_version)
-        request = read_call(asked, size_bytes, self._served)
+        message, size_bytes = await self._read(context, token or context.peer())
+        self._admission.require_model(message.model_name, message.model_version)
+        request = read_call(message, size_bytes, self._served)
         if (left_s := context.time_remaining()) is not None:  # the call's deadline holds, too
             left_ns = max(0, round(left_s * 1e9))
             request = replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
         trace = trace_of(_metadata_of(context))
-        answers = await self._admission.answers(request, token, trace, asked.model_version)
+        answers = await self._admission.answers(request, token, trace, message.model_version)
         return write_reply(request, answers, self._served)
 
     def _count(self, code: grpc.StatusCode) -> None:
@@ -317,7 +317,7 @@ async def start_grpc(calls: Calls, address: str, certificate: Path | None, limit
     if certificate is None:
         server.add_insecure_port(address)
     else:
-        shown = certificate.read_bytes()  # both are in it
-        server.add_secure_port(address, grpc.ssl_server_credentials([(shown, shown)]))
+        pem = certificate.read_bytes()  # both are in it
+        server.add_secure_port(address, grpc.ssl_server_credentials([(pem, pem)]))
     await server.start()
     return server

@@ -70,8 +70,8 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     return Response(status, error_body(problem), headers=headers)
 
 
-async def _send(response: Response, scope: Message, send: Send, more: Mapping[str, str]) -> None:
-    start = [("content-type", response.content_type), ("content-length", str(len(response.body))), *more.items()]
+async def _send(response: Response, scope: Message, send: Send, trace: Mapping[str, str]) -> None:
+    start = [("content-type", response.content_type), ("content-length", str(len(response.body))), *trace.items()]
     lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
     await send({"type": "http.response.start", "status": response.status, "headers": lines})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
@@ -100,8 +100,8 @@ def is_of_this_host(headers: Mapping[str, str]) -> bool:
 
     A third party's web page can make its reader's browser send requests here, also under a host name of that party's.
     """
-    named = [headers.get("host", ""), headers.get("origin", "").rpartition("//")[2]]
-    return all(re.fullmatch(r"(localhost|127\.[\d.]+|\[::1\])?(:\d+)?", each) for each in named)
+    hosts = [headers.get("host", ""), headers.get("origin", "").rpartition("//")[2]]
+    return all(re.fullmatch(r"(localhost|127\.[\d.]+|\[::1\])?(:\d+)?", host) for host in hosts)
 
 
 async def _left(receive: Receive) -> None:
@@ -204,33 +204,32 @@ class App:
             await asyncio.wait((answers, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not answers.done():
                 raise _GoneError
-            found = answers.result()
-            body, length = write_answer(request, found, self._served)
+            result = answers.result()
+            body, length = write_answer(request, result, self._served)
         except RequestError as error:
             is_end = error.status == HTTPStatus.SERVICE_UNAVAILABLE
             return _error(error.status, str(error), *((_CLOSE,) if is_end else ()))
         finally:
             answers.cancel()
             leaving.cancel()
-        timing = ("server-timing", f"router;dur={max(answer.took_ns for answer in found) / 1e6:.3f}")
+        timing = ("server-timing", f"router;dur={max(answer.took_ns for answer in result) / 1e6:.3f}")
         if length is None:
             return Response(200, body, headers=(timing,))
         head = ("inference-header-content-length", str(length))
         return Response(200, body, "application/octet-stream", (head, timing))
 
     async def _body(self, headers: Mapping[str, str], receive: Receive, client: Hashable) -> bytes:
-        """Return the whole body, within the limits."""
-        most = self._limits.body_bytes
-        if int(headers.get("content-length", "0")) > most:  # the parser lets digits through alone
-            raise RequestError(f"the body has {headers['content-length']} bytes, allowed are {most}", 413)
+        limit = self._limits.body_bytes
+        if int(headers.get("content-length", "0")) > limit:  # the parser lets digits through alone
+            raise RequestError(f"the body has {headers['content-length']} bytes, allowed are {limit}", 413)
         body = bytearray()
-        async with self._room.place(client, int(headers.get("content-length", most)), self._limits.body_s):
+        async with self._room.place(client, int(headers.get("content-length", limit)), self._limits.body_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise _GoneError
                 body += message.get("body", b"")
-                if len(body) > most:
-                    raise RequestError(f"the body has more than the {most} bytes that are allowed", 413)
+                if len(body) > limit:
+                    raise RequestError(f"the body has more than the {limit} bytes that are allowed", 413)
                 if not message.get("more_body"):
                     return bytes(body)

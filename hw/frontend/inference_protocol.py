@@ -181,14 +181,18 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
     Raises:
         RequestError: it is not a valid request for this model.
     """
-    length = len(body) if header is None else _length(header, len(body))
+    length = len(body)
+    if header is not None:
+        if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= length):
+            raise RequestError(f"Inference-Header-Content-Length: found {header!r:.40}, allowed are 0 to {length}")
+        length = int(header)
     if length > JSON_BYTES:
         raise RequestError(f"{length} bytes of JSON, allowed are {JSON_BYTES}; send the image as binary data", 413)
     try:
         head = _decoder.decode(memoryview(body)[:length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is no inference request: {error}") from None
-    return request_of(head, lambda *wanted: _values(head.inputs[0], memoryview(body)[length:], *wanted), served)
+    return request_of(head, lambda *layout: _values(head.inputs[0], memoryview(body)[length:], *layout), served)
 
 
 def request_of(head: Infer, values: Values, served: Served) -> Request:
@@ -204,31 +208,25 @@ def request_of(head: Infer, values: Values, served: Served) -> Request:
         raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
     tensors: list[Input | Output] = [*head.inputs, *head.outputs]
     for tensor in tensors:
-        if odd := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
+        if unknown := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
             expected = " or ".join(_TENSOR_PARAMETERS)
-            raise RequestError(f"{tensor.name:.40}.parameters: found {odd[0]!r:.40}, expected {expected}")
+            raise RequestError(f"{tensor.name:.40}.parameters: found {unknown[0]!r:.40}, expected {expected}")
     images = _images(head.inputs[0], values, served)
     timeout_ns, service_class = _timeout_ns(head.parameters.get("timeout")), _service_class(head.parameters, served)
     return Request(head.id, images, _outputs(head, served), timeout_ns, service_class)
 
 
-def _length(header: str, most: int) -> int:
-    if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= most):
-        raise RequestError(f"Inference-Header-Content-Length: found {header!r:.40}, allowed are 0 to {most}")
-    return int(header)
-
-
-def _images(given: Input, values: Values, served: Served) -> NDArray[np.float32]:
-    count = given.shape[0] if given.shape else 0
-    if tuple(given.shape[1:]) != served.shape or not 1 <= count <= served.most:
-        wanted = ", ".join(map(str, served.shape))
-        raise RequestError(f"{INPUT}.shape: found {given.shape!r:.80}, allowed is [1 to {served.most}, {wanted}]")
-    datatype = _DATATYPES.get(given.datatype)
-    if datatype is None or (given.datatype == "UINT8" and not served.mean):
+def _images(tensor: Input, values: Values, served: Served) -> NDArray[np.float32]:
+    count = tensor.shape[0] if tensor.shape else 0
+    if tuple(tensor.shape[1:]) != served.shape or not 1 <= count <= served.most:
+        sizes = ", ".join(map(str, served.shape))
+        raise RequestError(f"{INPUT}.shape: found {tensor.shape!r:.80}, allowed is [1 to {served.most}, {sizes}]")
+    datatype = _DATATYPES.get(tensor.datatype)
+    if datatype is None or (tensor.datatype == "UINT8" and not served.mean):
         allowed = "FP32 or UINT8" if served.mean else "FP32 (there is no data set whose pixels UINT8 could be)"
-        raise RequestError(f"{INPUT}.datatype: found {given.datatype!r:.40}, allowed is {allowed}")
+        raise RequestError(f"{INPUT}.datatype: found {tensor.datatype!r:.40}, allowed is {allowed}")
     raw = values(datatype, count * prod(served.shape)).reshape(count, -1)
-    if given.datatype == "FP32":
+    if tensor.datatype == "FP32":
         if not np.isfinite(raw).all():
             raise RequestError(f"{INPUT}.data: holds values that are no finite numbers")
         return raw
@@ -237,24 +235,24 @@ def _images(given: Input, values: Values, served: Served) -> NDArray[np.float32]
     return ((pixels - mean) / deviation).reshape(count, -1)
 
 
-def _values(given: Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
+def _values(tensor: Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
     """Return all values of the tensor, from behind the JSON or from within it."""
-    size_bytes = given.parameters.get("binary_data_size")
+    size_bytes = tensor.parameters.get("binary_data_size")
     if size_bytes is None:
         if len(binary):
             raise RequestError(f"{len(binary)} bytes behind the JSON, but {INPUT} has no binary_data_size")
-        return _json_values(given.data, datatype, values)
-    wanted = values * datatype.itemsize
-    if size_bytes != wanted or len(binary) != wanted or given.data is not None:
-        found = f"{size_bytes!r:.40} is said, and {len(binary)} bytes stand behind the JSON"
-        raise RequestError(f"{INPUT}.binary_data_size: {found}; its shape makes {wanted}, and `data` must be left out")
+        return _json_values(tensor.data, datatype, values)
+    needed = values * datatype.itemsize
+    if size_bytes != needed or len(binary) != needed or tensor.data is not None:
+        sizes = f"{size_bytes!r:.40} is said, and {len(binary)} bytes stand behind the JSON"
+        raise RequestError(f"{INPUT}.binary_data_size: {sizes}; its shape makes {needed}, and `data` must be left out")
     return np.frombuffer(binary, datatype)
 
 
 def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
     """Return values from JSON: flat, or nested by the shape."""
     while data and isinstance(data[0], list):
-        if not all(isinstance(each, list) for each in data):
+        if not all(isinstance(row, list) for row in data):
             raise RequestError(f"{INPUT}.data: lists stand beside numbers")
         data = list(chain.from_iterable(data))
     if data is None or len(data) != values:
@@ -293,13 +291,13 @@ def _timeout_ns(timeout_us: Any) -> int | None:
 
 def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
     """Return the class's index: the first if none is named; a model without classes refuses the parameter."""
-    known = served.class_names
-    name = parameters.get("class") if known else None
+    names = served.class_names
+    name = parameters.get("class") if names else None
     if name is None:
         return 0
-    if name not in known:
-        raise RequestError(f"parameters.class: found {name!r:.40}, allowed are {', '.join(known)}")
-    return known.index(name)
+    if name not in names:
+        raise RequestError(f"parameters.class: found {name!r:.40}, allowed are {', '.join(names)}")
+    return names.index(name)
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -378,7 +376,7 @@ def configuration(served: Served) -> dict[str, Any]:
 
 
 def _tensor(described: dict[str, Any]) -> dict[str, Any]:
-    """Without the batch's dimension, which `max_batch_size` stands for; Triton has no tensor without any other."""
+    """Return it without the batch's dimension, which `max_batch_size` stands for; Triton's tensors have another one."""
     tensor = {"name": described["name"], "data_type": f"TYPE_{described['datatype']}"}
     if dims := described["shape"][1:]:
         return {**tensor, "dims": dims}

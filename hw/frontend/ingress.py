@@ -43,14 +43,10 @@ _ENDING_S: Final = 10.0  # for clients to take their answers
 _LEAVING_S: Final = 1.0  # for waiting clients to take their error
 _RESERVE: Final = 64  # connections beyond those allowed
 _DESCRIPTORS: Final = 64  # for other uses than connections
-_ALWAYS: Final = (
-    b"/v2/health/live",
-    b"/v2/health/ready",
-    b"/metrics",
-)  # answered beyond `limits.connections`, too
+_ALWAYS: Final = (b"/v2/health/live", b"/v2/health/ready", b"/metrics")  # answered beyond `limits.connections`, too
 _HANGING_S: Final = 5.0
 _STARTING_S: Final = 60.0
-_UNHEARD: Final = 10  # reports: fewer may be in the port because the router itself was paused
+_MOST_UNANSWERED: Final = 10  # reports: fewer may be in the port because the router itself was paused
 _DEATHS: Final = 5
 _DEATHS_S: Final = 60.0  # within which that number of exits is too many
 
@@ -157,11 +153,11 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def connection(leave: Callable[[], None]) -> _Connection:
-            made = _Connection(self.config, self.server_state, self.lifespan.state, loop)
-            made.crowd, made.leave = self._crowd, leave
-            return made
+            accepted = _Connection(self.config, self.server_state, self.lifespan.state, loop)
+            accepted.crowd, accepted.leave = self._crowd, leave
+            return accepted
 
-        acceptors: Any = [Acceptor(each, self._crowd, connection, self.config.ssl) for each in sockets]
+        acceptors: Any = [Acceptor(listening, self._crowd, connection, self.config.ssl) for listening in sockets]
         self.servers, self.started = acceptors, True
 
     @contextlib.contextmanager
@@ -249,10 +245,7 @@ async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, me
         yield
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise it logs every client without TLS
-    from hw.frontend.grpc_service import (
-        Calls,
-        start_grpc,  # a separate extra
-    )
+    from hw.frontend.grpc_service import Calls, start_grpc  # a separate extra
 
     calls = Calls(admission, metrics, spec.limits)
     server = await start_grpc(calls, address, spec.certificate, spec.limits)
@@ -283,21 +276,21 @@ class Ingress:
         self.port = RouterPort(ToRouter, end)
         self._process = _start(_main, self._spec, self._listening, remote, self.arena)
         remote.close()
-        self._unheard, self._silent_after_s = 0, time.monotonic() + _STARTING_S
+        self._unanswered, self._silent_after_s = 0, time.monotonic() + _STARTING_S
 
     def report(self, status: Status) -> None:
         """Report the router's state to it; kill it if it has not answered reports for `_HANGING_S`."""
-        if self._unheard >= _UNHEARD and time.monotonic() > self._silent_after_s:
+        if self._unanswered >= _MOST_UNANSWERED and time.monotonic() > self._silent_after_s:
             self._journal.note(
                 "ingress_hangs", f"serve: the ingress has not answered for {_HANGING_S:g} s; it is killed"
             )
             self._process.kill()
         self.port.post(status)
-        self._unheard += 1
+        self._unanswered += 1
 
     def note_alive(self) -> None:
         """Note that it has answered a report."""
-        self._unheard, self._silent_after_s = 0, time.monotonic() + _HANGING_S
+        self._unanswered, self._silent_after_s = 0, time.monotonic() + _HANGING_S
 
     def start_again(self) -> None:
         """Replace a process that died with all its connections; raises `WorkError` if that repeats too often."""
@@ -335,8 +328,8 @@ def ingress(spec: IngressSpec, listening: Listening, slots: int, journal: Journa
         slots: images that may be inside.
         journal: logs a restart.
     """
-    door = Ingress(spec, listening, slots, journal)
+    process = Ingress(spec, listening, slots, journal)
     try:
-        yield door
+        yield process
     finally:
-        door.close()
+        process.close()

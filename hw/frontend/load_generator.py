@@ -110,12 +110,12 @@ class Outcome:
     @property
     def codes(self) -> Counter[int]:
         """The number of requests with each code."""
-        return Counter(each.code for each in self.ended)
+        return Counter(request.code for request in self.ended)
 
     @property
     def answered(self) -> list[Ended]:
         """The requests with the code 200."""
-        return [each for each in self.ended if each.code == _OK]
+        return [request for request in self.ended if request.code == _OK]
 
 
 def generate(load: Load) -> Outcome:
@@ -212,14 +212,14 @@ class _Target:
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
     """Build some requests of a class with images of noise, as bytes; they ask for labels and widths."""
     rng = stream(load.seed, "load:images")
-    found = []
+    requests = []
     for _ in range(_REQUESTS):
         image = rng.standard_normal((load.images, prod(shape)), np.float32).tobytes()
         tensor = {"name": "image", "datatype": "FP32", "shape": [load.images, *shape]}
         head = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
-                "outputs": [{"name": each, "parameters": {"binary_data": True}} for each in ("label", "widths")],
+                "outputs": [{"name": output, "parameters": {"binary_data": True}} for output in ("label", "widths")],
                 **({"parameters": {"class": name}} if name else {}),
             }
         )
@@ -229,9 +229,9 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
             "inference-header-content-length": str(len(head)),
             "content-length": str(len(head) + len(image)),
         }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        found.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
-    return found
+        lines = "".join(f"{header}: {value}\r\n" for header, value in headers.items())
+        requests.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
+    return requests
 
 
 class _Due(NamedTuple):
@@ -310,7 +310,7 @@ class _Generator:
         self._open = 0
         self._opening: set[asyncio.Task[Any]] = set()
         self._waiting: deque[_Due] = deque()  # requests that found no connection
-        self._under_way = 0
+        self._in_flight = 0
         self._all_ended = asyncio.Event()
         self._began_s = 0.0
 
@@ -327,7 +327,7 @@ class _Generator:
             self._begin(due)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(load.patience_s):
-                while self._under_way:
+                while self._in_flight:
                     self._all_ended.clear()
                     await self._all_ended.wait()
         for connection in self._connections:
@@ -338,10 +338,10 @@ class _Generator:
         """Draw the class of each of this number of requests."""
         names, shares = [*self._requests], np.array([*self._load.classes.values()] or [1.0])
         drawn = stream(self._load.seed, "load:classes").choice(len(names), count, p=shares / shares.sum())
-        return [names[each] for each in drawn.tolist()]
+        return [names[index] for index in drawn.tolist()]
 
     def _begin(self, due: _Due) -> None:
-        self._under_way += 1
+        self._in_flight += 1
         self._outcome.due += 1
         if self._idle:
             self._send(self._idle.pop(), due)
@@ -380,8 +380,8 @@ class _Generator:
         ended_s, began_s = time.perf_counter(), self._began_s
         times_s = due.at_s - began_s, sent_s - began_s, ended_s - began_s
         self._outcome.ended.append(Ended(due.name, *times_s, code, router_s, body))
-        self._under_way -= 1
-        if not self._under_way:
+        self._in_flight -= 1
+        if not self._in_flight:
             self._all_ended.set()
 
     def end(self, connection: _Connection, due: _Due, code: int) -> None:
@@ -407,7 +407,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     lags_s = [each.sent_s - each.due_s for each in outcome.ended]
     router_s = [each.router_s for each in answered if each.router_s is not None]
     added_s = [each.added_s for each in answered if each.added_s is not None]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "schema": "slimsched.load/1",
         "url": load.url,
         "images": load.images,
@@ -427,7 +427,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
     }
     if load.classes:
         of_class = {name: [each for each in outcome.ended if each.name == name] for name in load.classes}
-        found["classes"] = {
+        results["classes"] = {
             name: {
                 "requests": len(ended),
                 "answered": sum(each.code == _OK for each in ended),
@@ -435,7 +435,7 @@ def document(load: Load, outcome: Outcome) -> dict[str, Any]:
             }
             for name, ended in of_class.items()
         }
-    return found
+    return results
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:

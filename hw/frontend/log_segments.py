@@ -165,7 +165,7 @@ class SegmentLog:
         self._frame, self._steps = bytearray(), 0
         self._now_ns = self._framed_ns = self._until_ns = 0
         self._has_stopped = False
-        self._handed = self._done = 0  # bytes of frames
+        self._queued_bytes = self._written_bytes = 0  # bytes of frames
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="segments", daemon=True)
         self._writer.start()
@@ -177,16 +177,14 @@ class SegmentLog:
     @property
     def _behind(self) -> int:
         """The bytes of all segments that were handed over, and are not compressed and written yet."""
-        return self._handed - self._done
+        return self._queued_bytes - self._written_bytes
 
     def _queue(self, file: _File, frame: bytes) -> None:
-        """Queue a frame for the thread to write."""
-
         def put() -> None:
             file.put(frame)
-            self._done += len(frame)
+            self._written_bytes += len(frame)
 
-        self._handed += len(frame)
+        self._queued_bytes += len(frame)
         self._jobs.put(put)
 
     def watch(self, core: RouterCore) -> None:

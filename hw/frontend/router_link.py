@@ -234,9 +234,9 @@ class Bridge:
         """Notify the router that the rest of the request need not be served."""
         self._post(Cancel(tuple([slot for slot in call.slots if self._calls.get(slot) is call])))
 
-    def _post(self, word: ToRouter) -> None:
+    def _post(self, message: ToRouter) -> None:
         """Post a message; all those of one turn of the event loop go in one frame."""
-        self._port.post(word)
+        self._port.post(message)
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -252,12 +252,12 @@ class Bridge:
 
     def _hear(self) -> None:
         try:
-            words = self._port.receive()
+            messages = self._port.receive()
         except PortClosedError:
             self._end()
             return
-        for word in words:
-            match word:
+        for message in messages:
+            match message:
                 case Answered(slot, label, widths, scores, took_ns):
                     expected = self.served.top1.get(widths, 0.0)
                     answer = Answer(label, widths, scores, self.served.version, took_ns, expected)
@@ -268,7 +268,7 @@ class Bridge:
                         call.fail(reason)
                         self._cancel(call)
                 case Status():
-                    self.status, self._heard_s = word, self._loop.time()
+                    self.status, self._heard_s = message, self._loop.time()
                     self._post(Alive())
                 case Serving(version, top1):
                     self.served = self.served.by_model(version, top1)
@@ -316,8 +316,8 @@ class SlotImages:
 
     def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
         """See `hw.router.transfers.RequestImages`."""
-        places = [self.slot_of.get(request, 0) for request in requests]  # without a slot, its answer is unwanted
-        images = self._slots[places].reshape(-1, *self.shape)
+        slots = [self.slot_of.get(request, 0) for request in requests]  # without a slot, its answer is unwanted
+        images = self._slots[slots].reshape(-1, *self.shape)
         if channels_last and images.ndim == 4:
             images = images.transpose(0, 2, 3, 1)
         target.reshape(images.shape)[...] = images

@@ -108,15 +108,15 @@ class Metrics:
             "slimsched_request_seconds", "From a whole request to its answer.", buckets=_BUCKETS_S,
             registry=self._registry,
         )  # fmt: skip
-        held = Gauge("slimsched_images_inside", "Images that take a place inside.", registry=self._registry)
-        held.set_function(inside)
+        gauge = Gauge("slimsched_images_inside", "Images that take a place inside.", registry=self._registry)
+        gauge.set_function(inside)
         self._registry.register(_OfRouter(status, heard_s))
         self._served = served
         self._last_s = 0.0
         self._router_ns = 0
         if served().class_names:
             self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
-            self._right = self._counter(
+            self._expected_right = self._counter(
                 "class_images_expected_right", "Of these, as many as the accuracy table says at their widths.", "class"
             )
             self._class_seconds = Histogram(
@@ -137,20 +137,20 @@ class Metrics:
         if names := self._served().class_names:
             name = names[service_class]
             self._of_class.labels(name).inc(len(answers))
-            self._right.labels(name).inc(sum(each.expected for each in answers))
+            self._expected_right.labels(name).inc(sum(each.expected for each in answers))
             self._class_seconds.labels(name).observe(took_s)
 
     def totals(self) -> RequestTotals:
         """Return the counts that Triton's statistics have."""
-        read = self._registry.get_sample_value
-        answered = int(read("slimsched_request_seconds_count") or 0)
+        value_of = self._registry.get_sample_value
+        answered = int(value_of("slimsched_request_seconds_count") or 0)
         requests = sum(each.value for metric in self.requests.collect() for each in metric.samples)
         return RequestTotals(
             answered=answered,
-            answered_s=read("slimsched_request_seconds_sum") or 0.0,
+            answered_s=value_of("slimsched_request_seconds_sum") or 0.0,
             router_s=self._router_ns / NS_PER_S,
             failed=max(0, int(requests) - answered),  # one is answered before it is counted
-            images=int(read("slimsched_images_answered_total") or 0),
+            images=int(value_of("slimsched_images_answered_total") or 0),
             last_ms=round(1e3 * self._last_s),
         )
 
@@ -212,48 +212,48 @@ class LivePage:
 
     def html(self) -> bytes:
         """Return the page as it is now."""
-        now, seconds = self._counts(), [*self._seconds]
+        counts, seconds = self._counts(), [*self._seconds]
         rates_img_s = [
             (after.answered - before.answered) / (after.at_s - before.at_s) for before, after in pairwise(seconds)
         ]
         most_img_s = max(rates_img_s, default=0.0)
         points = [
-            f"{place + _SECONDS - len(rates_img_s)},{_HEIGHT - _HEIGHT * rate / (most_img_s or 1.0):.1f}"
-            for place, rate in enumerate(rates_img_s)
+            f"{index + _SECONDS - len(rates_img_s)},{_HEIGHT - _HEIGHT * rate / (most_img_s or 1.0):.1f}"
+            for index, rate in enumerate(rates_img_s)
         ]
         since = seconds[-min(len(seconds), _SOON)]
-        passed_s = max(now.at_s - since.at_s, 1e-3)
-        latencies_ms = [1e3 * latency_s for at_s, latency_s in self._latencies_s if at_s > now.at_s - _SECONDS]
+        passed_s = max(counts.at_s - since.at_s, 1e-3)
+        latencies_ms = [1e3 * latency_s for at_s, latency_s in self._latencies_s if at_s > counts.at_s - _SECONDS]
         return self._template.render(
             name=self._served.name,
             is_ready=self._bridge.is_ready,
             inside=self._bridge.inside,
             slots=self._served.most,
-            router_share=max(0, now.router_ns - since.router_ns) / NS_PER_S / passed_s,
-            spans=[_span(now, seconds, many) for many in (_SOON, _SECONDS)],
+            router_share=max(0, counts.router_ns - since.router_ns) / NS_PER_S / passed_s,
+            spans=[_span(counts, seconds, duration_s) for duration_s in (_SOON, _SECONDS)],
             most_img_s=most_img_s,
             points=" ".join(points),
             latencies_ms=np.percentile(latencies_ms, (50, 99)).tolist() if latencies_ms else [],
-            servers=_servers(now, since, passed_s),
+            servers=_servers(counts, since, passed_s),
         ).encode()
 
 
-def _span(now: _Counts, seconds: list[_Counts], many: int) -> dict[str, float]:
-    since = seconds[-min(len(seconds), many)]
+def _span(counts: _Counts, seconds: list[_Counts], duration_s: int) -> dict[str, float]:
+    since = seconds[-min(len(seconds), duration_s)]
     return {
-        "seconds": many,
-        "answered_img_s": (now.answered - since.answered) / max(now.at_s - since.at_s, 1e-3),
-        "refused": int(now.refused - since.refused),
-        "failed": int(now.failed - since.failed),
+        "seconds": duration_s,
+        "answered_img_s": (counts.answered - since.answered) / max(counts.at_s - since.at_s, 1e-3),
+        "refused": int(counts.refused - since.refused),
+        "failed": int(counts.failed - since.failed),
     }
 
 
-def _servers(now: _Counts, since: _Counts, passed_s: float) -> list[dict[str, str | bool | float]]:
+def _servers(counts: _Counts, since: _Counts, passed_s: float) -> list[dict[str, str | bool | float]]:
     before = {server.name: server for server in since.servers}
     rows: list[dict[str, str | bool | float]] = []
-    for server in now.servers:
-        was = before.get(server.name, server)
-        share = min(1.0, (server.busy_ns - was.busy_ns) / NS_PER_S / passed_s)
-        img_s = (server.images - was.images) / passed_s
+    for server in counts.servers:
+        earlier = before.get(server.name, server)
+        share = min(1.0, (server.busy_ns - earlier.busy_ns) / NS_PER_S / passed_s)
+        img_s = (server.images - earlier.images) / passed_s
         rows.append({"name": server.name, "is_up": server.is_up, "img_s": img_s, "share": share})
     return rows

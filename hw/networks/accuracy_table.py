@@ -166,8 +166,8 @@ def _table(document: _Document, source: str) -> AccuracyTable:
     """Return the table of a document whose parts agree; raises `InputError` with the key at fault."""
     for key in ("model", "images", "correct"):
         if (getattr(document, key) is None) != (document.provenance == PAPER):
-            wanted = "null in a table of the paper" if document.provenance == PAPER else "given in a measured table"
-            raise InputError(source, key, f"must be {wanted}")
+            expected = "null in a table of the paper" if document.provenance == PAPER else "given in a measured table"
+            raise InputError(source, key, f"must be {expected}")
     _require_grid(document.tuples, source)
     if len(document.top1) != len(document.tuples):
         raise InputError(source, "top1", f"has {len(document.top1)} values for {len(document.tuples)} tuples")
@@ -185,14 +185,14 @@ def _require_grid(tuples: Sequence[Widths], source: str) -> None:
     """Require each combination of the widths that occur together, once: a router may ask for any. Models have separate
     grids.
     """
-    seen: dict[Widths, int] = {}
+    numbers: dict[Widths, int] = {}
     for number, row in enumerate(tuples):
         if len(row) != len(tuples[0]):
             problem = f"{list(row)} has {len(row)} widths, the first tuple has {len(tuples[0])}"
             raise InputError(source, f"tuples.{number}", problem)
-        if row in seen:
-            raise InputError(source, f"tuples.{number}", f"{list(row)} stands at tuples.{seen[row]} already")
-        seen[row] = number
+        if row in numbers:
+            raise InputError(source, f"tuples.{number}", f"{list(row)} stands at tuples.{numbers[row]} already")
+        numbers[row] = number
     together: list[set[float]] = []
     for row in tuples:
         joined = [widths for widths in together if not widths.isdisjoint(row)]
@@ -200,7 +200,7 @@ def _require_grid(tuples: Sequence[Widths], source: str) -> None:
         together.append(set(row).union(*joined))
     for widths in map(sorted, together):
         every = list(product(widths, repeat=len(tuples[0])))
-        if missing := [row for row in every if row not in seen]:
+        if missing := [row for row in every if row not in numbers]:
             problem = f"{len(missing)} of the {len(widths)}^{len(tuples[0])} combinations of {widths} are missing"
             raise InputError(source, "tuples", f"{problem}, first {list(missing[0])}")
 
@@ -231,14 +231,14 @@ def _inflated(data: bytes, size: int) -> bytes:
     return content
 
 
-def options_of(words: str) -> dict[str, Any]:
+def options_of(text: str) -> dict[str, Any]:
     """Return a class's arguments, from the JSON behind its name; raises `ValueError` if that is not a JSON object."""
     try:
-        options = json.loads(words or "{}", parse_constant=no_number)
+        options = json.loads(text or "{}", parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{words!r:.80} is no JSON ({error})") from None
+        raise ValueError(f"{text!r:.80} is no JSON ({error})") from None
     if not isinstance(options, dict):
-        raise ValueError(f'{words!r:.80} is no JSON object, such as {{"classes": 10}}')
+        raise ValueError(f'{text!r:.80} is no JSON object, such as {{"classes": 10}}')
     return options
 
 

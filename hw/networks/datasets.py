@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import folder_hash
@@ -17,7 +18,6 @@ from kit.plugins import blaming, is_own, own_class, source_hash
 from kit.random_streams import stream
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torchvision.datasets import CIFAR100
 
     from hw.networks.servable import ModelSpec
@@ -42,24 +42,24 @@ class Pixels:
     """Images kept as bytes, a quarter of the memory of floats: `np.asarray` makes normalised float32 of them.
 
     Attributes:
-        kept: (n, C, H, W), or (n, H, W, C).
+        values: (n, C, H, W), or (n, H, W, C).
         mean, deviation: by which they are normalised; of a shape that goes with an image's.
     """
 
-    kept: NDArray[np.uint8]
+    values: NDArray[np.uint8]
     mean: Floats
     deviation: Floats
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all images."""
-        return self.kept.shape
+        return self.values.shape
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.values)
 
-    def __getitem__(self, places: Any, /) -> Pixels:
-        return Pixels(self.kept[places], self.mean, self.deviation)
+    def __getitem__(self, indices: Any, /) -> Pixels:
+        return Pixels(self.values[indices], self.mean, self.deviation)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
         floats = np.empty(self.shape, np.float32)
@@ -68,14 +68,14 @@ class Pixels:
 
     def normalise(self, target: Floats) -> None:
         """Write them all, normalised."""
-        np.subtract(self.kept, self.mean, out=target)
+        np.subtract(self.values, self.mean, out=target)
         np.divide(target, self.deviation, out=target)
 
     def channels_last(self) -> Pixels:
         """Return a copy as (n, H, W, C)."""
-        kept = np.ascontiguousarray(self.kept.transpose(0, 2, 3, 1))
-        mean, deviation = (np.tile(each.ravel(), (*kept.shape[1:3], 1)) for each in (self.mean, self.deviation))
-        return Pixels(kept, mean, deviation)
+        values = np.ascontiguousarray(self.values.transpose(0, 2, 3, 1))
+        mean, deviation = (np.tile(each.ravel(), (*values.shape[1:3], 1)) for each in (self.mean, self.deviation))
+        return Pixels(values, mean, deviation)
 
 
 Images: TypeAlias = Floats | Pixels
@@ -181,8 +181,8 @@ def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
     train, train_labels, test, test_labels = _parts_of_digits()
     pairs, numbers = _pairs("train", train, train_labels)
     test_pairs, test_numbers = _pairs("test", test, test_labels)
-    shown, test_shown = (each.repeat(scale, axis=2).repeat(scale, axis=3) for each in (pairs, test_pairs))
-    return _normalised(name, shown, numbers, test_shown, test_numbers, 100)
+    large, test_large = (each.repeat(scale, axis=2).repeat(scale, axis=3) for each in (pairs, test_pairs))
+    return _normalised(name, large, numbers, test_large, test_numbers, 100)
 
 
 def _pairs(part: str, digits: Floats, labels: Labels) -> tuple[Floats, Labels]:
@@ -241,12 +241,12 @@ def _normalised(
     """Return the set with its normalisation; bytes stay bytes until they are used."""
     if not train.dtype == test.dtype == np.uint8:
         train, test = (each.astype(np.float32, copy=False) for each in (train, test))
-    known, pixels = train if len(train) else test, (0, 2, 3)
-    if known.dtype == np.uint8:
-        mean, deviation = _scale_of_bytes(known)
+    reference, pixels = train if len(train) else test, (0, 2, 3)
+    if reference.dtype == np.uint8:
+        mean, deviation = _scale_of_bytes(reference)
     else:
         summed = np.float32 if name in DATASETS else np.float64  # the bundled networks were trained with float32 sums
-        mean, deviation = (of(axis=pixels, dtype=summed).astype(np.float32) for of in (known.mean, known.std))
+        mean, deviation = (of(axis=pixels, dtype=summed).astype(np.float32) for of in (reference.mean, reference.std))
     deviation = np.where(deviation > 0, deviation, 1.0).astype(np.float32)  # a constant channel
     parts = [_scaled(each, mean[:, None, None], deviation[:, None, None]) for each in (train, test)]
     return Dataset(
@@ -309,13 +309,11 @@ def _folder(folder: Path) -> Dataset:
     if len(parts) < len(PARTS):
         images, labels = [images[0][:0], *images], [labels[0][:0], *labels]
     label, classes = dataset_label(str(folder)), tuple(test.classes)
-    whole = _normalised(label, images[0], labels[0], images[1], labels[1], len(classes))
-    return replace(whole, names=classes)
+    dataset = _normalised(label, images[0], labels[0], images[1], labels[1], len(classes))
+    return replace(dataset, names=classes)
 
 
-def _opened(path: Path) -> Image:
-    from PIL import Image
-
+def _opened(path: Path) -> Image.Image:
     try:
         return Image.open(path)
     except OSError as error:
@@ -338,10 +336,10 @@ def _mode(paths: list[Path]) -> str:
 
 def _read(paths: list[Path], mode: str, size: tuple[int, int]) -> NDArray[Any]:
     """Read images as (n, C, H, W): bytes, or float32 if they have more than 8 bits."""
-    first = _pixels(paths[0], mode, size)
-    images = np.empty((len(paths), *first.shape), np.uint8 if first.dtype == np.uint8 else np.float32)
-    for place, path in enumerate(paths):
-        images[place] = _pixels(path, mode, size)
+    sample = _pixels(paths[0], mode, size)
+    images = np.empty((len(paths), *sample.shape), np.uint8 if sample.dtype == np.uint8 else np.float32)
+    for index, path in enumerate(paths):
+        images[index] = _pixels(path, mode, size)
     return images
 
 
@@ -349,8 +347,8 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> NDArray[Any]:
     """Return an image as (C, H, W)."""
     with _opened(path) as image:
         if image.size != size:
-            size_text, wanted = (f"{width} x {height}" for width, height in (image.size, size))
-            raise _wrong(f"{path} has {size_text} pixels, the first image {wanted}; make all images equally large")
+            size_text, expected = (f"{width} x {height}" for width, height in (image.size, size))
+            raise _wrong(f"{path} has {size_text} pixels, the first image {expected}; make all images equally large")
         try:
             pixels = np.asarray(image.convert(mode))
         except OSError as error:  # cut short
@@ -366,8 +364,8 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> NDArray[Any]:
 def _own(name: str) -> Dataset:
     dataset = own_class(name, *_KEY)
     with blaming(name, *_KEY):
-        given = dataset()
-        parts = [(part, getattr(given, part)) for part in PARTS]
+        instance = dataset()
+        parts = [(part, getattr(instance, part)) for part in PARTS]
     (train, train_labels), (test, test_labels) = (_part(f"{name}: {part}", value) for part, value in parts)
     if train.shape[1:] != test.shape[1:]:
         raise _wrong(f"{name}: images of train are {train.shape[1:]}, of test {test.shape[1:]}; they must be alike")
@@ -377,20 +375,20 @@ def _own(name: str) -> Dataset:
     return _normalised(name, train, train_labels, test, test_labels, classes)
 
 
-def _part(what: str, value: Any) -> tuple[NDArray[Any], Labels]:
+def _part(name: str, value: Any) -> tuple[NDArray[Any], Labels]:
     try:
         images, labels = (np.asarray(each) for each in value)
     except (TypeError, ValueError):
-        raise _wrong(f"{what} must be a pair: images (n, C, H, W) and labels (n,)") from None
+        raise _wrong(f"{name} must be a pair: images (n, C, H, W) and labels (n,)") from None
     if images.ndim != 4 or images.dtype.kind not in "uif" or images.size == 0:
-        raise _wrong(f"{what}: images must be numbers of the shape (n, C, H, W), found {images.dtype} {images.shape}")
+        raise _wrong(f"{name}: images must be numbers of the shape (n, C, H, W), found {images.dtype} {images.shape}")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
-        problem = f"{what}: labels must be ({len(images)},) whole numbers from 0, found {labels.dtype} {labels.shape}"
+        problem = f"{name}: labels must be ({len(images)},) whole numbers from 0, found {labels.dtype} {labels.shape}"
         raise _wrong(problem)
     if images.dtype != np.uint8:
         images = images.astype(np.float32)
         if not np.isfinite(images).all():
-            raise _wrong(f"{what}: images must be finite numbers")
+            raise _wrong(f"{name}: images must be finite numbers")
     return images, labels.astype(np.int64)
 
 
@@ -428,10 +426,10 @@ def equally_large(
     """
     if target.exists():
         raise InputError(str(target), "", "is there already; name it as --images without --size, or remove it")
-    found = list(_found(folder))
-    if not found:
+    images = list(_found(folder))
+    if not images:
         raise InputError(str(folder), "", "has no pictures; they lie in train/CLASS/ and test/CLASS/, or in CLASS/")
-    return target, _write(folder, found, target, size, channels, on_progress)
+    return target, _write(folder, images, target, size, channels, on_progress)
 
 
 def test_sample(
@@ -439,7 +437,7 @@ def test_sample(
     target: Path,
     size: int | None,
     channels: int,
-    most: int | None,
+    limit: int | None,
     on_progress: Callable[[int, int], None],
 ) -> int:
     """Write `test/CLASS/*.png` as `equally_large` does, of some test images, balanced over classes as far as possible.
@@ -447,7 +445,7 @@ def test_sample(
     Args:
         folder: with `test` (or `val`), with or without `train`; or with the classes themselves.
         size: None keeps the images' size if all have the same; otherwise it is `USUAL`.
-        most: images in all, about; None for `PICTURES`, and more of small ones.
+        limit: images in all, about; None for `PICTURES`, and more of small ones.
 
     Returns:
         How many can't be read.
@@ -458,32 +456,30 @@ def test_sample(
     if not folder.is_dir():
         raise InputError(str(folder), "", "no such folder")
     tests = [name for name in TEST_NAMES if (folder / name).is_dir()]
-    place = folder / tests[0] if tests else folder
-    classes = {path: _pictures(path) for path in sorted(place.iterdir()) if path.is_dir()}
+    source = folder / tests[0] if tests else folder
+    classes = {path: _pictures(path) for path in sorted(source.iterdir()) if path.is_dir()}
     if not any(classes.values()):
-        raise InputError(str(place), "", "has no pictures; they lie in test/CLASS/, or in CLASS/")
+        raise InputError(str(source), "", "has no pictures; they lie in test/CLASS/, or in CLASS/")
     if empty := [path.name for path, pictures in classes.items() if not pictures]:
-        raise InputError(str(place), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
-    size = size or _own_size(_of_each(classes, most or PICTURES))
-    most = most or min(SMALL_PICTURES, max(PICTURES, PICTURES * USUAL**2 // size**2))
-    found = [("test", path) for path in _of_each(classes, most)]
-    return _write(folder, found, target, size, channels, on_progress)
+        raise InputError(str(source), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
+    size = size or _own_size(_of_each(classes, limit or PICTURES))
+    limit = limit or min(SMALL_PICTURES, max(PICTURES, PICTURES * USUAL**2 // size**2))
+    images = [("test", path) for path in _of_each(classes, limit)]
+    return _write(folder, images, target, size, channels, on_progress)
 
 
-def _of_each(classes: Mapping[Path, list[Path]], most: int) -> list[Path]:
-    each = max(1, -(-most // len(classes)))
-    return [path for pictures in classes.values() for path in spread(pictures, each)]
+def _of_each(classes: Mapping[Path, list[Path]], limit: int) -> list[Path]:
+    per_class = max(1, -(-limit // len(classes)))
+    return [path for pictures in classes.values() for path in spread(pictures, per_class)]
 
 
-def spread(pictures: Sequence[_Picture], most: int) -> list[_Picture]:
+def spread(pictures: Sequence[_Picture], limit: int) -> list[_Picture]:
     """Return an even selection from the first to the last: neighbours are often of one scene, or class."""
-    count = min(most, len(pictures))
+    count = min(limit, len(pictures))
     return [pictures[number * len(pictures) // count] for number in range(count)]
 
 
 def _own_size(pictures: list[Path]) -> int:
-    from PIL import Image
-
     sizes = set()
     for path in pictures:
         try:
@@ -497,20 +493,19 @@ def _own_size(pictures: list[Path]) -> int:
 
 def _write(
     folder: Path,
-    found: list[tuple[str, Path]],
+    images: list[tuple[str, Path]],
     target: Path,
     size: int,
     channels: int,
     on_progress: Callable[[int, int], None],
 ) -> int:
     """Write all (part, image), and count unreadable ones."""
-    from PIL import Image
     from torchvision.transforms.functional import center_crop, resize
 
     unreadable: list[Path] = []
-    for count, (part, path) in enumerate(found, start=1):
-        place = target / part / path.parent.name / f"{path.stem}-{count}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
+    for count, (part, path) in enumerate(images, start=1):
+        file = target / part / path.parent.name / f"{path.stem}-{count}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with Image.open(path) as opened:
                 if opened.mode.startswith(("I", "F")):  # convert would make nearly all of them white
@@ -524,10 +519,10 @@ def _write(
             continue
         if image.size != (size, size):
             image = center_crop(resize(image, [round(size * BORDER)]), [size, size])
-        image.save(place)
-        on_progress(count, len(found))
-    if len(unreadable) > MOST_UNREADABLE * len(found):
-        problem = f"{len(unreadable)} of {len(found)} pictures can't be read, first {unreadable[0]}"
+        image.save(file)
+        on_progress(count, len(images))
+    if len(unreadable) > MOST_UNREADABLE * len(images):
+        problem = f"{len(unreadable)} of {len(images)} pictures can't be read, first {unreadable[0]}"
         raise InputError(str(folder), "", f"{problem}; write them anew, or remove them")
     return len(unreadable)
 
@@ -539,8 +534,8 @@ def _found(folder: Path) -> Iterator[tuple[str, Path]]:
     tests = [name for name in TEST_NAMES if (folder / name).is_dir()]
     if (folder / "train").is_dir() != bool(tests):
         raise InputError(str(folder), "", f"has one part alone; it needs train, and one of {', '.join(TEST_NAMES)}")
-    for part, place in (("train", folder / "train"), ("test", folder / tests[0])) if tests else (("", folder),):
-        for of_class in sorted(path for path in place.iterdir() if path.is_dir()):
+    for part, subfolder in (("train", folder / "train"), ("test", folder / tests[0])) if tests else (("", folder),):
+        for of_class in sorted(path for path in subfolder.iterdir() if path.is_dir()):
             for number, path in enumerate(_pictures(of_class)):
                 is_test = number % TEST_SHARE == TEST_SHARE - 1
                 yield part or ("test" if is_test else "train"), path

@@ -87,8 +87,8 @@ class FamilyStructure(StrictModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
 
     @model_validator(mode="after")
     def _differ(self) -> Self:
@@ -135,11 +135,11 @@ class Family(Servable):
 
     def _empty(self, member: Member, source: str, key: str) -> MemberNetwork:
         """Return a member whose weights are to be filled."""
-        named, classes = Named(member.network, member.options, source, key), self.structure.classes
+        network, classes = Named(member.network, member.options, source, key), self.structure.classes
         rescale = Rescale.nothing(self.structure.input_shape[0])
         if member.form == "int8":
-            return MemberNetwork(rescale, Int8Network(build_quantizable(named, classes)), member.form)
-        return MemberNetwork(rescale, build_given(named, classes), member.form)
+            return MemberNetwork(rescale, Int8Network(build_quantizable(network, classes)), member.form)
+        return MemberNetwork(rescale, build_given(network, classes), member.form)
 
     @property
     def spec(self) -> ModelSpec:
@@ -153,9 +153,9 @@ class Family(Servable):
     def member(self, width: float) -> MemberNetwork:
         """Return the member of this rank; raises `ValueError` if the width does not exist."""
         self.spec.require(1, width, IMAGE)
-        found = self.members[self.spec.widths.index(width)]
-        assert isinstance(found, MemberNetwork), "nothing else is among them"
-        return found
+        member = self.members[self.spec.widths.index(width)]
+        assert isinstance(member, MemberNetwork), "nothing else is among them"
+        return member
 
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
         """See `Servable`."""
@@ -217,8 +217,8 @@ class MemberNetwork(GivenNetwork):
     def forward(self, x: Tensor) -> Tensor:
         """Compute (B, classes) logits of (B, C, H, W) images."""
         images = self.rescale(x)
-        found = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
-        return logits_of(found).to(x.dtype)
+        answer = self.network(images.to(torch.bfloat16) if self.form == "bfloat16" else images)
+        return logits_of(answer).to(x.dtype)
 
     def held_bytes(self, element_bytes: int = 4) -> int:
         """Return the bytes of all weights, if a number of float32 takes this number of bytes."""
@@ -295,8 +295,8 @@ class JoinedModels(Servable):
         self.networks = {part.name: part.network for part in parts}
         self.parts = nn.ModuleList(part.model for part in parts)
         self._spec = _joined({part.name: part.model.spec for part in parts}, source)
-        own = [_Own(number, width) for number, part in enumerate(parts) for width in part.model.spec.widths]
-        self._own = dict(zip(self._spec.widths, own, strict=True))
+        own_widths = [_Own(number, width) for number, part in enumerate(parts) for width in part.model.spec.widths]
+        self._own_widths = dict(zip(self._spec.widths, own_widths, strict=True))
         self._steps = [self._spec.input_shape[1] // part.model.spec.input_shape[1] for part in parts]
 
     @property
@@ -308,42 +308,42 @@ class JoinedModels(Servable):
         """Return a model, and its own widths; raises `ValueError` if the key does not exist."""
         previous_width = self._spec.widest_input(segment, width) if previous_width is None else previous_width
         self._spec.require(segment, width, previous_width)
-        own = self._own[width]
-        model = self.parts[own.part]
+        own_width = self._own_widths[width]
+        model = self.parts[own_width.part]
         assert isinstance(model, Servable), "nothing else is among them"
-        return model, own.width, IMAGE if previous_width == IMAGE else self._own[previous_width].width
+        return model, own_width.width, IMAGE if previous_width == IMAGE else self._own_widths[previous_width].width
 
     def forward_segment(self, x: Tensor, segment: int, width: float, previous_width: float) -> Tensor:
         """See `Servable`."""
-        model, own, previous = self._of(segment, width, previous_width)
+        model, own_width, previous = self._of(segment, width, previous_width)
         if segment == 1:
-            x = _every(x, self._steps[self._own[width].part])
-        return model.forward_segment(x, segment, own, previous)
+            x = _every(x, self._steps[self._own_widths[width].part])
+        return model.forward_segment(x, segment, own_width, previous)
 
     def instance(self, segment: int, width: float, path: Path | None = None, prefix: str = "") -> JoinedInstance:
         """See `Servable`."""
-        model, own, _ = self._of(segment, width)
-        part = self._own[width].part
-        made = model.instance(segment, own, path, f"{prefix}parts.{part}.")
-        widths = {each: its.width for each, its in self._own.items() if its.part == part}
-        return JoinedInstance(made, width, {IMAGE: IMAGE, **widths}, self._steps[part] if segment == 1 else 1)
+        model, own_width, _ = self._of(segment, width)
+        part = self._own_widths[width].part
+        instance = model.instance(segment, own_width, path, f"{prefix}parts.{part}.")
+        widths = {joined: own.width for joined, own in self._own_widths.items() if own.part == part}
+        return JoinedInstance(instance, width, {IMAGE: IMAGE, **widths}, self._steps[part] if segment == 1 else 1)
 
     def instance_bytes(self, segment: int, width: float, element_bytes: int = 4) -> int:
         """See `Servable`."""
-        model, own, _ = self._of(segment, width)
-        return model.instance_bytes(segment, own, element_bytes)
+        model, own_width, _ = self._of(segment, width)
+        return model.instance_bytes(segment, own_width, element_bytes)
 
     def activation_shape(self, segment: int, width: float) -> Shape:
         """See `Servable`."""
         if segment == 0:
             return self._spec.input_shape
-        model, own, _ = self._of(segment, width)
-        return model.activation_shape(segment, own)
+        model, own_width, _ = self._of(segment, width)
+        return model.activation_shape(segment, own_width)
 
     def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
         """See `Servable`."""
-        model, own, previous = self._of(segment, width, previous_width)
-        return model.cost(segment, own, previous)
+        model, own_width, previous = self._of(segment, width, previous_width)
+        return model.cost(segment, own_width, previous)
 
 
 class JoinedInstance:
@@ -394,21 +394,21 @@ def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
     first = next(iter(specs))
     channels, *extent = max((spec.input_shape for spec in specs.values()), key=lambda shape: shape[1])
     for spec in specs.values():
-        sizes = [(large % own, large // own) for large, own in zip(extent, spec.input_shape[1:], strict=True)]
+        sizes = [(large % size, large // size) for large, size in zip(extent, spec.input_shape[1:], strict=True)]
         fits = spec.input_shape[0] == channels and len(set(sizes)) == 1 and sizes[0][0] == 0
         if not fits or (spec.segments, spec.classes) != (specs[first].segments, specs[first].classes):
-            has = {each: (*its.input_shape, its.segments, its.classes) for each, its in specs.items()}
-            what = ", ".join(
-                f"{each}: {c} x {h} x {w} in {s} segments, {n} classes" for each, (c, h, w, s, n) in has.items()
-            )
+            models = [
+                f"{name}: {' x '.join(map(str, each.input_shape))} in {each.segments} segments, {each.classes} classes"
+                for name, each in specs.items()
+            ]
             remedy = "take networks of as many segments and classes, whose images are alike or whole times as large"
-            raise InputError(source, "", f"{what}; {remedy}")
+            raise InputError(source, "", f"{', '.join(models)}; {remedy}")
     return ModelSpec(
         segments=specs[first].segments,
         widths=tuple(round(rank / count, 3) for rank in range(1, count + 1)),
         input_shape=(channels, *extent),
         classes=specs[first].classes,
         labels=tuple(f"{name} {spec.name_of(width)}" for name, spec in specs.items() for width in spec.widths),
-        nests=tuple(n for spec in specs.values() for n in spec.nests or (len(spec.widths),)),
+        nests=tuple(nest for spec in specs.values() for nest in spec.nests or (len(spec.widths),)),
         models=tuple((name, len(spec.widths)) for name, spec in specs.items()),
     )

@@ -99,9 +99,9 @@ def _says_its_spec(subject: Subject) -> None:
         raise _BrokenError("built twice, its weights have other names or shapes")
     if not isinstance(subject.model, SlimmableModel):
         return
-    told = tuple(f"{name}." for name in _batch_norms(subject.model))
+    reported = tuple(f"{name}." for name in _batch_norms(subject.model))
     for name, tensor in (*subject.model.named_parameters(), *subject.model.named_buffers()):
-        if name.startswith(told):
+        if name.startswith(reported):
             continue
         if not tensor.is_floating_point() or name not in shapes[0]:
             raise _BrokenError(f"{name} is {tensor.dtype}, or not persistent: weights and buffers are kept as floats")
@@ -113,19 +113,19 @@ def _slices_its_weights(subject: Subject) -> None:
         shapes = model.weight_shapes(segment, width, previous)
         widest = model.weight_shapes(segment, 1.0, model.spec.widest_input(segment))
         for name, shape in shapes.items():
-            where = f"{name} at {(segment, width, previous)}"
+            location = f"{name} at {(segment, width, previous)}"
             if name not in state:
-                raise _BrokenError(f"{where} is not in its state_dict")
+                raise _BrokenError(f"{location} is not in its state_dict")
             if name not in widest or not _fits(shape, widest[name]) or not _fits(widest[name], state[name].shape):
-                raise _BrokenError(f"{where} has shape {shape}: no leading slice of {tuple(state[name].shape)}")
-        for wider in (w for w in model.spec.widths if w > width):
+                raise _BrokenError(f"{location} has shape {shape}: no leading slice of {tuple(state[name].shape)}")
+        for wider in (candidate for candidate in model.spec.widths if candidate > width):
             larger = model.weight_shapes(segment, wider, previous)
             if any(name not in larger or not _fits(shape, larger[name]) for name, shape in shapes.items()):
                 raise _BrokenError(f"at {(segment, width, previous)} it takes weights that width {wider} does not hold")
 
 
 def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
-    return len(shape) == len(into) and all(1 <= a <= b for a, b in zip(shape, into, strict=True))
+    return len(shape) == len(into) and all(1 <= size <= limit for size, limit in zip(shape, into, strict=True))
 
 
 def _gives_its_shapes(subject: Subject) -> None:
@@ -134,9 +134,9 @@ def _gives_its_shapes(subject: Subject) -> None:
     for key, x in subject.inputs.items():
         with _running(key):
             y = subject.model.forward_segment(x, *key)
-            wanted = (len(x), *subject.model.activation_shape(key[0], key[1]))
-        if tuple(y.shape) != wanted:
-            raise _BrokenError(f"at {key} it gives {tuple(y.shape)}, expected {wanted}")
+            shape = (len(x), *subject.model.activation_shape(key[0], key[1]))
+        if tuple(y.shape) != shape:
+            raise _BrokenError(f"at {key} it gives {tuple(y.shape)}, expected {shape}")
         if not y.is_floating_point() or not bool(torch.isfinite(y).all()):
             raise _BrokenError(f"at {key} it gives {y.dtype} numbers, or some that are not finite")
 
@@ -144,9 +144,9 @@ def _gives_its_shapes(subject: Subject) -> None:
 def _keeps_no_state(subject: Subject) -> None:
     before = model_hash(subject.model.state_dict())
     for key, x in subject.inputs.items():
-        given = x.clone()
+        copy = x.clone()
         first = subject.model.forward_segment(x, *key)
-        if not torch.equal(x, given):
+        if not torch.equal(x, copy):
             raise _BrokenError(f"at {key} it changes its input")
         if not torch.equal(first, subject.model.forward_segment(x, *key)):
             raise _BrokenError(f"at {key} the same input gives another result the second time")
@@ -162,9 +162,9 @@ def _knows_no_neighbours(subject: Subject) -> None:
             raise _BrokenError(f"at {key} an image's result depends on the others of its batch")
 
 
-def _are_one(output: Tensor, wanted: Tensor) -> bool:
+def _are_one(output: Tensor, expected: Tensor) -> bool:
     """Return whether they are equal up to rounding, which is relative to the largest number."""
-    return output.shape == wanted.shape and bool((output - wanted).abs().max() <= RELATIVE * wanted.abs().max())
+    return output.shape == expected.shape and bool((output - expected).abs().max() <= RELATIVE * expected.abs().max())
 
 
 def _has_no_batch_norm(model: Servable) -> None:
@@ -188,13 +188,13 @@ def _serves_from_instances(subject: Subject) -> None:
     model = subject.model
     for segment in range(1, model.spec.segments + 1):
         keys = [key for key in subject.work_keys if key[0] == segment]
-        wanted = {key: model.forward_segment(subject.inputs[key], *key) for key in keys}
+        expected = {key: model.forward_segment(subject.inputs[key], *key) for key in keys}
         instances = {width: model.instance(segment, width) for width in model.spec.widths}
         with _spoiled(model):
             for alone, instance in instances.items():
                 for key in (key for key in keys if model.spec.serves(alone, key[1])):
                     output = instance.run(subject.inputs[key], key[1], key[2])
-                    if not _are_one(output, wanted[key]):
+                    if not _are_one(output, expected[key]):
                         raise _BrokenError(
                             f"an instance of width {alone} gives other numbers at {key} than the network"
                         )
@@ -207,23 +207,23 @@ def _serves_in_channels_last(subject: Subject) -> None:
     for (segment, width, previous), x in subject.inputs.items():
         instance = subject.model.instance(segment, width).to(x.device, x.dtype, order)
         laid_out = x.contiguous(memory_format=order) if x.dim() == 4 else x
-        wanted = subject.model.forward_segment(x, segment, width, previous)
+        expected = subject.model.forward_segment(x, segment, width, previous)
         try:
             output = instance.run(laid_out, width, previous)
         except RuntimeError as error:
             raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory: {error}") from None
-        if not _are_one(output, wanted):
+        if not _are_one(output, expected):
             raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory it gives other numbers")
 
 
 @contextmanager
 def _spoiled(model: Servable) -> Iterator[None]:
     """Overwrite the model's weights inside the block, and restore them."""
-    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.fill_(7)
     yield
-    model.load_state_dict(kept)
+    model.load_state_dict(state)
 
 
 def _holds_its_own_memory(subject: Subject) -> None:
@@ -247,35 +247,35 @@ def _serves_beside_others(subject: Subject) -> None:
     for segment in range(1, spec.segments + 1):
         keys = [(segment, width, spec.widest_input(segment)) for width in (spec.widths[0], spec.widths[-1])]
         lanes = [(model.instance(*key[:2]), key, subject.inputs[key]) for key in keys]
-        wanted = [instance.run(x, *key[1:]) for instance, key, x in lanes]
-        wrong, start = list[Key](), Barrier(len(lanes))
+        expected = [instance.run(x, *key[1:]) for instance, key, x in lanes]
+        wrong_keys, start = list[Key](), Barrier(len(lanes))
 
         def work(instance: Instance, key: Key, x: Tensor, alone: Tensor) -> None:
             start.wait()  # noqa: B023 - of this segment's lanes, which end within it
             with torch.inference_mode():
                 outputs = [_unless_it_fails(instance, x, key) for _ in range(AT_ONCE)]
             if not all(output is not None and _are_one(output, alone) for output in outputs):
-                wrong.append(key)  # noqa: B023
+                wrong_keys.append(key)  # noqa: B023
 
-        threads = [Thread(target=work, args=(*lane, alone)) for lane, alone in zip(lanes, wanted, strict=True)]
+        threads = [Thread(target=work, args=(*lane, alone)) for lane, alone in zip(lanes, expected, strict=True)]
         with _switching_often():
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        if wrong:
-            raise _BrokenError(f"at {wrong[0]} it gives other numbers while another instance runs beside it")
+        if wrong_keys:
+            raise _BrokenError(f"at {wrong_keys[0]} it gives other numbers while another instance runs beside it")
 
 
 @contextmanager
 def _switching_often() -> Iterator[None]:
     """Switch threads often, so that passes of microseconds overlap, too."""
-    kept = sys.getswitchinterval()
+    interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         yield
     finally:
-        sys.setswitchinterval(kept)
+        sys.setswitchinterval(interval_s)
 
 
 def _unless_it_fails(instance: Instance, x: Tensor, key: Key) -> Tensor | None:
@@ -293,9 +293,9 @@ def _counts_its_cost(subject: Subject) -> None:
         counts, y = counted(lambda key=key, weights=weights, x=x[:1]: model.run_segment(key[0], weights, x))  # type: ignore[misc]
         cost = model.cost(*key)
         params = sum(prod(shape) for shape in shapes.values())
-        wanted = (counts.macs, params, y.numel() * y.element_size())
-        if (cost.macs, cost.params, cost.activation_bytes) != wanted:
-            raise _BrokenError(f"at {key} it says {cost}; counted are (macs, params, activation_bytes) = {wanted}")
+        expected = (counts.macs, params, y.numel() * y.element_size())
+        if (cost.macs, cost.params, cost.activation_bytes) != expected:
+            raise _BrokenError(f"at {key} it says {cost}; counted are (macs, params, activation_bytes) = {expected}")
         if min(cost.moved_bytes, cost.kernels) < 1:
             raise _BrokenError(f"at {key} it says {cost}: nothing moved or launched")
 
@@ -303,14 +303,14 @@ def _counts_its_cost(subject: Subject) -> None:
 def _costs_more_when_wider(subject: Subject) -> None:
     model, spec = subject.slimmable, subject.model.spec
     for segment, width, previous in subject.work_keys:
-        here = model.cost(segment, width, previous)
-        for wider in (w for w in spec.widths if w > width):
-            there = model.cost(segment, wider, previous)
-            if (here.macs > there.macs) or (here.params > there.params):
+        cost = model.cost(segment, width, previous)
+        for wider in (candidate for candidate in spec.widths if candidate > width):
+            wider_cost = model.cost(segment, wider, previous)
+            if (cost.macs > wider_cost.macs) or (cost.params > wider_cost.params):
                 raise _BrokenError(f"at {(segment, width, previous)} it costs more than at width {wider}")
-    least, most = (_uniform_macs(model, spec.widths[index]) for index in (0, -1))
-    if len(spec.widths) > 1 and least >= most:
-        raise _BrokenError(f"{least} multiply-accumulates at its narrowest, {most} at full width: nothing is saved")
+    narrow, full = (_uniform_macs(model, spec.widths[index]) for index in (0, -1))
+    if len(spec.widths) > 1 and narrow >= full:
+        raise _BrokenError(f"{narrow} multiply-accumulates at its narrowest, {full} at full width: nothing is saved")
 
 
 def _uniform_macs(model: SlimmableModel, width: float) -> int:
@@ -432,8 +432,8 @@ def _stir(model: Servable) -> None:
 
 def unchecked_rules(broken: Mapping[str, Finding]) -> list[str]:
     """Return the rules that could not be checked because of these findings."""
-    rest = [name for name in RULES if name not in (*_BASIC, *broken)]
-    return rest if any(each.is_basic for each in broken.values()) else []
+    rules = [name for name in RULES if name not in (*_BASIC, *broken)]
+    return rules if any(finding.is_basic for finding in broken.values()) else []
 
 
 def _found(name: str, check: Callable[[], None]) -> dict[str, Finding]:
@@ -496,8 +496,8 @@ def uncapturable(model: Servable) -> list[Uncapturable]:
     Args:
         model: that keeps `RULES`; its weights are not read.
     """
-    found = [Uncapturable(segment, _problem(model, segment)) for segment in range(1, model.spec.segments + 1)]
-    return [each for each in found if each.problem]
+    segments = [Uncapturable(segment, _problem(model, segment)) for segment in range(1, model.spec.segments + 1)]
+    return [entry for entry in segments if entry.problem]
 
 
 def _problem(model: Servable, segment: int) -> str:

@@ -51,8 +51,8 @@ def made_slimmable(given: nn.Module, images: Tensor, widths: Sequence[float]) ->
     model = SlimmedNetwork(structure_of(given, tuple(images.shape[1:]), widths)).eval()
     with torch.no_grad():
         _take_over(model, given)
-        wanted, found = given(images), model(images, (1.0,) * model.spec.segments)
-    if float((wanted - found).abs().max()) > EXACTNESS * float(wanted.abs().max()):
+        expected, output = given(images), model(images, (1.0,) * model.spec.segments)
+    if float((expected - output).abs().max()) > EXACTNESS * float(expected.abs().max()):
         raise UnknownLayerError("its layers, one after the other, compute something else than it does")
     return model
 
@@ -70,41 +70,41 @@ def _take_over(model: SlimmedNetwork, given: nn.Module) -> None:
         torch.arange(group.count) if group.segment == 0 else _order(score, group.unit)
         for group, score in zip(groups, scores, strict=True)
     ]
-    own = model.state_dict()
+    state = model.state_dict()
     for layer in layers:
         for name, dimensions in layer.dimensions.items():
-            own[weight_name(layer, name)].copy_(_arranged(weights[layer.name][name], dimensions, orders))
+            state[weight_name(layer, name)].copy_(_arranged(weights[layer.name][name], dimensions, orders))
 
 
 def _given_weights(layer: Layer, module: nn.Module, channels: int) -> dict[str, Tensor]:
     """Return the weights by the layer's own names."""
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if layer.kind == "batch_norm":
-        found |= {name: found[f"running_{name}"] for name in TABLES}
+        state |= {name: state[f"running_{name}"] for name in TABLES}
     for name in layer.dimensions:
-        if name not in found and isinstance(made := getattr(module, name, None), Tensor):  # by a hook, at each pass
-            found[name] = made.detach()
+        if name not in state and isinstance(value := getattr(module, name, None), Tensor):  # by a hook, at each pass
+            state[name] = value.detach()
     neutral = {"weight": torch.ones, "bias": torch.zeros}  # of a norm without them
-    return {name: found[name] if name in found else neutral[name](channels) for name in layer.dimensions}
+    return {name: state[name] if name in state else neutral[name](channels) for name in layer.dimensions}
 
 
 def _scores(
     layers: Sequence[Layer], weights: Mapping[str, Mapping[str, Tensor]], counts: Sequence[int]
 ) -> list[Tensor]:
     """Return each group's channels' scores: their output by norms (or kernels), times later kernels' use of it."""
-    sent = [torch.zeros(count) for count in counts]
-    normed = [torch.zeros(count) for count in counts]
-    heard = [torch.zeros(count) for count in counts]
+    outputs = [torch.zeros(count) for count in counts]
+    norms = [torch.zeros(count) for count in counts]
+    uses = [torch.zeros(count) for count in counts]
     for layer in layers:
         if layer.kind in ("conv", "linear"):
             kernel = weights[layer.name]["weight"].abs()
-            sent[layer.group] += kernel.flatten(1).sum(1)
-            heard[layer.source] += kernel.reshape(len(kernel), len(heard[layer.source]), -1).sum((0, 2))
+            outputs[layer.group] += kernel.flatten(1).sum(1)
+            uses[layer.source] += kernel.reshape(len(kernel), len(uses[layer.source]), -1).sum((0, 2))
         elif layer.kind in ("batch_norm", "group_norm"):
-            normed[layer.group] += weights[layer.name]["weight"].abs()
+            norms[layer.group] += weights[layer.name]["weight"].abs()
     return [
-        (norm if norm.any() else out) * (taken if taken.any() else 1)
-        for out, norm, taken in zip(sent, normed, heard, strict=True)
+        (norm if norm.any() else output) * (use if use.any() else 1)
+        for output, norm, use in zip(outputs, norms, uses, strict=True)
     ]
 
 
@@ -118,8 +118,8 @@ def _arranged(weight: Tensor, dimensions: Sequence[Dimension], orders: Sequence[
     for axis, dimension in enumerate(dimensions):
         if not isinstance(dimension, int):
             group, features = dimension
-            places = orders[group][:, None] * features + torch.arange(features)
-            weight = weight.index_select(axis, places.flatten())
+            indices = orders[group][:, None] * features + torch.arange(features)
+            weight = weight.index_select(axis, indices.flatten())
     return weight
 
 
@@ -147,10 +147,11 @@ def recalibrate(model: SlimmedNetwork, images: Images, seed: int) -> None:
         table = weights[weight_name(layer, TABLES[0])]
         pixels = tuple(axis for axis in range(x.dim()) if axis != 1)
         mean, square = x.mean(pixels), x.square().mean(pixels)
-        kept = sums.setdefault((layer.name, *table.shape[:2]), _Sums(0, torch.zeros_like(mean), torch.zeros_like(mean)))
-        kept.batches += 1
-        kept.mean = kept.mean + mean
-        kept.square = kept.square + square
+        key = (layer.name, *table.shape[:2])
+        total = sums.setdefault(key, _Sums(0, torch.zeros_like(mean), torch.zeros_like(mean)))
+        total.batches += 1
+        total.mean = total.mean + mean
+        total.square = total.square + square
         scale, shift = (weights[weight_name(layer, name)] for name in ("weight", "bias"))
         return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
 
@@ -158,15 +159,15 @@ def recalibrate(model: SlimmedNetwork, images: Images, seed: int) -> None:
     model.normalize = normalize
     with torch.no_grad():
         for _ in range(ROUNDS):
-            chosen = rng.choice(len(images), min(IMAGES, len(images)), replace=False)
-            _through_all_keys(model, torch.from_numpy(np.asarray(images[chosen])).to(device))
+            indices = rng.choice(len(images), min(IMAGES, len(images)), replace=False)
+            _through_all_keys(model, torch.from_numpy(np.asarray(images[indices])).to(device))
     model.normalize = None
-    layers, own = {layer.name: layer for layer in model.structure.layers}, model.state_dict()
-    for (name, row, column), kept in sums.items():
-        mean = kept.mean / kept.batches
-        var = (kept.square / kept.batches - mean.square()).clamp_(min=0)
+    layers, state = {layer.name: layer for layer in model.structure.layers}, model.state_dict()
+    for (name, row, column), total in sums.items():
+        mean = total.mean / total.batches
+        var = (total.square / total.batches - mean.square()).clamp_(min=0)
         for table, values in zip(TABLES, (mean, var), strict=True):
-            own[weight_name(layers[name], table)][row - 1, column - 1, : len(values)] = values
+            state[weight_name(layers[name], table)][row - 1, column - 1, : len(values)] = values
 
 
 def _through_all_keys(model: SlimmedNetwork, images: Tensor) -> None:
@@ -175,9 +176,9 @@ def _through_all_keys(model: SlimmedNetwork, images: Tensor) -> None:
     for segment in range(1, model.spec.segments + 1):
         after = {}
         for width in widths:
-            left = [model.forward_segment(x, segment, width, previous) for previous, x in before.items()]
-            turn = torch.arange(len(images), device=images.device) % len(left)
-            after[width] = torch.cat([each[turn == place] for place, each in enumerate(left)])
+            outputs = [model.forward_segment(x, segment, width, previous) for previous, x in before.items()]
+            turn = torch.arange(len(images), device=images.device) % len(outputs)
+            after[width] = torch.cat([output[turn == number] for number, output in enumerate(outputs)])
         before = after
 
 
@@ -213,12 +214,12 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
     images, labels = dataset.train_images, dataset.train_labels
     if not len(labels):
         images, labels = dataset.test_images, dataset.test_labels
-    chosen = stream(0, "slimming:normalisation").permutation(len(labels))[:tried_on]
-    sample = replace(dataset, test_images=images[chosen], test_labels=labels[chosen])
+    indices = stream(0, "slimming:normalisation").permutation(len(labels))[:tried_on]
+    sample = replace(dataset, test_images=images[indices], test_labels=labels[indices])
     tried = {OWN: GivenNetwork(nn.Identity(), module)}
-    for name, given in NORMALISATIONS.items():
-        if len(given[0]) in (1, images.shape[1]):
-            tried[name] = GivenNetwork(_rescale(dataset, images, *given), module)
+    for name, scale in NORMALISATIONS.items():
+        if len(scale[0]) in (1, images.shape[1]):
+            tried[name] = GivenNetwork(_rescale(dataset, images, *scale), module)
     try:
         shares = {name: top1(network, sample, batch=100) for name, network in tried.items()}
     except Exception as error:
@@ -228,7 +229,7 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
             source, "", f"can't take images of {shape} from {dataset.name} ({problem}); {remedy}"
         ) from None
     best = max(shares, key=lambda name: shares[name])
-    if shares.get(USUAL, -1.0) >= shares[best] - sqrt(shares[best] * (1 - shares[best]) / len(chosen)):
+    if shares.get(USUAL, -1.0) >= shares[best] - sqrt(shares[best] * (1 - shares[best]) / len(indices)):
         best = USUAL
     _require_knowledge(tried[best], shares[best], sample, source)
     return tried[best], best
@@ -242,9 +243,9 @@ def _rescale(dataset: Dataset, images: Images, mean: Sequence[float], deviation:
     else:  # of all pixels, before they were normalised
         highest = torch.from_numpy(np.asarray(images)).amax((0, 2, 3))
         largest = float((highest * own_deviation + own_mean).max())
-    wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
-    weight = own_deviation / largest / wanted_deviation
-    return Rescale(weight, (own_mean / largest - wanted_mean) / wanted_deviation)
+    target_mean, target_deviation = torch.tensor(mean), torch.tensor(deviation)
+    weight = own_deviation / largest / target_deviation
+    return Rescale(weight, (own_mean / largest - target_mean) / target_deviation)
 
 
 def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source: str) -> None:
@@ -328,25 +329,25 @@ def converted(
     )  # fmt: skip
     source = _Sorted(f"{label} {model_hash(model.state_dict())}", model)
     if checkpoint is not None and checkpoint.exists():
-        some, knobs = _begun(checkpoint, dataset, knobs)
+        tuning_set, knobs = _begun(checkpoint, dataset, knobs)
     else:
-        some, knobs = _within(seconds, source, dataset, knobs, given)
-    tuned = train(source, some, knobs, checkpoint=checkpoint, on_step=on_step, teacher=given)
+        tuning_set, knobs = _within(seconds, source, dataset, knobs, given)
+    tuned = train(source, tuning_set, knobs, checkpoint=checkpoint, on_step=on_step, teacher=given)
     assert isinstance(tuned, SlimmedNetwork), "it was one"
     recalibrate(tuned.to(device), dataset.train_images, knobs.seed)
     tuned.eval()
-    right = {
+    top1_by_width = {
         width: top1(lambda x, width=width: tuned(x, (width,) * tuned.spec.segments), dataset, device)  # type: ignore[misc]
         for width in tuned.spec.widths
     }
-    found = Conversion(tuned.to("cpu"), top1(given.to(device), dataset, device), right, knobs.epochs)
+    conversion = Conversion(tuned.to("cpu"), top1(given.to(device), dataset, device), top1_by_width, knobs.epochs)
     if checkpoint is not None:
         checkpoint.unlink()
-    if found.given - found.top1[1.0] > MOST_LOST:
-        text = ", ".join(f"{100 * share:.1f} % at {width:g}" for width, share in found.top1.items())
-        problem = f"not worth it: {text}, where the given network has {100 * found.given:.1f} %"
+    if conversion.given - conversion.top1[1.0] > MOST_LOST:
+        text = ", ".join(f"{100 * share:.1f} % at {width:g}" for width, share in conversion.top1.items())
+        problem = f"not worth it: {text}, where the given network has {100 * conversion.given:.1f} %"
         raise WorkError(f"{label}: {problem}; give it more --minutes, or more images")
-    return found
+    return conversion
 
 
 def _within(
@@ -368,10 +369,10 @@ def _begun(checkpoint: Path, dataset: Dataset, knobs: TrainingKnobs) -> tuple[Da
     """Return the images and the knobs (with the planned epochs) of an interrupted tuning."""
     _, metadata = require_checkpoint(checkpoint)
     images = int(metadata["images"])
-    some = dataset if images == len(dataset.train_labels) else _part(dataset, images, knobs)
-    return some, replace(knobs, epochs=int(metadata["planned_epochs"]))
+    tuning_set = dataset if images == len(dataset.train_labels) else _part(dataset, images, knobs)
+    return tuning_set, replace(knobs, epochs=int(metadata["planned_epochs"]))
 
 
 def _part(dataset: Dataset, images: int, knobs: TrainingKnobs) -> Dataset:
-    chosen = stream(knobs.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
-    return replace(dataset, train_images=dataset.train_images[chosen], train_labels=dataset.train_labels[chosen])
+    indices = stream(knobs.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
+    return replace(dataset, train_images=dataset.train_images[indices], train_labels=dataset.train_labels[indices])

@@ -62,13 +62,13 @@ class Network(Named):
     """A slimmable network by name: one of `PRESETS`, or `module:Class`, a subclass of `SlimmableModel`."""
 
     def __post_init__(self) -> None:
-        library, _, rest = self.name.partition(":")
-        if library in LIBRARIES and "." in rest:
-            plain = f"{library}:{rest.rpartition('/')[2].partition('.')[0]}"
+        library, _, name = self.name.partition(":")
+        if library in LIBRARIES and "." in name:
+            plain = f"{library}:{name.rpartition('/')[2].partition('.')[0]}"
             raise InputError(self.source, self.key, f"{self.name!r} has a tag of weights; leave it away: {plain}")
         if self.name not in PRESETS and not self.is_own:
-            known = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for one of your own"
-            raise InputError(self.source, self.key, f"unknown network {self.name!r}; {known}")
+            allowed = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for one of your own"
+            raise InputError(self.source, self.key, f"unknown network {self.name!r}; {allowed}")
         if self.options and not self.is_own:
             problem = f"only a network of your own takes options; {self.name!r} has none"
             raise InputError(self.source, "options", problem)
@@ -151,10 +151,17 @@ class ModelFile:
         label = metadata.get("network", "")
         key = next((each for each in ("config", "structure", "family", "joined") if each in metadata), None)
         if key is None:
-            return self._of_preset(label) if label in VITS else self._own(label)
+            if label not in VITS:
+                return self._own(label)
+            if self.network is not None and self.network.name != label:
+                raise self._other(label)
+            return Network(label).build()
         try:
             if key == "structure":
-                return self._slimmed(Structure.from_json(metadata[key]), label)
+                structure = Structure.from_json(metadata[key])
+                if self.network is not None:  # it has no name to be built by
+                    raise self._other(label)
+                return SlimmedNetwork(structure)
             if key == "family":
                 return self._family(FamilyStructure.from_json(metadata[key]), label)
             if key == "joined":
@@ -168,25 +175,14 @@ class ModelFile:
             raise self._other(label or "another slimmable ResNet")
         return SlimResNet(own_config)
 
-    def _of_preset(self, label: str) -> SlimmableModel:
-        if self.network is not None and self.network.name != label:
-            raise self._other(label)
-        return Network(label).build()
-
-    def _slimmed(self, structure: Structure, label: str) -> SlimmableModel:
-        """Build a network that was made slimmable; it has no name to be built by."""
-        if self.network is not None:
-            raise self._other(label)
-        return SlimmedNetwork(structure)
-
     def _family(self, structure: FamilyStructure, label: str) -> Family:
         """Build a family of libraries' networks, and of the one class that the caller names."""
-        own = own_classes(structure.members)
-        given = None if self.network is None else self.network.name
-        if given is not None and own != {given}:
+        classes = own_classes(structure.members)
+        name = None if self.network is None else self.network.name
+        if name is not None and classes != {name}:
             raise self._other(label)
-        if own and given is None:
-            problem = f"holds weights of {', '.join(sorted(own))}"
+        if classes and name is None:
+            problem = f"holds weights of {', '.join(sorted(classes))}"
             raise InputError(str(self.path), "family", f"{problem}; {_NAME_IT}")
         return Family(structure, str(self.path))
 
@@ -194,8 +190,8 @@ class ModelFile:
         """Build several models, none of which is a user's class."""
         if self.network is not None:
             raise self._other(label)
-        made = tuple(Part(name, part["network"], self._structure(part)) for name, part in parts.items())
-        return JoinedModels(made, str(self.path))
+        models = tuple(Part(name, part["network"], self._structure(part)) for name, part in parts.items())
+        return JoinedModels(models, str(self.path))
 
     def _own(self, label: str) -> SlimmableModel:
         """Build a user's class: under the name that the caller gives, never the file's alone."""
@@ -300,5 +296,5 @@ def _remedy(path: Path) -> str:
         is_of_torch = file.read(1) in (b"P", b"\x80")  # of a zip, of a pickle
     if not is_of_torch:
         return "is it the file that you mean? `slimsched model train` writes a network's"
-    how = "load it in Python, then model.load_state_dict and hw.networks.network_files.save_model"
-    return f"torch.save wrote it: {how} (docs/models.md#weights-from-elsewhere)"
+    steps = "load it in Python, then model.load_state_dict and hw.networks.network_files.save_model"
+    return f"torch.save wrote it: {steps} (docs/models.md#weights-from-elsewhere)"

@@ -78,9 +78,9 @@ def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float])
         raise UnknownLayerError(problem) from None
     reading = _Reading(dict(traced.named_modules()))
     for node in traced.graph.nodes:
-        found = node.meta.get("tensor_meta")
-        if isinstance(found, TensorMetadata) and node.op != "output":  # otherwise it gives no tensor
-            reading.add(node, tuple(found.shape[1:]))
+        metadata = node.meta.get("tensor_meta")
+        if isinstance(metadata, TensorMetadata) and node.op != "output":  # otherwise it gives no tensor
+            reading.add(node, tuple(metadata.shape[1:]))
     result = next(iter(reversed(traced.graph.nodes))).args[0]
     return _cut(reading, result, input_shape, tuple(widths))
 
@@ -90,12 +90,12 @@ class _Value:
     """The output of a node.
 
     Attributes:
-        place: of its layer; -1 is the image.
+        layer: its index; -1 is the image.
         group: before tied ones are one.
         features: of one channel, if it is flat.
     """
 
-    place: int
+    layer: int
     group: int
     features: int
     shape: Shape
@@ -120,7 +120,7 @@ class _Reading:
             self._values[node] = _Value(-1, self._new_group(shape[0]), 1, shape)
             return
         kind, module = self._kind(node)
-        inputs = [self._values[each] for each in node.all_input_nodes if each in self._values]
+        inputs = [self._values[source] for source in node.all_input_nodes if source in self._values]
         if kind is None:
             self._values[node] = inputs[0]
             return
@@ -137,15 +137,15 @@ class _Reading:
             if type(module) in _MODULES:
                 return _MODULES[type(module)], module
         elif node.target in _CALLS:
-            found = _CALLS[node.target]
-            if isinstance(found, type):
-                words = {name: value for name, value in node.kwargs.items() if name not in ("input", "inplace")}
-                module = found(*node.args[1:], **words)
-                return _MODULES[found], module
-            return found, None
-        what = type(self.modules[str(node.target)]).__name__ if node.op == "call_module" else node.target
-        known = ", ".join(sorted({kind.__name__ for kind in _MODULES}))
-        raise UnknownLayerError(f"{_name(node)} ({getattr(what, '__name__', what)}) is not known; known are {known}")
+            entry = _CALLS[node.target]
+            if isinstance(entry, type):
+                keywords = {name: value for name, value in node.kwargs.items() if name not in ("input", "inplace")}
+                module = entry(*node.args[1:], **keywords)
+                return _MODULES[entry], module
+            return entry, None
+        call = type(self.modules[str(node.target)]).__name__ if node.op == "call_module" else node.target
+        names = ", ".join(sorted({kind.__name__ for kind in _MODULES}))
+        raise UnknownLayerError(f"{_name(node)} ({getattr(call, '__name__', call)}) is not known; known are {names}")
 
     def _layer(self, node: fx.Node, kind: Kind, module: nn.Module | None, inputs: list[_Value], shape: Shape) -> None:
         x = inputs[0]
@@ -182,19 +182,19 @@ class _Reading:
         if shape == x.shape:
             return x
         flat = self._append("flatten", "", [x], x.group, shape)
-        return _Value(flat.place, flat.group, pixels, shape)
+        return _Value(flat.layer, flat.group, pixels, shape)
 
     def _append(
         self, kind: Kind, name: str, inputs: Sequence[_Value], group: int, shape: Shape, **settings: Any
     ) -> _Value:
         x = inputs[0]
-        places = tuple(each.place for each in inputs)
-        layer = Layer(kind=kind, name=name, inputs=places, source=x.group, group=group, **settings)
-        if layer.dimensions and any(other.name == name for other in self.layers):
+        indices = tuple(value.layer for value in inputs)
+        layer = Layer(kind=kind, name=name, inputs=indices, source=x.group, group=group, **settings)
+        if layer.dimensions and any(earlier.name == name for earlier in self.layers):
             raise UnknownLayerError("it is used twice, with the same weights")
         outputs = prod(shape[1:]) if kind in ("conv", "depthwise") else 1
-        each = {"conv": shape[0] * x.shape[0], "depthwise": shape[0], "linear": prod(x.shape) * shape[0]}
-        self.macs.append(outputs * each.get(kind, 0) * prod(layer.kernel))
+        macs_per_pixel = {"conv": shape[0] * x.shape[0], "depthwise": shape[0], "linear": prod(x.shape) * shape[0]}
+        self.macs.append(outputs * macs_per_pixel.get(kind, 0) * prod(layer.kernel))
         self.sizes.append(prod(shape))
         self.layers.append(layer)
         features = x.features if kind not in ("conv", "linear") else 1
@@ -223,7 +223,7 @@ class _Reading:
     def whole(self, result: Any) -> tuple[list[Layer], list[Group], set[int]]:
         """Return layers and groups once all is tied, and the groups that no width changes: of images and of classes."""
         end = self._values.get(result)
-        if end is None or end.place != len(self.layers) - 1 or len(end.shape) != 1 or end.features != 1:
+        if end is None or end.layer != len(self.layers) - 1 or len(end.shape) != 1 or end.features != 1:
             raise UnknownLayerError("it must end with (images, classes) logits")
         roots = sorted({self._root(group) for group in range(len(self._parents))})
         number = {group: roots.index(self._root(group)) for group in range(len(self._parents))}
@@ -278,7 +278,7 @@ def _settings(kind: Kind, module: Any, x: _Value) -> tuple[Kind, dict[str, Any]]
 
 def _pair(value: Any) -> tuple[int, int]:
     pair = (value, value) if isinstance(value, int) else tuple(value or ())
-    if len(pair) != 2 or not all(isinstance(each, int) for each in pair):
+    if len(pair) != 2 or not all(isinstance(size, int) for size in pair):
         raise UnknownLayerError(f"a size of {value!r}; known are whole numbers")
     return pair
 
@@ -291,13 +291,13 @@ def _name(node: fx.Node) -> str:
 
 
 def _cut(reading: _Reading, result: Any, input_shape: Shape, widths: tuple[float, ...]) -> Structure:
-    layers, groups, whole = reading.whole(result)
-    cuts = _best(_cuts(layers, whole), reading.macs, reading.sizes)
+    layers, groups, fixed = reading.whole(result)
+    cuts = _best(_cuts(layers, fixed), reading.macs, reading.sizes)
     segments = [layers[begin:end] for begin, end in pairwise((0, *cuts, len(layers)))]
-    number = {layer.group: place for place, segment in reversed([*enumerate(segments, 1)]) for layer in segment}
+    number = {layer.group: index for index, segment in reversed([*enumerate(segments, 1)]) for layer in segment}
     numbered = [
-        group if place in whole else group.model_copy(update={"segment": number[place]})
-        for place, group in enumerate(groups)
+        group if index in fixed else group.model_copy(update={"segment": number[index]})
+        for index, group in enumerate(groups)
     ]
     channels, height, width = input_shape
     return Structure(
@@ -309,17 +309,17 @@ def _cut(reading: _Reading, result: Any, input_shape: Shape, widths: tuple[float
     )
 
 
-def _cuts(layers: Sequence[Layer], whole: set[int]) -> list[int]:
+def _cuts(layers: Sequence[Layer], fixed: set[int]) -> list[int]:
     """Return places at which one activation is handed on, and no group that gets narrower has a part on either side."""
-    last_use = {read: place for place, layer in enumerate(layers) for read in layer.inputs}
+    last_use = {source: index for index, layer in enumerate(layers) for source in layer.inputs}
     spans: dict[int, list[int]] = {}
-    for place, layer in enumerate(layers):
-        if layer.group not in whole:
-            spans.setdefault(layer.group, []).append(place)
+    for index, layer in enumerate(layers):
+        if layer.group not in fixed:
+            spans.setdefault(layer.group, []).append(index)
 
     def is_clean(cut: int) -> bool:
-        is_alone = all(at < cut for read, at in last_use.items() if read < cut - 1)
-        return is_alone and not any(places[0] < cut <= places[-1] for places in spans.values())
+        is_alone = all(at < cut for source, at in last_use.items() if source < cut - 1)
+        return is_alone and not any(indices[0] < cut <= indices[-1] for indices in spans.values())
 
     return [cut for cut in range(1, len(layers)) if is_clean(cut)]
 
@@ -327,9 +327,9 @@ def _cuts(layers: Sequence[Layer], whole: set[int]) -> list[int]:
 def _best(cuts: Sequence[int], macs: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the cuts that minimize the costliest segment; if there are enough, of those with activations no larger
     than those of the neighbouring cuts."""
-    handed = [sizes[cut - 1] for cut in cuts]
-    least = [min(handed[max(0, place - 1) : place + 2]) for place in range(len(cuts))]
-    small = [cut for cut, size, most in zip(cuts, handed, least, strict=True) if size == most]
-    known = small if len(small) >= SEGMENTS - 1 else cuts
-    chosen = combinations(known, min(SEGMENTS - 1, len(known)))
-    return min(chosen, key=lambda cut: max(sum(macs[a:b]) for a, b in pairwise((0, *cut, len(macs)))))
+    handover_sizes = [sizes[cut - 1] for cut in cuts]
+    smallest = [min(handover_sizes[max(0, index - 1) : index + 2]) for index in range(len(cuts))]
+    small = [cut for cut, size, limit in zip(cuts, handover_sizes, smallest, strict=True) if size == limit]
+    candidates = small if len(small) >= SEGMENTS - 1 else cuts
+    choices = combinations(candidates, min(SEGMENTS - 1, len(candidates)))
+    return min(choices, key=lambda cut: max(sum(macs[begin:end]) for begin, end in pairwise((0, *cut, len(macs)))))

@@ -81,7 +81,7 @@ def right(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.bool_]:
     """Return (images,) which test images are right; raises `ValueError` if the numbers of logits and classes differ."""
-    found: list[NDArray[np.bool_]] = []
+    parts: list[NDArray[np.bool_]] = []
     images = len(dataset.test_labels)
     batch = batch or _batch(dataset)
     with torch.inference_mode():
@@ -92,10 +92,10 @@ def right(
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
             if shape != (len(labels), dataset.classes):
                 raise ValueError(f"gives {shape} for {len(labels)} images of {dataset.classes} classes")
-            found.append(logits.argmax(dim=1).cpu().numpy() == labels)
+            parts.append(logits.argmax(dim=1).cpu().numpy() == labels)
             if on_progress is not None:
                 on_progress(min(start + batch, images), images)
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _batch(dataset: Dataset) -> int:
@@ -302,13 +302,13 @@ def _trained(
     tensorboard: Path | None,
     on_step: Callable[[int, int], None] | None,
 ) -> SlimmableModel:
-    done = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
+    finished_epochs = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
     tell = on_step or (lambda *_: None)
-    tell(done * run.steps, knobs.epochs * run.steps)
-    with _Board(tensorboard, done) as board:
-        for epoch in range(done, knobs.epochs):
+    tell(finished_epochs * run.steps, knobs.epochs * run.steps)
+    with _EpochLog(tensorboard, finished_epochs) as log:
+        for epoch in range(finished_epochs, knobs.epochs):
             report = run.epoch(epoch, tell)
-            board.add(report)
+            log.add(report)
             finished = epoch + 1
             if checkpoint is not None and (finished % knobs.checkpoint_epochs == 0 or finished == knobs.epochs):
                 run.save(checkpoint, finished)
@@ -409,19 +409,19 @@ class _Training:
             remedy = "lower training.learning_rate; what was learned before this epoch is in the checkpoint"
             raise WorkError(f"training diverged in epoch {epoch + 1}: the loss is {widest} and {narrowest}; {remedy}")
         is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
-        top1 = self._uniform_top1() if is_probed else {}
-        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
+        shares = self._uniform_top1() if is_probed else {}
+        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, shares)
 
     def _batches(self, rng: np.random.Generator, pixels: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` if given, and (B,) labels."""
         order = rng.permutation(len(self._labels))
         for start in range(0, len(order), self._knobs.batch):
-            chosen = order[start : start + self._knobs.batch]
-            images = torch.from_numpy(np.asarray(self._dataset.train_images[chosen])).to(self._labels.device)
+            indices = order[start : start + self._knobs.batch]
+            images = torch.from_numpy(np.asarray(self._dataset.train_images[indices])).to(self._labels.device)
             images = _augment(images, self._knobs, rng)
             if pixels is not None:
                 images = F.interpolate(images, (pixels, pixels), mode="bilinear", antialias=True)
-            yield images.contiguous(memory_format=self._format), self._labels[torch.from_numpy(chosen)]
+            yield images.contiguous(memory_format=self._format), self._labels[torch.from_numpy(indices)]
 
     def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
         """Take one step over {widest, narrowest, random ...}; return the losses of the first two, (2,)."""
@@ -516,8 +516,8 @@ def _optimizer(model: nn.Module, knobs: TrainingKnobs) -> torch.optim.Optimizer:
     if knobs.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), rate, knobs.momentum, weight_decay=decay, nesterov=True)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in model.parameters() if parameter.dim() > 1], "weight_decay": decay},
+        {"params": [parameter for parameter in model.parameters() if parameter.dim() <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, rate)
 
@@ -544,23 +544,23 @@ def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> 
         return images
     padded = F.pad(images, (knobs.shift,) * 4, mode="replicate")
     offsets = torch.from_numpy(rng.integers(0, 2 * knobs.shift + 1, (2, count))).to(images.device, non_blocking=True)
-    each, channel = torch.arange(count, device=images.device), torch.arange(channels, device=images.device)
+    image, channel = torch.arange(count, device=images.device), torch.arange(channels, device=images.device)
     rows = offsets[0][:, None] + torch.arange(height, device=images.device)  # (B, H)
     columns = offsets[1][:, None] + torch.arange(width, device=images.device)  # (B, W)
-    return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    return padded[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
-class _Board:
+class _EpochLog:
     """A TensorBoard log, or nothing if no folder was given."""
 
-    def __init__(self, folder: Path | None, done: int) -> None:
+    def __init__(self, folder: Path | None, finished: int) -> None:
         self._writer = None
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+            self._writer = SummaryWriter(str(folder), purge_step=finished + 1 if finished else None)
 
-    def __enter__(self) -> _Board:
+    def __enter__(self) -> _EpochLog:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from threading import RLock
 from typing import Any, Final, Protocol
@@ -97,8 +98,8 @@ class ModelSpec:
 
     def work_keys(self) -> list[Key]:
         """Return every legal (segment, width, previous width), ascending."""
-        segments = range(1, self.segments + 1)
-        return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s, w)]
+        keys = product(range(1, self.segments + 1), self.widths)
+        return [(*key, previous) for key in keys for previous in self.previous_widths(*key)]
 
     def tuples(self) -> list[tuple[float, ...]]:
         """Return every complete width tuple, ascending: W ** S of each nest."""
@@ -244,9 +245,9 @@ def gather_into(rows: Sequence[Row], room: Tensor) -> None:
     if len(parts) > 1 and all(_lies_alike(part, room) and part.device == room.device for part in parts):
         _join(rows, parts, target)
     else:
-        for part, place in zip(parts, torch.split(target, [len(part) for part in parts]), strict=True):
-            alike = part if _lies_alike(part, room) else part.to(room.device, non_blocking=room.is_cuda)
-            place.copy_(alike, non_blocking=True)
+        for part, slot in zip(parts, torch.split(target, [len(part) for part in parts]), strict=True):
+            source = part if _lies_alike(part, room) else part.to(room.device, non_blocking=room.is_cuda)
+            slot.copy_(source, non_blocking=True)
     if len(rows) < len(room):
         room[len(rows) :].zero_()
 
@@ -256,10 +257,10 @@ def _parts_of(rows: Sequence[Row]) -> list[Tensor]:
     parts: list[Tensor] = []
     block, first = rows[0]
     count = 0
-    for other, index in rows:
-        if other is not block or index != first + count:
+    for next_block, index in rows:
+        if next_block is not block or index != first + count:
             parts.append(block[first : first + count])
-            block, first = other, index
+            block, first = next_block, index
             count = 0
         count += 1
     parts.append(block if count == len(block) else block[first : first + count])
@@ -274,7 +275,7 @@ def _join(rows: Sequence[Row], parts: Sequence[Tensor], out: Tensor | None = Non
         return x.permute(0, 2, 3, 1) if is_last else x
 
     block, target = rows[0][0], None if out is None else turned(out)
-    if any(other is not block for other, _ in rows):
+    if any(row_block is not block for row_block, _ in rows):
         joined = torch.cat([turned(part) for part in parts], out=target)
     else:  # from pinned memory: a pageable copy would wait for all work on the stream
         indexes = torch.tensor([index for _, index in rows], pin_memory=block.is_cuda)

@@ -225,7 +225,7 @@ class Group(StrictModel):
     count: Count
     unit: Count = 1
 
-    def kept(self, width: float) -> int:
+    def size(self, width: float) -> int:
         """Return the number of channels kept at a width."""
         return max(1, round(self.count * width / self.unit)) * self.unit
 
@@ -256,21 +256,21 @@ class Layer(StrictModel):
     @property
     def dimensions(self) -> dict[str, tuple[Dimension, ...]]:
         """Its weights: name -> what each dimension counts; the tables of BatchNorm without their first two."""
-        own, source = (self.group, 1), (self.source, self.features)
+        output, source = (self.group, 1), (self.source, self.features)
         match self.kind:
             case "conv":
-                found: dict[str, tuple[Dimension, ...]] = {"weight": (own, source, *self.kernel)}
+                dimensions: dict[str, tuple[Dimension, ...]] = {"weight": (output, source, *self.kernel)}
             case "depthwise":
-                found = {"weight": (own, 1, *self.kernel)}
+                dimensions = {"weight": (output, 1, *self.kernel)}
             case "linear":
-                found = {"weight": (own, source)}
+                dimensions = {"weight": (output, source)}
             case "rescale" | "batch_norm" | "group_norm":
-                found = {"weight": (own,)}
+                dimensions = {"weight": (output,)}
             case _:
                 return {}
         if self.bias:
-            found["bias"] = (own,)
-        return found | (dict.fromkeys(TABLES, (own,)) if self.kind == "batch_norm" else {})
+            dimensions["bias"] = (output,)
+        return dimensions | (dict.fromkeys(TABLES, (output,)) if self.kind == "batch_norm" else {})
 
 
 TABLES: Final = ("mean", "var")
@@ -296,18 +296,18 @@ class Structure(StrictModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{where}: {first['msg']}") from None
+            detail = error.errors()[0]
+            location = ".".join(str(part) for part in detail["loc"])
+            raise ValueError(f"{location}: {detail['msg']}") from None
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
         begin = 0
         for layers in self.segments:
-            for place, layer in enumerate(layers, start=begin):
-                is_before = all(begin - 1 <= read < place for read in layer.inputs)
+            for index, layer in enumerate(layers, start=begin):
+                is_before = all(begin - 1 <= source < index for source in layer.inputs)
                 if not is_before or max(layer.source, layer.group) >= len(self.groups):
-                    raise ValueError(f"layer {place} takes what is not there")
+                    raise ValueError(f"layer {index} takes what is not there")
             begin += len(layers)
         names = [layer.name.replace(".", "/") for layer in self.layers if layer.dimensions]
         if len(set(names)) < len(names):
@@ -343,9 +343,9 @@ class Structure(StrictModel):
                     yield layer, name, table + shape
 
     def _kept(self, group: int, segment: int, width: float, previous_width: float) -> int:
-        given = self.groups[group]
+        channels = self.groups[group]
         widths = {segment: width, segment - 1: previous_width}
-        return given.count if given.segment == 0 else given.kept(widths.get(given.segment, 1.0))
+        return channels.count if channels.segment == 0 else channels.size(widths.get(channels.segment, 1.0))
 
 
 Normalize = Callable[[Layer, Tensor, Weights], Tensor]
@@ -386,14 +386,14 @@ class SlimmedNetwork(SlimmableModel):
 
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
         """See `SlimmableModel`."""
-        place = sum(len(layers) for layers in self.structure.segments[: segment - 1])
-        values = {place - 1: x}
+        index = sum(len(layers) for layers in self.structure.segments[: segment - 1])
+        values = {index - 1: x}
         for layer, dropped in zip(self.structure.segments[segment - 1], self._dropped[segment - 1], strict=True):
-            values[place] = self._run(layer, [values[read] for read in layer.inputs], weights)
-            for read in dropped:
-                del values[read]
-            place += 1
-        return values[place - 1]
+            values[index] = self._run(layer, [values[source] for source in layer.inputs], weights)
+            for source in dropped:
+                del values[source]
+            index += 1
+        return values[index - 1]
 
     def _run(self, layer: Layer, inputs: list[Tensor], weights: Weights) -> Tensor:
         x, kind = inputs[0], layer.kind
@@ -444,5 +444,5 @@ def weight_name(layer: Layer, name: str) -> str:
 def _last_uses(structure: Structure, segment: int) -> list[list[int]]:
     """Return, for each layer of a segment, the values that no later layer needs."""
     layers = structure.segments[segment - 1]
-    last = {read: place for place, layer in enumerate(layers) for read in layer.inputs}
-    return [[read for read, at in last.items() if at == place] for place in range(len(layers))]
+    last_use = {source: index for index, layer in enumerate(layers) for source in layer.inputs}
+    return [[source for source, at in last_use.items() if at == index] for index in range(len(layers))]

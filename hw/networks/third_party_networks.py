@@ -92,13 +92,13 @@ def build_given(network: Named, classes: int) -> nn.Module:
         name = network.name.partition(":")[2]
         with blaming(network.name, network.source, network.key):
             return make(name, {"num_classes": classes, **network.options}).eval()
-    given = own_class(network.name, network.source, network.key)
-    is_ordinary = isinstance(given, type) and issubclass(given, nn.Module) and not issubclass(given, Servable)
+    maker = own_class(network.name, network.source, network.key)
+    is_ordinary = isinstance(maker, type) and issubclass(maker, nn.Module) and not issubclass(maker, Servable)
     if not is_ordinary:
         problem = "must be a class of torch.nn.Module that is not slimmable yet"
         raise InputError(network.source, network.key, f"{network.name!r} {problem}; name another")
     with blaming(network.name, network.source, network.key):
-        module: nn.Module = given(**network.options)
+        module: nn.Module = maker(**network.options)
     return module.eval()
 
 
@@ -110,10 +110,10 @@ def library_maker(network: Named) -> _Make | None:
     kind, _, name = network.name.partition(":")
     if kind not in LIBRARIES:
         return None
-    known, make = _torchvision() if kind == TORCHVISION else _timm(network)
-    if name not in known:
+    names, make = _torchvision() if kind == TORCHVISION else _timm(network)
+    if name not in names:
         problem = f"{kind} has no {name!r} that tells what an image is of"
-        raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, known), 120)}")
+        raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, names), 120)}")
     return make
 
 
@@ -121,8 +121,8 @@ def _torchvision() -> tuple[list[str], _Make]:
     """Return its networks' names, and their maker."""
     from torchvision import models
 
-    known = models.list_models(models)  # of images: others fetch parts of theirs as they are made
-    return known, lambda name, options: models.get_model(name, **{**options, "weights": None})
+    names = models.list_models(models)  # of images: others fetch parts of theirs as they are made
+    return names, lambda name, options: models.get_model(name, **{**options, "weights": None})
 
 
 def _timm(network: Named) -> tuple[list[str], _Make]:
@@ -149,14 +149,14 @@ def build_quantizable(network: Named, classes: int) -> nn.Module:
     from torchvision.models import get_model, list_models
 
     kind, _, name = network.name.partition(":")
-    known = [each.removeprefix("quantized_") for each in list_models() if each.startswith("quantized_")]
-    if kind != TORCHVISION or name not in known:
-        allowed = in_a_line(nearest(name, known), 120)
+    names = [each.removeprefix("quantized_") for each in list_models() if each.startswith("quantized_")]
+    if kind != TORCHVISION or name not in names:
+        allowed = in_a_line(nearest(name, names), 120)
         raise InputError(network.source, network.key, f"{network.name!r} has no int8 form in torchvision; {allowed}")
     with blaming(network.name, network.source, network.key):
         options = {"num_classes": classes, **network.options, "weights": None, "quantize": False}
-        found: nn.Module = get_model(f"quantized_{name}", **options)
-        return found.eval()
+        module: nn.Module = get_model(f"quantized_{name}", **options)
+        return module.eval()
 
 
 class Int8Network(nn.Module):
@@ -170,26 +170,26 @@ class Int8Network(nn.Module):
 
     def __init__(self, network: nn.Module, images: Tensor | None = None) -> None:
         super().__init__()
-        self._held = [_quantized(network, images)]  # not as a part: it needs special code to be moved, cast and stored
+        self._inner = [_quantized(network, images)]  # not as a part: it needs special code to be moved, cast and stored
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute (B, classes) logits of (B, C, H, W) images."""
-        logits: Tensor = self._held[0](x)
+        logits: Tensor = self._inner[0](x)
         return logits
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
-        destination.update((prefix + name, tensor) for name, tensor in _plain(self._held[0].state_dict()))
+        destination.update((prefix + name, tensor) for name, tensor in _plain(self._inner[0].state_dict()))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, _: Any, __: bool, missing_keys: list[str], *rest: Any
     ) -> None:
-        own = self._held[0].state_dict()
-        missing = [prefix + name for name, _ in _plain(own) if prefix + name not in state_dict]
+        state = self._inner[0].state_dict()
+        missing = [prefix + name for name, _ in _plain(state) if prefix + name not in state_dict]
         missing_keys.extend(missing)
         if not missing:
-            for name, value in own.items():
-                own[name] = _as_stored(name, value, state_dict, prefix)
-            self._held[0].load_state_dict(own)
+            for name, value in state.items():
+                state[name] = _as_stored(name, value, state_dict, prefix)
+            self._inner[0].load_state_dict(state)
 
 
 def _quantized(network: nn.Module, images: Tensor | None) -> nn.Module:
@@ -205,8 +205,8 @@ def _quantized(network: nn.Module, images: Tensor | None) -> nn.Module:
             with torch.inference_mode():
                 for part in torch.split(images, 32):
                     network(part)
-        found: nn.Module = quantization.convert(network, inplace=True)
-    return found
+        converted: nn.Module = quantization.convert(network, inplace=True)
+    return converted
 
 
 def _plain(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -239,6 +239,6 @@ def _as_stored(name: str, value: Any, state: Mapping[str, Tensor], prefix: str) 
         return numbers
     scales, zeros = state[prefix + name + _SCALES], state[prefix + name + _ZEROS]
     axis = value.q_per_channel_axis()
-    shape = [-1 if place == axis else 1 for place in range(numbers.dim())]
+    shape = [-1 if dimension == axis else 1 for dimension in range(numbers.dim())]
     exact = (numbers - zeros.view(shape)) * scales.view(shape)  # rounds to the same numbers again
     return torch.quantize_per_channel(exact.float(), scales, zeros, axis, value.dtype)

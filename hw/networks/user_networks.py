@@ -65,7 +65,7 @@ _FOREIGN: Final[Mapping[bytes, str]] = {
 }
 
 
-def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> str:
+def take_weights(module: nn.Module, state: dict[str, Tensor], path: Path, dataset: Dataset) -> str:
     """Fill a network with the weights that `read_weights` found in a file.
 
     Returns:
@@ -74,75 +74,75 @@ def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, datase
     Raises:
         InputError: the weights are of another network, of other classes, or not finite.
     """
-    wanted = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("num_batches_tracked")}
-    found, chosen = _without_prefix(found, wanted, path)
-    found, renamed = _out_of_a_sequence(found, wanted)
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - module.state_dict().keys())
-    remedies = (_HOOKED[each] for each in _HOOKED if any(re.search(each, name) for name in found))
+    needed = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+    state, omitted = _without_prefix(state, needed, path)
+    state, renamed = _out_of_a_sequence(state, needed)
+    missing, extra = sorted(needed.keys() - state.keys()), sorted(state.keys() - module.state_dict().keys())
+    remedies = (_HOOKED[each] for each in _HOOKED if any(re.search(each, name) for name in state))
     if missing and (remedy := next(remedies, "")):
         problem = f"holds weights that the network makes by hooks ({', '.join(extra[:3])}); {remedy} comes first"
         raise InputError(str(path), "", problem)
     if missing or extra:
         lists = [
-            f"{what}: {', '.join(names[:3])}" for what, names in (("missing", missing), ("too many", extra)) if names
+            f"{title}: {', '.join(names[:3])}" for title, names in (("missing", missing), ("too many", extra)) if names
         ]
         problem = f"holds weights of another network ({len(missing)} {'; '.join(lists)})"
-        raise InputError(str(path), "", f"{problem}; name the network that they are of{_likely(found)}")
-    found, of_classes = _of_its_classes(found, wanted, dataset)
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            problem = f"is {tuple(found[name].shape)}, the network has {tuple(tensor.shape)}"
-            if name == [each for each in wanted if wanted[each].dim() > 1][-1] and len(found[name]) != dataset.classes:
-                problem += f": the weights know {len(found[name])} classes, {dataset.name} has {dataset.classes}"
+        raise InputError(str(path), "", f"{problem}; name the network that they are of{_likely(state)}")
+    state, of_classes = _of_its_classes(state, needed, dataset)
+    for name, tensor in needed.items():
+        if state[name].shape != tensor.shape:
+            problem = f"is {tuple(state[name].shape)}, the network has {tuple(tensor.shape)}"
+            if name == [each for each in needed if needed[each].dim() > 1][-1] and len(state[name]) != dataset.classes:
+                problem += f": the weights know {len(state[name])} classes, {dataset.name} has {dataset.classes}"
                 if all(re.fullmatch(r"n\d{8}", each) for each in dataset.names):  # WordNet's numbers
                     raise InputError(str(path), name, f"{problem}; name the folders by their classes, such as tench")
             raise InputError(str(path), name, f"{problem}; name the network and the images that the weights are of")
-        if found[name].is_floating_point() and found[name].itemsize == 1:
-            raise InputError(str(path), name, f"is of {found[name].dtype}; save the weights as float16 or float32")
-        if not found[name].isfinite().all():
+        if state[name].is_floating_point() and state[name].itemsize == 1:
+            raise InputError(str(path), name, f"is of {state[name].dtype}; save the weights as float16 or float32")
+        if not state[name].isfinite().all():
             raise InputError(str(path), name, "holds numbers that are not finite")
-    module.load_state_dict(found, strict=False)
-    return "; ".join(filter(None, (chosen, renamed, of_classes)))
+    module.load_state_dict(state, strict=False)
+    return "; ".join(filter(None, (omitted, renamed, of_classes)))
 
 
-def _likely(found: Mapping[str, Tensor]) -> str:
+def _likely(state: Mapping[str, Tensor]) -> str:
     """Return which of torchvision's networks has weights of these names and shapes, all but the head."""
     from torchvision import models
 
-    shapes, shares = {(name, tuple(tensor.shape)) for name, tensor in found.items()}, dict[str, float]()
+    shapes, shares = {(name, tuple(tensor.shape)) for name, tensor in state.items()}, dict[str, float]()
     with torch.device("meta"), warnings.catch_warnings(action="ignore"):
         for name in models.list_models(models):
             with suppress(NotImplementedError):  # RegNets compute their widths by tensors
-                own = {(key, tuple(tensor.shape)) for key, tensor in models.get_model(name).state_dict().items()}
-                shares[name] = len(own & shapes) / len(own | shapes)
+                signature = {(key, tuple(tensor.shape)) for key, tensor in models.get_model(name).state_dict().items()}
+                shares[name] = len(signature & shapes) / len(signature | shapes)
     best = max(shares, key=lambda name: shares[name])
     return f": torchvision:{best}, it seems" if shares[best] > _LIKELY else ""
 
 
 def _of_its_classes(
-    found: dict[str, Tensor], wanted: Mapping[str, Tensor], dataset: Dataset
+    state: dict[str, Tensor], needed: Mapping[str, Tensor], dataset: Dataset
 ) -> tuple[dict[str, Tensor], str]:
     """Select from ImageNet's weights those of a folder's classes, if all its names are of these."""
     from torchvision.models import ResNet18_Weights
 
-    known = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
-    exact, places = ({of(name): place for place, name in enumerate(known)} for of in (str, str.lower))
-    named = [name.replace("_", " ") for name in dataset.names]  # two of ImageNet's differ by a capital letter
-    own = [exact.get(name, places.get(name.lower(), -1)) for name in named]
+    labels = ResNet18_Weights.IMAGENET1K_V1.meta["categories"]
+    exact, lowercase = ({of(name): index for index, name in enumerate(labels)} for of in (str, str.lower))
+    class_names = [name.replace("_", " ") for name in dataset.names]  # two of ImageNet's differ by a capital letter
+    rows = [exact.get(name, lowercase.get(name.lower(), -1)) for name in class_names]
     heads = [
         name
-        for name, tensor in wanted.items()
-        if found[name].shape != tensor.shape == (len(own), *found[name].shape[1:]) and len(found[name]) == len(known)
+        for name, tensor in needed.items()
+        if state[name].shape != tensor.shape == (len(rows), *state[name].shape[1:]) and len(state[name]) == len(labels)
     ]
-    if not heads or min(own) < 0:
-        return found, ""
+    if not heads or min(rows) < 0:
+        return state, ""
     return {
-        **found,
-        **{name: found[name][own] for name in heads},
-    }, f"of ImageNet's classes the {len(own)} of the folder"
+        **state,
+        **{name: state[name][rows] for name in heads},
+    }, f"of ImageNet's classes the {len(rows)} of the folder"
 
 
-def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], str]:
+def _without_prefix(state: dict[str, Tensor], needed: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], str]:
     """Remove the prefix of wrappers before the network's names, and tensors without it; return a description, too.
 
     It is the prefix by which most of the wanted names are there.
@@ -150,37 +150,37 @@ def _without_prefix(found: dict[str, Tensor], wanted: Mapping[str, Any], path: P
     Raises:
         InputError: all are there by several prefixes.
     """
-    if wanted.keys() <= found.keys():
-        return found, ""
-    starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in found}
-    by_prefix = Counter(name[:at] for name in found for at in starts[name] if name[at:] in wanted)
+    if needed.keys() <= state.keys():
+        return state, ""
+    starts = {name: [0, *(dot.end() for dot in re.finditer(r"\.", name))] for name in state}
+    by_prefix = Counter(name[:at] for name in state for at in starts[name] if name[at:] in needed)
     (prefix, count), *others = [*by_prefix.most_common(), ("", 0)]
-    if count < len(wanted) / 2:  # it is another network
-        return found, ""
-    if others and others[0][1] == count == len(wanted):
+    if count < len(needed) / 2:  # it is another network
+        return state, ""
+    if others and others[0][1] == count == len(needed):
         names = ", ".join(each for each, of in by_prefix.items() if of == count)
         raise InputError(str(path), "", f"holds several sets of weights ({names}); save the one that you mean")
-    kept = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
-    return kept, f"{len(found) - len(kept)} tensors without {prefix!r} are left out" if len(kept) < len(found) else ""
+    bare = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return bare, f"{len(state) - len(bare)} tensors without {prefix!r} are left out" if len(bare) < len(state) else ""
 
 
-def _out_of_a_sequence(found: dict[str, Tensor], wanted: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+def _out_of_a_sequence(state: dict[str, Tensor], needed: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     """Rename a layer that differs from a missing one only by a number in its name, next to parts without weights.
 
     This is the usual head of transfer learning, a dropout and a linear layer. Returns a description, too.
     """
-    lacking = wanted.keys() - found.keys()
+    lacking = needed.keys() - state.keys()
     names: dict[str, list[str]] = {}
-    for name in found.keys() - wanted.keys():
-        layer, _, last = name.rpartition(".")
+    for name in state.keys() - needed.keys():
+        layer, _, parameter = name.rpartition(".")
         outer, _, number = layer.rpartition(".")
-        if number.isdigit() and (inner := f"{outer}.{last}") in lacking:
+        if number.isdigit() and (inner := f"{outer}.{parameter}") in lacking:
             names.setdefault(inner, []).append(name)
     if not lacking or names.keys() != lacking or any(len(each) > 1 for each in names.values()):
-        return found, ""
-    of = {each[0]: name for name, each in names.items()}
-    layers = ", ".join(sorted({name.rpartition(".")[0] for name in of}))
-    return {of.get(name, name): tensor for name, tensor in found.items()}, f"{layers}, and nothing beside it"
+        return state, ""
+    new_names = {each[0]: name for name, each in names.items()}
+    layers = ", ".join(sorted({name.rpartition(".")[0] for name in new_names}))
+    return {new_names.get(name, name): tensor for name, tensor in state.items()}, f"{layers}, and nothing beside it"
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -216,10 +216,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _of_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        found: dict[str, Tensor] = load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InputError(str(path), "", f"cannot be read as safetensors ({in_a_line(str(error))})") from None
-    return found
+    return tensors
 
 
 def _convert(path: Path, target: Path, _: Tell) -> None:
@@ -249,31 +249,31 @@ def _convert(path: Path, target: Path, _: Tell) -> None:
 def _why(error: Exception) -> str:
     """Return the reader's long error in one line."""
     text = str(error)
-    if found := re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) ([\w.]+)", text):
-        what = found[1] or found[2]
-        if what.isdigit():
+    if match := re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) ([\w.]+)", text):
+        name = match[1] or match[2]
+        if name.isdigit():
             return "holds objects that are no tensors, such as NumPy's arrays; save the network's state_dict()"
-        return f"holds code ({what}), not only weights, and nothing of it was run; save the network's state_dict()"
+        return f"holds code ({name}), not only weights, and nothing of it was run; save the network's state_dict()"
     if isinstance(error, MemoryError) or "allocate memory" in text:
         return "takes far more memory than its size tells; it is damaged, or made to do harm"
     return f"is damaged, cut short, or not of torch.save ({in_a_line(f'{type(error).__name__}: {text}', 120)})"
 
 
-def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the weights, at any depth in the saved object."""
-    while isinstance(found, Mapping):
-        nested = [name for name, value in found.items() if isinstance(value, Mapping)]
+    while isinstance(content, Mapping):
+        nested = [name for name, value in content.items() if isinstance(value, Mapping)]
         averaged = [name for name in nested if "ema" in str(name).lower()]
-        chosen = [name for name in nested if name in _NESTS]
-        if len(chosen) + len(averaged) > 1:
-            names = ", ".join(map(str, (*chosen, *averaged)))
+        nests = [name for name in nested if name in _NESTS]
+        if len(nests) + len(averaged) > 1:
+            names = ", ".join(map(str, (*nests, *averaged)))
             raise InputError(str(path), "", f"holds several sets of weights ({names}); save the one that you mean")
-        if not chosen and not averaged:
+        if not nests and not averaged:
             break
-        found = found[(chosen or averaged)[0]]
+        content = content[(nests or averaged)[0]]
     tensors = (
-        {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-        if isinstance(found, Mapping)
+        {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+        if isinstance(content, Mapping)
         else {}
     )
     if not tensors:
@@ -301,13 +301,13 @@ def members_of(text: str, source: str) -> list[Member]:
     Raises:
         InputError: the text is not valid, a network is named twice, or two user's classes are.
     """
-    found: list[Member] = []
+    members: list[Member] = []
     kind, forms = "", get_args(Form)
-    for words in _between_commas(text):
-        name, _, rest = words.partition(" ")
-        rest, form = rest.strip(), _FLOAT
-        if rest.rpartition(" ")[2] in forms:
-            rest, _, form = rest.rpartition(" ")
+    for entry in _between_commas(text):
+        name, _, options_text = entry.partition(" ")
+        options_text, form = options_text.strip(), _FLOAT
+        if options_text.rpartition(" ")[2] in forms:
+            options_text, _, form = options_text.rpartition(" ")
         if ":" in name:
             kind = name.partition(":")[0]
         elif not kind:
@@ -315,56 +315,56 @@ def members_of(text: str, source: str) -> list[Member]:
                 source, "", f"{name!r}: name torchvision:NAME, such as torchvision:resnet18, or module:Class"
             )
         short = name.rpartition(":")[2]
-        label = " ".join(filter(None, (short, rest.strip(), form if form != _FLOAT else "")))
-        if label in [each.label for each in found]:
+        label = " ".join(filter(None, (short, options_text.strip(), form if form != _FLOAT else "")))
+        if label in [member.label for member in members]:
             raise InputError(source, "", f"{label!r} is named twice")
         try:
-            found.append(Member(label=label, network=f"{kind}:{short}", options=options_of(rest), form=form))  # type: ignore[arg-type]
+            members.append(Member(label=label, network=f"{kind}:{short}", options=options_of(options_text), form=form))  # type: ignore[arg-type]
         except ValidationError as error:
             raise InputError(source, "", f"{label!r:.80}: {error.errors()[0]['msg']}") from None
         except ValueError as error:
             remedy = f"behind a name stand options as JSON, then one of {', '.join(forms)}"
             raise InputError(source, "", f"{error}; {remedy}") from None
-    if not 1 <= len(found) <= MAX_MEMBERS:
+    if not 1 <= len(members) <= MAX_MEMBERS:
         raise InputError(source, "", f"name 1 to {MAX_MEMBERS} networks, such as torchvision:resnet18")
-    if len(own := own_classes(found)) > 1:
-        problem = f"{', '.join(sorted(own))}: a family has one class of your own at most"
+    if len(classes := own_classes(members)) > 1:
+        problem = f"{', '.join(sorted(classes))}: a family has one class of your own at most"
         raise InputError(source, "", f"{problem}; let its options tell which")
-    return found
+    return members
 
 
 def _between_commas(text: str) -> Iterator[str]:
     """Split at commas; those within braces do not count."""
     depth, begin = 0, 0
-    for place, letter in enumerate(f"{text},"):
+    for index, letter in enumerate(f"{text},"):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if letter == "," and depth <= 0:
-            if words := text[begin:place].strip():
-                yield words
-            begin = place + 1
+            if entry := text[begin:index].strip():
+                yield entry
+            begin = index + 1
 
 
-def weights_of(member: Member, place: Path, source: str) -> Path:
-    """Return the file of a member's weights: `place` itself, or in that folder the one of its name.
+def weights_of(member: Member, location: Path, source: str) -> Path:
+    """Return the file of a member's weights: `location` itself, or in that folder the one of its name.
 
     `resnet18.pt` is, and so is `resnet18-f37072fd.pth`; of a class with options `Net-3.pt`, with their values.
 
     Raises:
         InputError: there is none, or there are several.
     """
-    if not place.is_dir():
-        return place
+    if not location.is_dir():
+        return location
     values = "".join(f"-{value}" for value in member.options.values())
     name = member.network.rpartition(":")[2] + values
-    files = sorted(path for path in place.iterdir() if path.suffix in ENDINGS)
+    files = sorted(path for path in location.iterdir() if path.suffix in ENDINGS)
     hashed = [path for path in files if path.stem.startswith(f"{name}-")]
-    found = [path for path in files if path.stem == name] or hashed
-    if len(found) == 1:
-        return found[0]
+    matches = [path for path in files if path.stem == name] or hashed
+    if len(matches) == 1:
+        return matches[0]
     library_maker(Named(member.network, member.options, source, ""))  # raises if the network does not exist
-    named = f"several files may be {name}'s: {', '.join(path.name for path in found)}; keep one"
+    ambiguous = f"several files may be {name}'s: {', '.join(path.name for path in matches)}; keep one"
     missing = f"no weights of {member.label}: {name}.pt, .pth, .bin or .safetensors"
-    raise InputError(source, "", f"{place}: {named if found else missing}")
+    raise InputError(source, "", f"{location}: {ambiguous if matches else missing}")
 
 
 @dataclass(frozen=True)
@@ -391,35 +391,36 @@ class Judged:
 
 def judged(member: Member, file: Path, data: Dataset, source: str, on_progress: Callable[[int, int], None]) -> Judged:
     """Return a member filled with its weights; raises `InputError` if it does not fit them, or the images."""
-    named = Named(member.network, member.options, source, "")
-    module = (build_quantizable if member.form == "int8" else build_given)(named, data.classes)
-    chosen = take_weights(module, read_weights(file), file, data)
-    given, normalisation = fitted(module, data, member.label, max(_TRIED, len(data.test_labels) // 4))
-    rescale = given.rescale if isinstance(given.rescale, Rescale) else Rescale.nothing(data.test_images.shape[1])
+    spec = Named(member.network, member.options, source, "")
+    module = (build_quantizable if member.form == "int8" else build_given)(spec, data.classes)
+    selection = take_weights(module, read_weights(file), file, data)
+    wrapped, normalisation = fitted(module, data, member.label, max(_TRIED, len(data.test_labels) // 4))
+    rescale = wrapped.rescale if isinstance(wrapped.rescale, Rescale) else Rescale.nothing(data.test_images.shape[1])
     if member.form == "int8":
-        known = data.train_images if len(data.train_labels) else data.test_images
+        images = data.train_images if len(data.train_labels) else data.test_images
         with torch.inference_mode():
-            shown = spread(range(len(known)), _SHOWN)
-            module = Int8Network(module, rescale(torch.from_numpy(np.asarray(known[shown]))))
+            sample = spread(range(len(images)), _SHOWN)
+            module = Int8Network(module, rescale(torch.from_numpy(np.asarray(images[sample]))))
     network = MemberNetwork(rescale, module, member.form).requires_grad_(requires_grad=False)
     try:
         correct = right(network, data, batch=4 * BATCH, on_progress=on_progress)
     except Exception as error:  # in float32 it could: something in it has another form
         problem = in_a_line(f"{type(error).__name__}: {error}")
         raise InputError(source, "", f"{member.label!r} can't run so ({problem}); leave out {member.form}") from None
-    return Judged(member, network, ", and ".join(filter(None, (normalisation, chosen))), correct)
+    return Judged(member, network, ", and ".join(filter(None, (normalisation, selection))), correct)
 
 
-def timed(members: Sequence[Judged], data: Dataset, place: str) -> list[Judged]:
-    """Return members with the fastest pass at `place`; they are run in turns."""
-    images = torch.from_numpy(np.asarray(data.test_images[:BATCH])).to(place, memory_format=torch.channels_last)
-    for each in members:
-        each.network.to(place, memory_format=torch.channels_last)  # type: ignore[call-overload]
+def timed(members: Sequence[Judged], data: Dataset, device: str) -> list[Judged]:
+    """Return members with the fastest pass on `device`; they are run in turns."""
+    images = torch.from_numpy(np.asarray(data.test_images[:BATCH])).to(device, memory_format=torch.channels_last)
+    for member in members:
+        member.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.inference_mode():
-        took_s = [[_pass_s(each.network, images) for each in members] for _ in range(1 + _PASSES)]
-    for each in members:
-        each.network.to("cpu")
-    return [replace(each, pass_s=min(its)) for each, its in zip(members, zip(*took_s[1:], strict=True), strict=True)]
+        took_s = [[_pass_s(member.network, images) for member in members] for _ in range(1 + _PASSES)]
+    for member in members:
+        member.network.to("cpu")
+    fastest_s = map(min, zip(*took_s[1:], strict=True))
+    return [replace(member, pass_s=pass_s) for member, pass_s in zip(members, fastest_s, strict=True)]
 
 
 def _pass_s(network: MemberNetwork, images: Tensor) -> float:
@@ -433,14 +434,14 @@ def dominated(members: Sequence[Judged]) -> dict[str, Judged]:
 
     Of two equal ones the first named stays.
     """
-    kept, found = list[Judged](), dict[str, Judged]()
-    for each in sorted(members, key=lambda one: (-one.top1, one.pass_s)):
-        as_quick = [other for other in kept if other.pass_s <= (1 + NOISE) * each.pass_s]
-        if as_quick:
-            found[each.member.label] = min(as_quick, key=lambda other: other.pass_s)
+    frontier, dominators = list[Judged](), dict[str, Judged]()
+    for member in sorted(members, key=lambda each: (-each.top1, each.pass_s)):
+        as_fast = [other for other in frontier if other.pass_s <= (1 + NOISE) * member.pass_s]
+        if as_fast:
+            dominators[member.member.label] = min(as_fast, key=lambda other: other.pass_s)
         else:
-            kept.append(each)
-    return found
+            frontier.append(member)
+    return dominators
 
 
 def family_of(members: Sequence[Judged], data: Dataset) -> tuple[Family, Evaluation]:

@@ -119,9 +119,9 @@ def test_an_honest_board_passes_the_self_test(make: Make) -> None:
     """Counter and polling agree although one goes in steps and the other lags: no architecture is flagged."""
     tested = Rig.of(FakeBoard(make, rise_s=0.1)).test()
     assert tested.trust == SensorTrust()
-    assert tested.words.startswith("counter against polling: ")
-    assert "idle" in tested.words
-    assert "under load" in tested.words
+    assert tested.text.startswith("counter against polling: ")
+    assert "idle" in tested.text
+    assert "under load" in tested.text
     assert not tested.warnings
 
 
@@ -137,7 +137,7 @@ def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted
     true_w = rig.board.idle_w + 0.8 * (rig.board.busy_w - rig.board.idle_w)
     if not trusted:
         off = f"{100 * (factor - 1):+.0f}"[:-1]
-        assert off in tested.words
+        assert off in tested.text
         assert power.provenance == Provenance.POLLED
     assert power.power_w == pytest.approx(true_w, rel=APART)
 
@@ -186,7 +186,7 @@ def test_a_sensor_that_lacks_or_lies_is_not_used(
     """What is told is used in its place; a board that has no counter is no broken one."""
     tested = Rig.of(board).test()
     assert tested.trust == trust
-    assert tested.words.endswith(words)
+    assert tested.text.endswith(words)
     assert bool(tested.warnings) == is_warned
 
 

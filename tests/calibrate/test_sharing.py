@@ -16,4 +16,4 @@ def test_slow_downs_leave_out_what_the_reference_was_slower_by(exponent: float, 
     step = Together((Point(0, 1.0, 1.0, 4),))
     result = TogetherResult((0.01,), (0.04,), (1.0,), (2.0,))
     (found,) = observed_sets([(step, result)], held_out=False, reference_exponent=exponent)
-    assert found.seen == pytest.approx([slow_down])
+    assert found.finished == pytest.approx([slow_down])

@@ -387,9 +387,9 @@ def test_nothing_is_left_of_those_who_were_served(door: Door) -> None:
         assert door.infer(IMAGES)[0] == 200
     door.until_inside(0)
     (clients,) = door.traffic
-    assert not clients._said
+    assert not clients._answers
     assert not clients._slot_of
-    assert not clients._came
+    assert not clients._arrivals
 
 
 def test_at_the_end_all_that_were_accepted_are_answered(door: Door) -> None:

@@ -324,7 +324,7 @@ def test_other_programs_are_told_before_executors_start(
 
     def interference(device: DeviceSpec, _: object) -> Interference:
         looked.append(device.physical)
-        return Interference(0.97, place="core 0", users=("busy (42) 95 %",))
+        return Interference(0.97, location="core 0", users=("busy (42) 95 %",))
 
     monkeypatch.setattr(preflight, "interference", interference)
     assert validate(tmp_path, "name: ready", "name: ready", quiet=False) == 130
