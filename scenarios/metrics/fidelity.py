@@ -562,7 +562,6 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelation:
-    """Return Kendall's tau of the routers at one load."""
     left_out = [row["router"] for row in rows if is_flagged(row["served"])]
     latencies_s = {
         row["router"]: (simulated, hardware)

@@ -527,13 +527,9 @@ def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranki
             left_out.append(row["router"])
         else:
             by_seed = dict(zip(row["seeds"], values, strict=True))
-            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed, _of_classes(row, axis)))
+            classes = {name: axis.of(metrics)["mean"] or 0.0 for name, metrics in row.get("classes", {}).items()}
+            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed, classes))
     return Ranking.by(promise, judged, left_out)
-
-
-def _of_classes(row: Mapping[str, Any], axis: Measure) -> dict[str, float]:
-    """Return the mean accuracy of each class; 0 of one of which no request was completed."""
-    return {name: axis.of(metrics)["mean"] or 0.0 for name, metrics in row.get("classes", {}).items()}
 
 
 def validated(
@@ -572,7 +568,7 @@ def validated(
 
 
 def _class_accuracies(runs: Sequence[Result]) -> dict[str, float]:
-    """Return the same as `_of_classes`, of those runs in which a request of the class was completed."""
+    """Return the mean accuracy of each class in runs in which a request of it was completed; 0 if there are none."""
     axis = MEASURES["expected_accuracy"]
     of_class = {name: [axis.of(run["classes"][name]) for run in runs] for name in runs[0].get("classes", {})}
     completed = {name: [accuracy for accuracy in values if accuracy is not None] for name, values in of_class.items()}

@@ -401,7 +401,7 @@ def summarise(
     """
     lateness_s, cpu = None, None
     if isinstance(run, RunRecord):
-        cpu = run.cpu and Cpu(router=run.cpu.router, agent=run.cpu.agent, cores=run.cpu.cores)
+        cpu = None if run.cpu is None else Cpu(router=run.cpu.router, agent=run.cpu.agent, cores=run.cpu.cores)
         lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests

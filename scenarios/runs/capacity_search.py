@@ -193,7 +193,7 @@ def capacity(
         return read(world, policy(), rate_img_s / first_img_s, seed, search)
 
     def attempt(rate_img_s: float) -> TriedRate:
-        trial = _tried(rate_img_s, partial(run, rate_img_s), search)
+        trial = _try_rate(rate_img_s, partial(run, rate_img_s), search)
         tries.append(trial)
         on_progress(trial)
         return trial
@@ -245,7 +245,6 @@ def _bracket(
 
 
 def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, ClassCarried]:
-    """Return what each class has at a sustained rate."""
     readings = rate.kept(slo)
     return {
         name: ClassCarried(
@@ -258,7 +257,7 @@ def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, Cl
     }
 
 
-def _tried(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
+def _try_rate(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
     """Try as many seeds as it takes until the others can't change the majority."""
     needed, sustained = len(search.seeds) // 2 + 1, 0
     readings: list[RateReading] = []

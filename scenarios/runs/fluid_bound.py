@@ -516,7 +516,6 @@ def _host_s(cost: tuple[int, int], images: int) -> float:
 
 
 def _solo_s(table: KeyTable, batch: int) -> float:
-    """Return the mean time of a batch that runs alone."""
     if not table.jitter:
         return table.latency_ns[batch] / NS_PER_S
     return table.typical_ns[batch] * float(np.mean(table.jitter[batch])) / NS_PER_S

@@ -336,7 +336,7 @@ def require_apart(written: Sequence[Path], read: Iterable[Path], folder: Path | 
     """
     read = list(read)
     for target in written:
-        if any(_are_one(target, path) for path in read):
+        if any(_is_same_file(target, path) for path in read):
             problem = "the command reads this file, and its result would replace it; name another"
             raise InputError(str(target), "", problem)
         real, root = target.parent.resolve() / target.name, None if folder is None else folder.resolve()
@@ -348,11 +348,11 @@ def require_apart(written: Sequence[Path], read: Iterable[Path], folder: Path | 
                 owner = folder if above == root else above
                 raise InputError(str(target), "", f"is a name of the run folder {owner}'s own files; name another")
     for first, second in combinations(written, 2):
-        if first.absolute() == second.absolute() or (first.is_file() and _are_one(first, second)):
+        if first.absolute() == second.absolute() or (first.is_file() and _is_same_file(first, second)):
             raise InputError(str(first), "", "two results can't go into one file; name another for one of them")
 
 
-def _are_one(target: Path, path: Path) -> bool:
+def _is_same_file(target: Path, path: Path) -> bool:
     """Check for a regular file under two names; devices may be read and written."""
     try:
         return target.is_file() and target.samefile(path)

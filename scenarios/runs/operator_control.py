@@ -101,7 +101,7 @@ def drain(folder: Path, names: Sequence[str]) -> list[str]:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
     (servers, _), door = _serving(folder), folder / CONTROL
-    indices = [index for name in names if name != NOBODY for index in _named(folder, servers, name)]
+    indices = [index for name in names if name != NOBODY for index in _indices_of(folder, servers, name)]
     try:
         for index in range(len(servers)):
             wish = door / f"drain-{index}"
@@ -114,7 +114,7 @@ def drain(folder: Path, names: Sequence[str]) -> list[str]:
     return [servers[index][0] for index in sorted({*indices})]
 
 
-def _named(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
+def _indices_of(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
     """Return the server of this name, or those of this host."""
     indices = [index for index, (server, _) in enumerate(servers) if server == name]
     indices = indices or [index for index, (_, host) in enumerate(servers) if host and host == name]

@@ -192,7 +192,7 @@ def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[Planne
         return None, []
     if saves_energy:
         choice = min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
-        ties = [each for each in able if _are_alike(each.outcome.energy_per_image_j, choice.outcome.energy_per_image_j)]
+        ties = [each for each in able if _overlap(each.outcome.energy_per_image_j, choice.outcome.energy_per_image_j)]
     else:
         most = max(able, key=lambda each: each.carried.mean_img_s if each.carried else 0.0)
         ties = [each for each in able if each.carried and each.carried.meets(most.carried)]
@@ -210,8 +210,7 @@ def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None
     return min([each for each in rows if each.router != RANDOM], key=lambda each: distance(each.outcome)).router
 
 
-def _are_alike(first: MeanInterval, second: MeanInterval) -> bool:
-    """Return whether the intervals overlap."""
+def _overlap(first: MeanInterval, second: MeanInterval) -> bool:
     return abs((first["mean"] or 0.0) - (second["mean"] or 0.0)) < (first["ci95"] or 0.0) + (second["ci95"] or 0.0)
 
 
@@ -370,11 +369,11 @@ class EqualRuns:
 
     def _judged(self, router: str, by: float | None) -> Judged[tuple[Run, ...]]:
         world = self._world if by is None else self._world.with_dials({display_name(router): by})
-        runs = tuple(self._played(world, router))
+        runs = tuple(self._runs_of(world, router))
         of = {name: float(np.mean([getattr(run, name) for run in runs])) for name in ("accuracy", "unserved")}
         return Judged(**of, runs=runs)
 
-    def _played(self, world: World, router: str) -> Iterator[Run]:
+    def _runs_of(self, world: World, router: str) -> Iterator[Run]:
         maker = world.router_maker(router, self._made_in)
         plan = plan_of(maker.make(world.context), world.cluster.router)
         if plan is None or world.decision_times_s.get(display_name(router)):

@@ -298,7 +298,7 @@ class _Replay:
                 problems.append(f"{self._place}/{log.file}: {problem}")
         if problems:  # what is missing in a log is missing in the books
             return {"logs": logs, "blocks": {}, "problems": problems}
-        with self._told(LOG_FILE):
+        with self._reporting(LOG_FILE):
             account = self._books.close()
             wrong = [f"{self._place}: {violation}" for violation in account.violations]
         return {"logs": logs, "blocks": {fate.word: count for fate, count in account.blocks.items()}, "problems": wrong}
@@ -345,7 +345,7 @@ class _Replay:
 
         if not (self._folder / name).exists():
             problem = "the file is missing"
-        with self._told(log.file):
+        with self._reporting(log.file):
             divergence = None if problem else replay(log.follow(steps()), *self._cores)
         if divergence is not None:
             return read, _divergence_text(divergence)
@@ -362,7 +362,7 @@ class _Replay:
         remedy = self._folder.remedy(name)
         return f"{deviation}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
 
-    def _told(self, file: str) -> Any:
+    def _reporting(self, file: str) -> Any:
         return told_of(self._folder / self._place / file, self._folder.remedy(f"{self._place}/{file}"))
 
 

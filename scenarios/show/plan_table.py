@@ -18,13 +18,13 @@ RUN: Final = "Run"
 
 def format_plan(plan: Plan) -> str:
     """Format all of it; below it what to type next."""
-    one = plan.of(plan.choice)
+    choice = plan.of(plan.choice)
     plain = [each for each in plan.routers if each.role != "candidate"]
-    parts = [Answer(RUN, lines_of("plan", "choice", plan, one))]
-    if one is not None:
-        parts.append(Answer("Replication", lines_of("plan", "beside", plan, one, plain)))
-        parts.append(Answer("Changes", lines_of("plan", "changes", plan, one)))
-    parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, one))]
+    parts = [Answer(RUN, lines_of("plan", "choice", plan, choice))]
+    if choice is not None:
+        parts.append(Answer("Replication", lines_of("plan", "beside", plan, choice, plain)))
+        parts.append(Answer("Changes", lines_of("plan", "changes", plan, choice)))
+    parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, choice))]
     text = to_text([parts, *([servers_table(plan)] if plan.servers else []), routers_table(plan)])
     if plan.commands:  # to be copied: never broken
         text += "\n\n" + "\n  ".join([say("plan", "commands", plan), *plan.commands])
@@ -43,8 +43,8 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
     for result in runs:
         passes.update({server["name"]: server["images"] for server in result["servers"]})
     shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
-    known = [p99_s for result in runs if (p99_s := result["latency_s"]["p99"]) is not None]
-    p99s_s = sorted(known) if len(known) == len(runs) else []
+    measured_s = [p99_s for result in runs if (p99_s := result["latency_s"]["p99"]) is not None]
+    p99s_s = sorted(measured_s) if len(measured_s) == len(runs) else []
     return [Answer(RUN, lines_of("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
 
 
@@ -80,7 +80,7 @@ def servers_table(plan: Plan) -> Table:
 
 def _widths(of: PlannedServer) -> str:
     if of.names:
-        shares = sorted(of.widths[0].items(), key=lambda each: -each[1])
+        shares = sorted(of.widths[0].items(), key=lambda item: -item[1])
         return ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
     means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
     return " ".join(number(mean, 2) for mean in means)
@@ -106,10 +106,10 @@ def routers_table(plan: Plan) -> Table:
     head += [Column("J/image there"), Column("p99 here", "ms", 2, 1000), Column("accuracy here", "%", 2, 100)]
     head += [Column("J/image here"), Column("kept here")]
     rows: list[list[Cell]] = []
-    for each in sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0):
-        its, found = each.carried, each.outcome
-        carried = [its.mean_img_s, its.low_img_s, its.high_img_s, its.energy_per_image_j] if its else [None] * 4
-        here = [found.latency_p99_s, found.accuracy, found.energy_per_image_j, "yes" if found.keeps else "no"]
-        rows.append([each.router, *carried, *here])
+    for router in sorted(plan.routers, key=lambda router: -router.carried.mean_img_s if router.carried else 0.0):
+        rate, outcome = router.carried, router.outcome
+        carried = [rate.mean_img_s, rate.low_img_s, rate.high_img_s, rate.energy_per_image_j] if rate else [None] * 4
+        reached = [outcome.latency_p99_s, outcome.accuracy, outcome.energy_per_image_j]
+        rows.append([router.router, *carried, *reached, "yes" if outcome.keeps else "no"])
     notes = ["Who carries nothing (-) keeps what is asked at no rate."]
     return Table(head, rows, "routers: what they carry, and what they reach under the scenario's load", notes)

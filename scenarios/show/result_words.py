@@ -49,8 +49,8 @@ def flagged(name: str, is_flagged: bool) -> str:
 
 def served_measures(served: Iterable[Served]) -> list[Measure]:
     """Return the columns of how much was served: unfinished and failed if there are any."""
-    known = [{"shares": each} for each in served if each["completed"] is not None]
-    return [each for each in SERVED if known and (each is SERVED[0] or any(map(each.of, known)))]
+    documents = [{"shares": each} for each in served if each["completed"] is not None]
+    return [each for each in SERVED if documents and (each is SERVED[0] or any(map(each.of, documents)))]
 
 
 def slo_measures(slo: SloDocument | None) -> list[Measure]:
@@ -77,12 +77,11 @@ def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], 
     few, many = [], []
     is_cut = False
     for name, where, of in rows:
-        left = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
-        is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > left + ROUNDING
+        remaining = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
+        is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > remaining + ROUNDING
         is_flagged = leaves_many(of)
-        text = say(
-            "results", "unserved", flagged(name, is_flagged), where, of, left if left > ROUNDING else None, is_flagged
-        )
+        left = remaining if remaining > ROUNDING else None
+        text = say("results", "unserved", flagged(name, is_flagged), where, of, left, is_flagged)
         if is_flagged:
             many.append(text)
         elif of["failed"] or of["unserved"]:
@@ -162,8 +161,8 @@ def classes_table(
     columns = [*(Column(head, is_text=True) for head in heads), Column("class", is_text=True)]
     columns += [column(_ACCURACY, "floor"), column(_P99, "p99 limit"), *map(column, OF_CLASSES)]
     cells = [
-        [*names, name, asked["floor"], asked["p99_limit_s"], *(each.of(classes[name]) for each in OF_CLASSES)]
+        [*names, name, promise["floor"], promise["p99_limit_s"], *(each.of(classes[name]) for each in OF_CLASSES)]
         for names, classes in rows
-        for name, asked in promised.items()
+        for name, promise in promised.items()
     ]
     return Table(columns, cells, title)
