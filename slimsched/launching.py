@@ -79,19 +79,9 @@ _OPENS_MUCH: Final = (  # torch and numba take seconds
     "jobs advise", "model slim", "model add", "model join",
 )  # fmt: skip
 _READ: Final = (
-    "scenario",
-    "router",
-    "routers",
-    "model",
-    "profile",
-    "sheet",
-    "accuracy",
-    "log",
-    "trace",
-    "tasks",
-    "weights",
+    "scenario", "router", "routers", "model", "profile", "sheet", "accuracy", "log", "trace", "tasks", "weights",
     "undo",
-)
+)  # fmt: skip
 _OUT_IS_A_FILE: Final = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")
 _WRITTEN: Final = ("plot", "file", "journal", "trace_file")  # and the JSON
 _SEVERAL: Final = "for several values give"

@@ -157,9 +157,9 @@ class Cpu(TypedDict):
 MOST_CPU = 0.9  # beyond, work waits for a core: at 0.9 of a single one, nine times as long as the work takes
 
 
-def cpu_share(of: Cpu) -> float:
+def cpu_share(cpu: Cpu) -> float:
     """Return the largest share: of the router's core, an agent's, or all cores."""
-    return max(of["router"], of["agent"], of["cores"])
+    return max(cpu["router"], cpu["agent"], cpu["cores"])
 
 
 def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
@@ -170,9 +170,9 @@ def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
 MAX_LATE = 0.1  # of a mean pass: more p99 lateness is due to this machine, not to the device
 
 
-def lateness_share(of: Lateness) -> float:
+def lateness_share(lateness: Lateness) -> float:
     """Return the p99 lateness in times of a mean pass."""
-    return of["p99"] / of["mean_pass"] if of["mean_pass"] else 0.0
+    return lateness["p99"] / lateness["mean_pass"] if lateness["mean_pass"] else 0.0
 
 
 class ClassMetrics(TypedDict):
@@ -479,12 +479,12 @@ def _add_classes(result: Result, requests: RequestColumns, window: Window, prior
 
 
 def _class_metrics(
-    requests: RequestColumns, of: RequestClass, window: Window, attainment: SloAttainment, prior: AccuracyPrior | None
+    requests: RequestColumns, kind: RequestClass, window: Window, attainment: SloAttainment, prior: AccuracyPrior | None
 ) -> ClassMetrics:
     begin_ns, end_ns = window.ns
     in_window = (begin_ns <= requests.arrived_ns) & (requests.arrived_ns <= end_ns)
     completed, images = in_window & (requests.status == COMPLETED), _images(requests)
-    latencies_s, limit_s = _latencies_s(requests), of.in_time_s
+    latencies_s, limit_s = _latencies_s(requests), kind.in_time_s
     expected = None if prior is None else expected_accuracy_of(requests, completed, prior)
     return ClassMetrics(
         images=images,
@@ -493,7 +493,7 @@ def _class_metrics(
         expected_accuracy=expected,
         latency_s=_latency(latencies_s[completed]),
         throughput_img_s=_rate_img_s(requests, latencies_s, window.ns, None),
-        goodput_img_s=_goodput_img_s(requests, latencies_s, window.ns, limit_s, expected, of.slo.floor),
+        goodput_img_s=_goodput_img_s(requests, latencies_s, window.ns, limit_s, expected, kind.slo.floor),
         in_time=None if limit_s is None else _ratio(_count(completed & (latencies_s <= limit_s)), _count(in_window)),
         slo_attainment=attainment,
     )

@@ -293,16 +293,16 @@ def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
     lowest = min(tries, key=lambda each: each.rate_img_s)
     if not all(each.is_steady for each in lowest.readings):
         return f"no stable rate above {lowest.rate_img_s:.3g} images/s"
-    readings = [(reading, each.rate_img_s) for each in tries for reading in each.readings]
+    readings = [(run, each.rate_img_s) for each in tries for run in each.readings]
     parts = []
     if not all(each.keeps_limit(slo) for each in lowest.readings) and slo.p99_limit_s is not None:
         text = f"no rate keeps a p99 of {slo.p99_limit_s * 1000:g} ms"
-        if p99s := [(of.p99_s, rate_img_s) for of, rate_img_s in readings if of.p99_s is not None]:
+        if p99s := [(run.p99_s, rate_img_s) for run, rate_img_s in readings if run.p99_s is not None]:
             text += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
         parts.append(f"{text}; allow more with --p99, or take narrower widths")
     if not all(each.keeps_floor(slo) for each in lowest.readings) and slo.floor is not None:
         text = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
-        if accuracies := [(of.accuracy, rate_img_s) for of, rate_img_s in readings if of.accuracy is not None]:
+        if accuracies := [(run.accuracy, rate_img_s) for run, rate_img_s in readings if run.accuracy is not None]:
             text += f": the highest seen is {100 * max(accuracies)[0]:.2f} %, at {max(accuracies)[1]:.4g} images/s"
         best = 100 * max(world.held_top1.values())
         parts.append(f"{text} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")

@@ -181,7 +181,7 @@ def _assumed(world: World) -> dict[str, str]:
         "power": [each.power.provenance for each in world.profiles],
         "how servers share a device": [each.concurrency.provenance for each in world.profiles],
     }
-    weakest = {part: Provenance.weakest(*of) for part, of in parts.items()}
+    weakest = {part: Provenance.weakest(*provenances) for part, provenances in parts.items()}
     return {part: str(of) for part, of in weakest.items() if of not in (Provenance.MEASURED, Provenance.POLLED)}
 
 
@@ -203,9 +203,9 @@ def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[Planne
 def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None:
     """Return the router that keeps the floor, then serves most, then has the lowest p99 (`Plan.nearest`)."""
 
-    def distance(of: Outcome) -> tuple[bool, float, float]:
-        unserved = max(0.0, of.unserved - LIMIT)
-        return not has_floor(of.accuracy["mean"], floor), unserved, of.latency_p99_s["mean"] or np.inf
+    def distance(outcome: Outcome) -> tuple[bool, float, float]:
+        unserved = max(0.0, outcome.unserved - LIMIT)
+        return not has_floor(outcome.accuracy["mean"], floor), unserved, outcome.latency_p99_s["mean"] or np.inf
 
     return min([each for each in rows if each.router != RANDOM], key=lambda each: distance(each.outcome)).router
 
@@ -370,8 +370,8 @@ class EqualRuns:
     def _judged(self, router: str, by: float | None) -> Judged[tuple[Run, ...]]:
         world = self._world if by is None else self._world.with_dials({display_name(router): by})
         runs = tuple(self._runs_of(world, router))
-        of = {name: float(np.mean([getattr(run, name) for run in runs])) for name in ("accuracy", "unserved")}
-        return Judged(**of, runs=runs)
+        means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in ("accuracy", "unserved")}
+        return Judged(**means, runs=runs)
 
     def _runs_of(self, world: World, router: str) -> Iterator[Run]:
         maker = world.router_maker(router, self._made_in)

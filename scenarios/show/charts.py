@@ -316,7 +316,7 @@ def trade_offs(
 
 def _point(row: Mapping[str, Any], cost: Measure, accuracy: Measure) -> Point:
     (x, y), (half_x, half_y) = (
-        [of.scale * (of.of(row)[key] or 0.0) for of in (cost, accuracy)] for key in ("mean", "ci95")
+        [measure.scale * (measure.of(row)[key] or 0.0) for measure in (cost, accuracy)] for key in ("mean", "ci95")
     )
     return Point(row["router"], x, y, (half_x, half_x), (half_y, half_y), is_flagged=row["is_flagged"])
 
@@ -401,9 +401,9 @@ def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     Rows are those of a validation with stages in simulation and on executors; the milliseconds of all are behind the
     bars. A stage that takes next to nothing of every bar is left out; each keeps its color.
     """
-    every = [of for row in rows for of in row["stages_s"].values()]
-    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(every[0])}
-    stages = [stage for stage in colors if any(of[stage] > LITTLE * sum(of.values()) for of in every)] or list(colors)
+    bars = [bar for row in rows for bar in row["stages_s"].values()]
+    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(bars[0])}
+    stages = [stage for stage in colors if any(bar[stage] > LITTLE * sum(bar.values()) for bar in bars)] or list(colors)
     with canvas(WIDTH, 1.3 + 0.55 * len(rows)) as (figure, axes):
         for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
             positions = np.arange(len(rows)) + offset
@@ -507,7 +507,7 @@ def curves_of(runs: Sequence[Steps]) -> dict[str, list[Line]]:
     )
     return {
         LABELS.get(name, name): [
-            ([step["decisions"] for step in of], [step.get(name, nan) for step in of]) for of in runs
+            ([step["decisions"] for step in steps], [step.get(name, nan) for step in steps]) for steps in runs
         ]
         for name in names[:PANELS]
     }
@@ -526,10 +526,10 @@ def save_curves(trained: Mapping[Path, Trained], picture: Path, say: Callable[[s
             raise InputError(str(folder), "", problem)
     columns = {}
     for kind in MADE_KINDS:
-        of = {folder: trainings[kind] for folder, (_, trainings) in trained.items() if kind in trainings}
-        if of:
-            columns[made_name(kind)] = curves_of(list(of.values()))
-            for doubt in _doubts({folder: trained[folder][0] for folder in of}):
+        of_kind = {folder: trainings[kind] for folder, (_, trainings) in trained.items() if kind in trainings}
+        if of_kind:
+            columns[made_name(kind)] = curves_of(list(of_kind.values()))
+            for doubt in _doubts({folder: trained[folder][0] for folder in of_kind}):
                 say(f"warning: {doubt}")
     save(training_curves(columns), picture)
 

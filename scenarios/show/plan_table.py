@@ -50,61 +50,42 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
 
 def servers_table(plan: Plan) -> Table:
     """Return what the choice has each server do."""
-    shares = Column("of the passes", "%", 1, 100), Column("busy", "%", 1, 100)
-    head = [
-        Column("server"),
-        Column("device", is_text=True),
-        *shares,
-        Column("power", "W", 0),
-        Column("mean batch", "", 1),
-    ]
+    head = [Column("server"), Column("device", is_text=True), Column("of the passes", "%", 1, 100)]
+    head += [Column("busy", "%", 1, 100), Column("power", "W", 0), Column("mean batch", "", 1)]
     widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
     head.append(Column(widths, is_text=True))
     if any(each.working_set for each in plan.servers):
         head.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
-    rows = [
-        [
-            of.server,
-            of.device,
-            of.share,
-            of.utilization,
-            of.mean_power_w,
-            of.mean_batch,
-            _widths(of),
-            working_set_text(of),
-        ]
-        for of in plan.servers
-    ]
-    return Table(head, [row[: len(head)] for row in rows], f"{plan.choice}: what each server does")
+    rows: list[list[Cell]] = []
+    for server in plan.servers:
+        row: list[Cell] = [server.server, server.device, server.share, server.utilization, server.mean_power_w]
+        row += [server.mean_batch, _widths(server), working_set_text(server)]
+        rows.append(row[: len(head)])
+    return Table(head, rows, f"{plan.choice}: what each server does")
 
 
-def _widths(of: PlannedServer) -> str:
-    if of.names:
-        shares = sorted(of.widths[0].items(), key=lambda item: -item[1])
-        return ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
-    means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+def _widths(server: PlannedServer) -> str:
+    if server.names:
+        shares = sorted(server.widths[0].items(), key=lambda item: -item[1])
+        return ", ".join(f"{server.names[width]} {100 * share:.0f} %" for width, share in shares)
+    means = [sum(width * share for width, share in each.items()) if each else None for each in server.widths]
     return " ".join(number(mean, 2) for mean in means)
 
 
-def working_set_text(of: PlannedServer) -> str:
+def working_set_text(server: PlannedServer) -> str:
     """Format the widths that it holds, segment by segment, or a family's members; `all` if memory holds all."""
-    if not of.working_set:
+    if not server.working_set:
         return "all"
-    if of.names:
-        return ", ".join(of.names[width] for width in of.working_set[0])
-    return " ".join("+".join(f"{width:g}" for width in each) for each in of.working_set)
+    if server.names:
+        return ", ".join(server.names[width] for width in server.working_set[0])
+    return " ".join("+".join(f"{width:g}" for width in each) for each in server.working_set)
 
 
 def routers_table(plan: Plan) -> Table:
     """Return all that was tried, by descending sustained rate."""
-    head = [
-        Column("router"),
-        Column("carries", "images/s", 0),
-        Column("of that, least", "", 0),
-        Column("and most", "", 0),
-    ]
-    head += [Column("J/image there"), Column("p99 here", "ms", 2, 1000), Column("accuracy here", "%", 2, 100)]
-    head += [Column("J/image here"), Column("kept here")]
+    head = [Column("router"), Column("carries", "images/s", 0), Column("of that, least", "", 0)]
+    head += [Column("and most", "", 0), Column("J/image there"), Column("p99 here", "ms", 2, 1000)]
+    head += [Column("accuracy here", "%", 2, 100), Column("J/image here"), Column("kept here")]
     rows: list[list[Cell]] = []
     for router in sorted(plan.routers, key=lambda router: -router.carried.mean_img_s if router.carried else 0.0):
         rate, outcome = router.carried, router.outcome

@@ -31,10 +31,10 @@ def provenance(of: Result | ComparisonDocument) -> str:
     return origin if of["accuracy_provenance"] == MEASURED else f"{origin}; accuracy: {of['accuracy_provenance']}"
 
 
-def origin_text(of: ComparisonDocument) -> str:
+def origin_text(comparison: ComparisonDocument) -> str:
     """Return the origin in a sentence or two, for readers new to the terms."""
-    slowdowns = "/".join(f"{slowdown:g}" for slowdown in of["emulated_slowdowns"])
-    return say("results", "origin", of["provenance"], slowdowns, of["accuracy_provenance"])
+    slowdowns = "/".join(f"{slowdown:g}" for slowdown in comparison["emulated_slowdowns"])
+    return say("results", "origin", comparison["provenance"], slowdowns, comparison["accuracy_provenance"])
 
 
 def decisions_text(charged: Mapping[str, float]) -> list[str]:
@@ -76,15 +76,15 @@ def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], 
     """Return which routers left few images unserved, and (with the meaning) many; rows are (router, where, share)."""
     few, many = [], []
     is_cut = False
-    for name, where, of in rows:
-        remaining = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
-        is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > remaining + ROUNDING
-        is_flagged = leaves_many(of)
+    for name, where, served in rows:
+        remaining = (served["unserved"] or 0.0) - (served["failed"] or 0.0)
+        is_cut |= served["unserved"] is not None and (served["unfinished"] or 0.0) > remaining + ROUNDING
+        is_flagged = leaves_many(served)
         left = remaining if remaining > ROUNDING else None
-        text = say("results", "unserved", flagged(name, is_flagged), where, of, left, is_flagged)
+        text = say("results", "unserved", flagged(name, is_flagged), where, served, left, is_flagged)
         if is_flagged:
             many.append(text)
-        elif of["failed"] or of["unserved"]:
+        elif served["failed"] or served["unserved"]:
             few.append(text)
     if is_cut:
         few.append("Unfinished images were under way when their run was cut off: they mark nobody.")

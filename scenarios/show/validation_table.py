@@ -149,7 +149,7 @@ def _errors_table(rows: Sequence[Row], title: str) -> Table:
     background_head, background_cells = _disturbances(rows)
     head += [*([Column("device slowdown", "", 2)] if slowed else []), *background_head]
     measures = [each for each in VALIDATED if any(row["error_pct"].get(each.stem) is not None for row in rows)]
-    head += [Column(f"{of.title} error", "%", 1, signed=True, meaning=of.meaning) for of in measures]
+    head += [Column(f"{measure.title} error", "%", 1, signed=True, meaning=measure.meaning) for measure in measures]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
         predicted = [cell for measure in PREDICTED for cell in prediction_cells(row, measure)]
