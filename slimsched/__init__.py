@@ -97,11 +97,8 @@ __all__ = [
 ]
 
 
-_ROOMS: Final = (
-    "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.simulating",
-    "slimsched.running", "slimsched.running", "slimsched.serving", "slimsched.profiles", "slimsched.profiles",
-    "slimsched.models", "slimsched.models", "slimsched.serving", "slimsched.starting", "slimsched.starting",
-    "slimsched.models",
+_MODULES: Final = (
+    "working", "arguments", "results", "simulating", "running", "serving", "profiles", "models", "starting",
 )  # fmt: skip
 
 
@@ -112,6 +109,6 @@ def __getattr__(name: str) -> Any:
 
         return own_version()
     if name in __all__:
-        rooms = map(import_module, _ROOMS)
-        return next(getattr(room, name) for room in rooms if hasattr(room, name))
+        modules = (import_module(f"slimsched.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -83,7 +83,7 @@ def duration_s(text: str) -> float:
     return value_s
 
 
-def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
+def changes_of(settings: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
     """Read other values of a scenario, by dotted keys: as Python gives them, or as `KEY=VALUE` with YAML's values.
 
     Raises:
@@ -91,10 +91,10 @@ def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any
     """
     import yaml
 
-    if given is None or isinstance(given, Mapping):
-        return dict(given or {})
+    if settings is None or isinstance(settings, Mapping):
+        return dict(settings or {})
     changes = {}
-    for text in given:
+    for text in settings:
         key, equals, value = text.partition("=")
         if not (key and equals):
             problem = f"{text!r:.80}: must be KEY=VALUE, such as workload.rate_img_s=600"
@@ -117,9 +117,9 @@ def network_of(text: str | None, source: str = "--network") -> Network | None:
 
     if text is None:
         return None
-    name, _, words = text.partition(" ")
+    name, _, options_text = text.partition(" ")
     try:
-        options = options_of(words)
+        options = options_of(options_text)
     except ValueError as error:
         raise InputError(source, "", str(error)) from None
     return Network(name, options, source, "")

@@ -46,14 +46,14 @@ def text_of(result: Any) -> str:
         case "RunResult":
             return format_result(result.document)
         case "Comparison":
-            return format_summary(result.document, None, rest=_rest(result.folder))
+            return format_summary(result.document, None, ending=_ending(result.folder))
         case "Validation":
-            return format_summary(None, result.document, rest=_rest(result.folder))
+            return format_summary(None, result.document, ending=_ending(result.folder))
         case "Job":
             comparison = result.comparison.document
             validation = None if result.validation is None else result.validation.document
-            more = short_plan(comparison, result.comparison.results)
-            return format_summary(comparison, validation, more, to_text(["\n".join(result.endings)]))
+            replies = short_plan(comparison, result.comparison.results)
+            return format_summary(comparison, validation, replies, to_text(["\n".join(result.endings)]))
         case "Capacity":
             from scenarios.runs.capacity_search import GROWTH_LIMIT
 
@@ -69,7 +69,7 @@ def text_of(result: Any) -> str:
             return "\n".join(f"{each.kind}: {score}\nrouter: {each.path}" for each, score in scores)
 
 
-def _rest(folder: object) -> str:
+def _ending(folder: object) -> str:
     return f"all other numbers, and charts: slimsched report {folder}"
 
 
@@ -79,19 +79,9 @@ _OPENS_MUCH: Final = (  # torch and numba take seconds
     "jobs advise", "model slim", "model add", "model join",
 )  # fmt: skip
 _READ: Final = (
-    "scenario",
-    "router",
-    "routers",
-    "model",
-    "profile",
-    "sheet",
-    "accuracy",
-    "log",
-    "trace",
-    "tasks",
-    "weights",
+    "scenario", "router", "routers", "model", "profile", "sheet", "accuracy", "log", "trace", "tasks", "weights",
     "undo",
-)
+)  # fmt: skip
 _OUT_IS_A_FILE: Final = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")
 _WRITTEN: Final = ("plot", "file", "journal", "trace_file")  # and the JSON
 _SEVERAL: Final = "for several values give"
@@ -143,8 +133,8 @@ def _problem(error: CycloptsError, command: str) -> InputError:
 
 
 def _unknown_flag(flag: str, command: str) -> str:
-    others = [f"slimsched {name}" for name in COMMANDS if flag in flags_of(name)]
-    text = f"commands that take it: {', '.join(others)}; " if others else ""
+    takers = [f"slimsched {name}" for name in COMMANDS if flag in flags_of(name)]
+    text = f"commands that take it: {', '.join(takers)}; " if takers else ""
     return f"unknown {flag!r}; {text}{nearest(flag, flags_of(command))}"
 
 
@@ -233,14 +223,13 @@ def _show(
     command: str, function: Callable[..., Document], bound: BoundArguments, *, json: Path | None, quiet: bool,
     refuses_own_code: bool,
 ) -> int:  # fmt: skip
-    """Do it, and print what it returns."""
-    given = bound.arguments
-    outputs = [json, *(given.get(name) for name in (*_WRITTEN, *(("out",) if command in _OUT_IS_A_FILE else ())))]
+    arguments = bound.arguments
+    outputs = [json, *(arguments.get(name) for name in (*_WRITTEN, *(("out",) if command in _OUT_IS_A_FILE else ())))]
     written = list(_paths(outputs))
     if written:
         from scenarios.runs.folder import require_apart
 
-        require_apart(written, _paths(given.get(name) for name in _READ))
+        require_apart(written, _paths(arguments.get(name) for name in _READ))
     terminal = Terminal(quiet=quiet, json=json, written=written)
     if command in _OPENS_MUCH and sys.stderr.isatty():
         terminal.remark(f"{command}: opening what it needs ...")
@@ -250,6 +239,6 @@ def _show(
 
 def _paths(values: Iterable[Any]) -> Iterator[Path]:
     for value in values:
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, str | Path) and str(each) != "-":
-                yield Path(each)
+        for entry in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(entry, str | Path) and str(entry) != "-":
+                yield Path(entry)

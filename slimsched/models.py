@@ -111,23 +111,23 @@ def add_models(
     require_within("--size", size, 4, 4096)
     members = members_of(networks, "NETWORKS")
     files = {member.label: weights_of(member, Path(weights), "--weights") for member in members}
-    place = "cuda" if any(device.kind == "cuda" for device in local_devices()) else "cpu"
-    if place == "cuda" and (int8 := [member.label for member in members if member.form == "int8"]):
+    kind = "cuda" if any(device.kind == "cuda" for device in local_devices()) else "cpu"
+    if kind == "cuda" and (int8 := [member.label for member in members if member.form == "int8"]):
         raise InputError("NETWORKS", "", f"{int8[0]!r} runs on CPUs alone, and a GPU serves here; leave it out")
     folder = Path(out)
     with RunFolder(folder).opened():
         data, dataset = _images(members[0], images, size, pictures, folder)
         judged = [_judged(member, files[member.label], data) for member in members]
         _require_room(judged, local_devices())
-        found = timed(judged, data, place)
-        beaten = {} if keep_all else dominated(found)
-        kept = [each for each in found if each.member.label not in beaten]
-        family, evaluation = family_of(kept, data)
-        calibration_s = budget_s or max(_LEAST_BUDGET_S, round(_BUDGET_PASSES * sum(each.pass_s for each in kept)))
-        written = _Written(folder, dataset, kept, f"{calibration_s:g}s, allow_busy: {str(allow_busy).lower()}")
-        written.write(family, evaluation)
-    profiles = written.calibrated(family.spec.widths)
-    return _answer(written, family.spec, found, beaten, profiles)
+        candidates = timed(judged, data, kind)
+        beaten = {} if keep_all else dominated(candidates)
+        useful = [each for each in candidates if each.member.label not in beaten]
+        family, evaluation = family_of(useful, data)
+        calibration_s = budget_s or max(_LEAST_BUDGET_S, round(_BUDGET_PASSES * sum(each.pass_s for each in useful)))
+        target = _FamilyFolder(folder, dataset, useful, f"{calibration_s:g}s, allow_busy: {str(allow_busy).lower()}")
+        target.write(family, evaluation)
+    profiles = target.calibrated(family.spec.widths)
+    return _answer(target, family.spec, candidates, beaten, profiles)
 
 
 def _images(member: Member, images: str, size: int | None, pictures: int | None, folder: Path) -> tuple[Dataset, str]:
@@ -166,22 +166,22 @@ def _judged(member: Member, file: Path, data: Dataset) -> Judged:
     from scenarios.terminal.progress import Progress
 
     with Progress(f"evaluate {member.label}", None, unit="image", quiet=observer().quiet) as progress:
-        found = judged(member, file, data, "NETWORKS", progress.set)
-    observer().remark(f"{member.label} takes {found.normalisation}")
-    return found
+        result = judged(member, file, data, "NETWORKS", progress.set)
+    observer().remark(f"{member.label} takes {result.normalisation}")
+    return result
 
 
 def _require_room(members: Sequence[Judged], devices: Sequence[DeviceSpec]) -> None:
-    """Check that each device has memory for each of them."""
     least = min(device.vram_bytes for device in devices)
-    for each in members:
-        if (held := each.network.held_bytes()) > least:
-            problem = f"{each.member.label!r} takes {held / 1e6:,.0f} MB, and a device here has {least / 1e6:,.0f} MB"
-            raise InputError("NETWORKS", "", f"{problem} for networks; leave it out")
+    for member in members:
+        if (size_bytes := member.network.held_bytes()) > least:
+            problem = f"{member.member.label!r} takes {size_bytes / 1e6:,.0f} MB"
+            remedy = f"and a device here has {least / 1e6:,.0f} MB for networks; leave it out"
+            raise InputError("NETWORKS", "", f"{problem}, {remedy}")
 
 
 @dataclass(frozen=True)
-class _Written:
+class _FamilyFolder:
     """The family's folder, and what is written into it."""
 
     folder: Path
@@ -203,8 +203,8 @@ class _Written:
         save_model(model, family, family.structure.label, {"dataset": evaluation.dataset})
         save_accuracy(self.folder / ACCURACY, evaluation)
         for own in self._own_classes:
-            named = Network(own, {}, "NETWORKS", "")
-            require_conformance(named, ModelFile(model, named))
+            network = Network(own, {}, "NETWORKS", "")
+            require_conformance(network, ModelFile(model, network))
         self._write_scenario(1.0)
 
     def calibrated(self, widths: Sequence[float]) -> dict[str, Profile]:
@@ -222,7 +222,6 @@ class _Written:
 
     @property
     def _own_classes(self) -> set[str]:
-        """One, or none."""
         from hw.networks.model_families import own_classes
 
         return own_classes(each.member for each in self.members)
@@ -233,7 +232,7 @@ class _Written:
         from kit.strict import as_name
 
         devices = local_devices()
-        held = sum(each.network.held_bytes() for each in self.members)
+        held_bytes = sum(each.network.held_bytes() for each in self.members)
         network = "".join(f"  network: '{own}'\n" for own in self._own_classes)
         text = _TEXT.format(
             file=self.scenario,
@@ -241,7 +240,7 @@ class _Written:
             network=network,
             dataset=self.dataset,
             batch_limit=32 if any(device.kind == "cuda" for device in devices) else 8,
-            preload="all" if all(held < device.vram_bytes for device in devices) else "none",
+            preload="all" if all(held_bytes < device.vram_bytes for device in devices) else "none",
             rate=float(f"{rate_img_s:.2g}"),
             calibration=self.calibration,
         )
@@ -257,26 +256,26 @@ def _img_s(curve: LatencyCurve) -> float:
     return max(batch / mean_s for batch, mean_s in zip(curve.batches, curve.mean_s, strict=True))
 
 
-def _within_chance(found: Sequence[Judged], beaten: Mapping[str, Judged]) -> list[tuple[Judged, Judged]]:
+def _within_chance(candidates: Sequence[Judged], beaten: Mapping[str, Judged]) -> list[tuple[Judged, Judged]]:
     """Return, of those that are kept, each that is better than the next, but not significantly.
 
     Of images that one of both gets right, nearly as many are the other's (McNemar's test, at 5 %).
     """
     from scipy.stats import binomtest
 
-    kept = sorted((each for each in found if each.member.label not in beaten), key=lambda one: -one.top1)
+    useful = sorted((each for each in candidates if each.member.label not in beaten), key=lambda each: -each.top1)
     close = []
-    for best, following in pairwise(kept):
-        alone = [int((one.correct & ~other.correct).sum()) for one, other in ((best, following), (following, best))]
+    for best, following in pairwise(useful):
+        alone = [int((best.correct & ~following.correct).sum()), int((following.correct & ~best.correct).sum())]
         if not sum(alone) or binomtest(alone[0], sum(alone)).pvalue > 0.05:
             close.append((best, following))
     return close
 
 
 def _answer(
-    written: _Written,
+    target: _FamilyFolder,
     spec: ModelSpec,
-    found: Sequence[Judged],
+    candidates: Sequence[Judged],
     beaten: Mapping[str, Judged],
     profiles: Mapping[str, Profile],
 ) -> CommandResult:
@@ -285,16 +284,17 @@ def _answer(
     from scenarios.show.tables import UNBROKEN, Table, columns, to_text
 
     rows, documents = [], []
-    carried, images = 0.0, len(found[0].correct)
-    for each in sorted(found, key=lambda one: -one.top1):
-        label, size_mb = each.member.label, each.network.held_bytes() / 1e6
-        interval = binomtest(int(each.correct.sum()), images).proportion_ci(method="wilson")
-        document: dict[str, Any] = {"label": label, "top1": each.top1, "top1_ci95": list(interval), "size_mb": size_mb}
-        cells = [label, *(f"{100 * share:.1f}" for share in (each.top1, *interval)), f"{size_mb:.1f}"]
+    carried, images = 0.0, len(candidates[0].correct)
+    for candidate in sorted(candidates, key=lambda each: -each.top1):
+        label, size_mb = candidate.member.label, candidate.network.held_bytes() / 1e6
+        interval = binomtest(int(candidate.correct.sum()), images).proportion_ci(method="wilson")
+        top1 = candidate.top1
+        document: dict[str, Any] = {"label": label, "top1": top1, "top1_ci95": list(interval), "size_mb": size_mb}
+        cells = [label, *(f"{100 * share:.1f}" for share in (top1, *interval)), f"{size_mb:.1f}"]
         if label in beaten:
             better = beaten[label]
             cells += [""] * (2 * len(profiles))
-            use = f"left out: {better.member.label} knows as much in {better.pass_s / each.pass_s:.2f} of its time"
+            use = f"left out: {better.member.label} knows as much in {better.pass_s / candidate.pass_s:.2f} of its time"
             document["dominated_by"] = better.member.label
         else:
             curves = {name: _curve(profile, spec.width_of(label)) for name, profile in profiles.items()}
@@ -308,20 +308,20 @@ def _answer(
         rows.append([*cells, use])
         documents.append(document)
     heads = [head for name in profiles for head in (f"{name} ms at 1 / most", f"{name} images/s")]
-    chance = [f"{best.member.label} over {next_best.member.label}" for best, next_best in _within_chance(found, beaten)]
-    held = _held_together(written.scenario, spec)
+    close = _within_chance(candidates, beaten)
+    holds = _held_together(target.scenario, spec)
     notes = [
         *(
             f"{server} holds {', '.join(labels)}: all together take more than its memory"
-            for server, labels in held.items()
+            for server, labels in holds.items()
         ),
-        *(f"the lead of {lead} may be chance: more images tell" for lead in chance),
+        *(f"the lead of {a.member.label} over {b.member.label} may be chance: more images tell" for a, b in close),
         f"top-1 of {images} test images, and where its 95 % interval begins and ends",
         "ms of a batch of one image, and of the largest; images/s at the best batch, with nothing else to do",
-        f"network: {written.folder / MODEL}",
-        f"next: slimsched run {written.scenario}",
+        f"network: {target.folder / MODEL}",
+        f"next: slimsched run {target.scenario}",
     ]
-    document = {"schema": "slimsched.family/1", "scenario": str(written.scenario), "members": documents, "holds": held}
+    document = {"schema": "slimsched.family/1", "scenario": str(target.scenario), "members": documents, "holds": holds}
     names = ["network", "top-1 %", "from", "to", "MB", *heads, "use"]
     return CommandResult(document, to_text([Table(columns(*names), rows, notes=notes)], UNBROKEN))
 
@@ -388,26 +388,26 @@ def slim_model(
 
     path, shares = Path(out), tuple(float(width) for width in widths)
     _require_arguments(network, shares, minutes, device)
-    named = network_of(network, "NETWORK")
-    assert named is not None, "it is given"
-    given, data, source, normalisation = _opened(named, Path(weights), images, size, path)
-    observer().remark(f"{named.name} takes {normalisation}")
+    original = network_of(network, "NETWORK")
+    assert original is not None, "it is given"
+    trained, data, source, normalisation = _trained_network(original, Path(weights), images, size, path)
+    observer().remark(f"{original.name} takes {normalisation}")
     with Progress("tune all widths", None, unit="step", quiet=observer().quiet) as progress:
-        found = converted(
-            given, data, shares, named.label, seconds=60 * minutes, device=device,
+        conversion = converted(
+            trained, data, shares, original.label, seconds=60 * minutes, device=device,
             checkpoint=path.with_name(f"{path.stem}-tuning.safetensors"), on_step=progress.set,
         )  # fmt: skip
-    label = f"slimmed {named.label}"
-    save_model(path, found.model, label, {"dataset": data.name, "normalisation": normalisation})
+    label = f"slimmed {original.label}"
+    save_model(path, conversion.model, label, {"dataset": data.name, "normalisation": normalisation})
     document = {
         "schema": "slimsched.slimmed/1",
         "network": label,
         "model": str(path),
         "dataset": data.name,
         "normalisation": normalisation,
-        "epochs": found.epochs,
-        "given_top1": found.given,
-        "widths": _rows(found),
+        "epochs": conversion.epochs,
+        "given_top1": conversion.given,
+        "widths": _rows(conversion),
     }
     return CommandResult(document, _text(document, len(data.test_labels), path, source))
 
@@ -424,7 +424,7 @@ def _require_arguments(network: str, widths: Sequence[float], minutes: float, de
         raise InputError("NETWORK", "", problem)
 
 
-def _opened(
+def _trained_network(
     network: Network, weights: Path, images: str, size: int | None, out: Path
 ) -> tuple[GivenNetwork, Dataset, str, str]:
     """Return the trained network in its images' form, the data set's name in a scenario, the normalisation's name."""
@@ -435,9 +435,9 @@ def _opened(
     trained = read_weights(weights)
     data, source = _sample_images(network, images, size, out)
     module = build_given(network, data.classes)
-    chosen = take_weights(module, trained, weights, data)
-    given, normalisation = fitted(module, data, network.name)
-    return given, data, source, ", and ".join(filter(None, (normalisation, chosen)))
+    note = take_weights(module, trained, weights, data)
+    fitted_network, normalisation = fitted(module, data, network.name)
+    return fitted_network, data, source, ", and ".join(filter(None, (normalisation, note)))
 
 
 def _sample_images(network: Network, images: str, size: int | None, out: Path) -> tuple[Dataset, str]:
@@ -472,12 +472,12 @@ def _sample_images(network: Network, images: str, size: int | None, out: Path) -
     return data, images
 
 
-def _rows(found: Conversion) -> list[dict[str, Any]]:
-    spec, rows = found.model.spec, []
-    for width, share in found.top1.items():
+def _rows(conversion: Conversion) -> list[dict[str, Any]]:
+    spec, rows = conversion.model.spec, []
+    for width, share in conversion.top1.items():
         costs = [
-            found.model.cost(s, width, spec.previous_widths(s, width)[0] if s == 1 else width)
-            for s in range(1, spec.segments + 1)
+            conversion.model.cost(segment, width, spec.previous_widths(segment, width)[0] if segment == 1 else width)
+            for segment in range(1, spec.segments + 1)
         ]
         rows.append({"width": width, "top1": share, "macs": sum(cost.macs for cost in costs)})
     return rows
@@ -519,12 +519,12 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
     from scenarios.world.scenario_building import ACCURACY_FILE, read_accuracy
 
     run = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
-    given = run.scenario.model
-    if given.network is None and given.checkpoint is None:
+    section = run.scenario.model
+    if section.network is None and section.checkpoint is None:
         problem = "missing; it names the network to train (or model.checkpoint one that is trained)"
         raise InputError(str(run.source), "model.network", problem)
     with run.opened():
-        if given.checkpoint is None:
+        if section.checkpoint is None:
             make_model(run)
         make_accuracy(run)
     top1 = read_accuracy(run.scenario, run.folder.path).prior.top1
@@ -558,21 +558,21 @@ def check_model(network: str, /) -> CommandResult:
     from hw.networks.network_checks import RULES, broken_rules, rules_of, unchecked_rules
     from hw.networks.network_files import ModelFile
 
-    named = ModelFile(Path(network)) if network.endswith(".safetensors") else network_of(network, "NETWORK")
-    assert named is not None, "it is given"
-    broken = broken_rules(named)
+    subject = ModelFile(Path(network)) if network.endswith(".safetensors") else network_of(network, "NETWORK")
+    assert subject is not None, "it is given"
+    broken = broken_rules(subject)
     unchecked = unchecked_rules(broken)
-    model = named.build().eval()
+    model = subject.build().eval()
     rules, uncapturable = rules_of(model), [] if unchecked else network_checks.uncapturable(model)
-    words = {**dict.fromkeys(rules, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
-    lines = [f"{words[name]:<9}  {RULES[name][0]}" for name in rules]
+    verdicts = dict.fromkeys(rules, "kept") | dict.fromkeys(unchecked, "unchecked") | dict.fromkeys(broken, "broken")
+    lines = [f"{verdicts[name]:<9}  {RULES[name][0]}" for name in rules]
     lines += [f"{RULES[name][0]}: {each.problem}\n  remedy: {each.remedy}" for name, each in broken.items()]
     lines += [f"warning: CUDA graphs can't capture segment {each.segment}: {each.problem}" for each in uncapturable]
     lines += [f"  remedy: {network_checks.REMEDY}"] if uncapturable else []
     document = {
         "schema": "slimsched.conformance/1",
-        "network": named.label,
-        "rules": words,
+        "network": subject.label,
+        "rules": verdicts,
         "broken": {name: each.problem for name, each in broken.items()},
         "uncapturable": {str(each.segment): each.problem for each in uncapturable},
     }

@@ -104,18 +104,18 @@ def _measured(
     from scenarios.executors.device_calibration import SERVING_S, with_serving
     from scenarios.show.command_tables import unreliable
 
-    named = network_of(network)
+    custom = network_of(network)
     for warning in unusable_devices(available_devices()):
         observer().remark(warning)
     measuring_s = max(budget_s - SERVING_S, 0.75 * budget_s)
     how |= {"budget_s": measuring_s, "out": out}
-    chosen = list(_local(model, device, named, **how))
-    for subject in chosen:  # an --out that can't be written shows before anything is measured
+    subjects = list(_local(model, device, custom, **how))
+    for subject in subjects:  # an --out that can't be written shows before anything is measured
         writable_file(subject.path)
     warnings = []
-    for subject in chosen:
+    for subject in subjects:
         profile = _calibrated(subject, budget_s - measuring_s)
-        profile = profile.model_copy(update={"made_with": None if named is None else named.settings})
+        profile = profile.model_copy(update={"made_with": None if custom is None else custom.settings})
         name, measuring = subject.measuring.name, subject.measuring
         write_text(subject.path, profile.to_yaml())
         observer().remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
@@ -126,7 +126,7 @@ def _measured(
         write_text(subject.path, served.to_yaml())
         if problem := unreliable(profile):
             warnings.append(f"{name}: {problem}")
-    return [subject.path for subject in chosen], warnings
+    return [subject.path for subject in subjects], warnings
 
 
 def _of_cluster(
@@ -159,9 +159,9 @@ def _of_cluster(
             return [(host, *hosts.ask(host, "", calibrated_there, dict(how), model)) for host in on_it]
 
         with ThreadPoolExecutor(len(machines)) as beside:
-            results = [each for of_one in beside.map(of_machine, machines.values()) for each in of_one]
-    for host, profiles, said in results:
-        warnings += [f"{host}: {text}" for text in said]
+            results = [result for of_one in beside.map(of_machine, machines.values()) for result in of_one]
+    for host, profiles, problems in results:
+        warnings += [f"{host}: {text}" for text in problems]
         for name, text in profiles.items():
             profile = Profile.from_yaml(text, f"host {host}").model_copy(update={"link": measured.into(host)})
             paths.append(out / f"{host}-{name}.yaml")
@@ -194,7 +194,7 @@ class _Subject:
 
 
 def _local(model: Path, asked_for: str | None, network: Network | None, *, out: Path, **how: Any) -> Iterator[_Subject]:
-    """Calibrate devices of this machine; an invalid model is reported now."""
+    """Yield this machine's devices, ready to be calibrated; an invalid model is reported now."""
     from calibrate import CalibrationRequest as Measuring
     from calibrate import model_costs
     from hw.networks.network_files import ModelFile
@@ -203,12 +203,12 @@ def _local(model: Path, asked_for: str | None, network: Network | None, *, out: 
 
     file = ModelFile(model, network)
     model_costs(file)
-    for chosen, device in chosen_devices(asked_for):
+    for choice, device in chosen_devices(asked_for):
         if device.kind == "cuda":
             require_served(device.index, CALIBRATING, "--device", "")
             require_free(device.index, "--device", "")
-        name = chosen.replace(":", "")
-        with _naming(chosen):
+        name = choice.replace(":", "")
+        with _naming(choice):
             measuring = Measuring(
                 file,
                 device,
@@ -218,7 +218,7 @@ def _local(model: Path, asked_for: str | None, network: Network | None, *, out: 
                 name=name,
                 **how,
             )
-        yield _Subject(chosen, measuring, out / f"{name}.yaml", device_section(device))
+        yield _Subject(choice, measuring, out / f"{name}.yaml", device_section(device))
 
 
 def _calibrated(subject: _Subject, reserved_s: float) -> Profile:
@@ -301,20 +301,19 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     from kit.documents import read_text, write_text
     from scenarios.files.bundled_files import SHIPPED_HOST
 
-    place = None if out is None else Path(out)
-    if place is not None:
-        _require_synthesized(place)
+    path = None if out is None else Path(out)
+    if path is not None:
+        _require_synthesized(path)
     card, costs = _gpu(gpu), _costs(network)
     host = MeasuredHost.from_yaml(read_text(SHIPPED_HOST), str(SHIPPED_HOST))
     profile = synthesize(card, costs, BATCH_LIMIT, host=host)
-    if place is not None:
-        write_text(place, profile.to_yaml())
-    text = profile.to_yaml().rstrip() if place is None else f"profile: {place}"
+    if path is not None:
+        write_text(path, profile.to_yaml())
+    text = profile.to_yaml().rstrip() if path is None else f"profile: {path}"
     return CommandResult(profile.model_dump(mode="json", by_alias=True), text)
 
 
 def _costs(network: str) -> ModelCosts:
-    """Return the costs of a network by name, or in a file."""
     from calibrate.measurement_plan import costs_of
     from hw.networks.network_files import ModelFile
 
@@ -322,20 +321,19 @@ def _costs(network: str) -> ModelCosts:
         file = ModelFile(Path(network))
         model, metadata = file.load()
         return costs_of(model, file.label, metadata["hash"])
-    named = network_of(network)
-    assert named is not None, "it has a default"
-    return costs_of(named.build(), named.label, named.label)
+    custom = network_of(network)
+    assert custom is not None, "it has a default"
+    return costs_of(custom.build(), custom.label, custom.label)
 
 
-def _gpu(named: str) -> Gpu:
-    """Return a GPU that is known by name, or that a file describes."""
+def _gpu(name: str) -> Gpu:
     from calibrate.datasheet import DataSheet, find_gpu
     from kit.documents import read_text, with_remedy
 
-    if Path(named).suffix not in (".yaml", ".yml"):
-        return find_gpu(named)
+    if Path(name).suffix not in (".yaml", ".yml"):
+        return find_gpu(name)
     with with_remedy("docs/profiles.md#a-gpu-of-your-own has a sheet to copy"):
-        return DataSheet.from_yaml(read_text(Path(named)), named).gpu
+        return DataSheet.from_yaml(read_text(Path(name)), name).gpu
 
 
 def _require_synthesized(path: Path) -> None:

@@ -93,9 +93,9 @@ class RunResult(Document):
     @property
     def servers(self) -> tuple[ServerResult, ...]:
         """One entry a server."""
-        known = {each.name for each in fields(ServerResult)}
+        names = {entry.name for entry in fields(ServerResult)}
         return tuple(
-            ServerResult(**{name: value for name, value in server.items() if name in known})  # type: ignore[arg-type]
+            ServerResult(**{name: value for name, value in server.items() if name in names})  # type: ignore[arg-type]
             for server in self.document["servers"]
         )
 
@@ -191,7 +191,7 @@ def _summary(row: Mapping[str, Any]) -> RouterSummary:
         router=row["router"],
         seeds=tuple(row["seeds"]),
         is_flagged=row["is_flagged"],
-        estimates={name: Estimate(**each) for name, each in values.items() if each is not None},
+        estimates={name: Estimate(**value) for name, value in values.items() if value is not None},
         latency_change_pct=Estimate(**row["latency_change_pct"]),
         energy_per_image_change_pct=Estimate(**row["energy_per_image_change_pct"]),
     )
@@ -365,9 +365,9 @@ class Training(OwnDocument):
 
     def require_whole(self) -> None:
         """Raise `WorkError` if a router completed nothing on the run that it was scored on."""
-        for each in self.routers:
-            if "change" not in each.score and not each.score["shares"]["completed"]:
-                problem = f"the trained {each.kind} completed nothing on the run that it was scored on"
+        for router in self.routers:
+            if "change" not in router.score and not router.score["shares"]["completed"]:
+                problem = f"the trained {router.kind} completed nothing on the run that it was scored on"
                 remedy = "train it for longer (--set training.decisions=N, tuning.decisions=N), or lower the rate"
                 raise WorkError(f"{problem}; {remedy}")
 

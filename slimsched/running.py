@@ -108,11 +108,11 @@ def validate(
     from scenarios.job import validation_stage as stage
     from scenarios.job.profile_stages import with_decision_times
 
-    named = run.scenario.validate_.routers
-    with run.opened(), announcing_compilation(named, "compiled"):
+    names = run.scenario.validate_.routers
+    with run.opened(), announcing_compilation(names, "compiled"):
         world = run.world()
         run.describe()
-        return Validation(stage.validate(run, with_decision_times(run, world, named)), run.folder.path)
+        return Validation(stage.validate(run, with_decision_times(run, world, names)), run.folder.path)
 
 
 @verb
@@ -144,8 +144,8 @@ def replay(run: File, /, *, trace_file: NewFile | None = None) -> CommandResult:
         raise InputError(str(folder.path), "", "no such run folder; `slimsched validate` and `slimsched run` make one")
     if trace_file is not None:
         count, length_s = write_arrivals(folder, Path(trace_file))
-        found = {"schema": "slimsched.arrivals/1", "file": str(trace_file), "arrivals": count, "duration_s": length_s}
-        return CommandResult(found, f"{trace_file}: {plural(count, 'arrival')} in {length_s:.1f} s")
+        facts = {"schema": "slimsched.arrivals/1", "file": str(trace_file), "arrivals": count, "duration_s": length_s}
+        return CommandResult(facts, f"{trace_file}: {plural(count, 'arrival')} in {length_s:.1f} s")
     runs = replay_served(folder)
     if logged_places(folder):
         runs |= replay_folder(folder, *read_cores(folder))
@@ -153,7 +153,7 @@ def replay(run: File, /, *, trace_file: NewFile | None = None) -> CommandResult:
         problem = f"holds no event log ({LOG_FILE}, {SERVED}/); `slimsched validate` and `slimsched serve` keep them"
         raise InputError(str(folder.path), "", problem)
     is_wrong = any(each["problems"] for each in runs.values())
-    return CommandResult({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=int(is_wrong))
+    return CommandResult({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=1 if is_wrong else 0)
 
 
 @verb
@@ -178,17 +178,17 @@ def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandR
     from slimsched.jobs.comparison_page import build_report as build_jobs_report
     from slimsched.jobs.comparison_page import is_of_jobs
 
-    places, pages = [Path(run), *map(Path, others)], []
-    of_jobs = [place for place in places if is_of_jobs(place)]
+    folders, pages = [Path(run), *map(Path, others)], []
+    of_jobs = [folder for folder in folders if is_of_jobs(folder)]
     if of_jobs and plot is not None:
         raise InputError("--plot", "", f"is of routers; of training jobs, {of_jobs[0]} holds prices.svg")
-    for place in places:
-        with told_of(place, "make it anew with `slimsched run`"):
-            is_one = place in of_jobs
-            pages.append(build_jobs_report(place) if is_one else build_report(RunFolder(place, observer().remark)))
+    for folder in folders:
+        with told_of(folder, "make it anew with `slimsched run`"):
+            is_one = folder in of_jobs
+            pages.append(build_jobs_report(folder) if is_one else build_report(RunFolder(folder, observer().remark)))
     if plot is not None:
-        with told_of(places[0], "make it anew with `slimsched run`"):
-            save_picture(places, Path(plot), observer().remark)
+        with told_of(folders[0], "make it anew with `slimsched run`"):
+            save_picture(folders, Path(plot), observer().remark)
     return CommandResult({"reports": list(map(str, pages))}, "\n".join(f"report: {page}" for page in pages))
 
 
@@ -235,9 +235,9 @@ def train(
     if scenario is None:
         raise InputError("SCENARIO", "", "missing; name one (`slimsched list` shows them), or --over clusters")
     run = begin(scenario, changes, out)
-    given = run.scenario
+    keys = run.scenario
     kinds = tuple(made_kind(name) or name for name in routers)
-    kinds = tuple(dict.fromkeys(kinds)) or made_kinds((*given.compare.routers, *given.validate_.routers)) or (COMPASS,)
+    kinds = tuple(dict.fromkeys(kinds)) or made_kinds((*keys.compare.routers, *keys.validate_.routers)) or (COMPASS,)
     for kind in kinds:
         if kind not in MADE_KINDS:
             raise InputError("--router", "", f"{kind!r} can't be trained; {nearest(kind, MADE_KINDS)}")
@@ -266,10 +266,10 @@ def _train_over(
         raise InputError("--over", "", "takes the place of a scenario; name one of both")
     if any(kind != COMPASS for kind in routers):
         raise InputError("--router", "", f"over drawn clusters {COMPASS} alone is trained; leave --router out")
-    given = read_clusters(over, changes_of(changes))
-    folder = RunFolder(writable_folder(Path("runs") / given.name if out is None else Path(out)), observer().remark)
+    clusters = read_clusters(over, changes_of(changes))
+    folder = RunFolder(writable_folder(Path("runs") / clusters.name if out is None else Path(out)), observer().remark)
     with folder.opened(), announcing_compilation((), "compiled"):
-        path, score = make_compass(given, folder, quiet=observer().quiet)
+        path, score = make_compass(clusters, folder, quiet=observer().quiet)
     return Training(routers=(TrainedRouter(path, score),), folder=folder.path)
 
 

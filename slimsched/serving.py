@@ -118,23 +118,24 @@ def serve(
     require_within("--timeout", timeout_s, 1e-3, 3600)
     _require_extras(speaks_grpc=grpc_port is not None)
     tokens = {} if token_file is None else read_tokens(Path(token_file))
-    shown = None if certificate is None else Path(certificate)
-    if shown is not None:
-        require_certificate(shown)
-    named = str(router)
-    check_router(named, "--router")
+    certificate_path = None if certificate is None else Path(certificate)
+    if certificate_path is not None:
+        require_certificate(certificate_path)
+    router_name = str(router)
+    check_router(router_name, "--router")
     journal = Journal(observer().remark, as_json=log_json)
     with observing(_Journalled(journal, observer())):
         run = begin(scenario, changes, out)
-        require_router(named, run.scenario)
+        require_router(router_name, run.scenario)
         from hw.frontend.admission import Limits
         from hw.frontend.ingress import WaitingRoom
 
         with (
-            listen(host, port, grpc_port, is_safe=bool(tokens and shown)) as listening,
-            contextlib.closing(WaitingRoom(listening, shown)) as room,
+            listen(host, port, grpc_port, is_safe=bool(tokens and certificate_path)) as listening,
+            contextlib.closing(WaitingRoom(listening, certificate_path)) as room,
         ):
-            return _served(_opened(run, named, room, Limits(timeout_s=timeout_s), tokens, shown, journal))
+            limits = Limits(timeout_s=timeout_s)
+            return _served(_opened(run, router_name, room, limits, tokens, certificate_path, journal))
 
 
 def _opened(
@@ -164,8 +165,8 @@ def _opened(
 
 def _require_extras(*, speaks_grpc: bool) -> None:
     """Raise `InputError` if a package is missing that is asked for, in the process or in its ingress."""
-    wanted = {"serve": ("hw.frontend.ingress",), "grpc": ("grpc", "google.protobuf") if speaks_grpc else ()}
-    for extra, packages in wanted.items():
+    packages_of = {"serve": ("hw.frontend.ingress",), "grpc": ("grpc", "google.protobuf") if speaks_grpc else ()}
+    for extra, packages in packages_of.items():
         with _naming_the_extra(extra):
             for package in packages:
                 import_module(package)
@@ -184,14 +185,14 @@ def _served(end: RunProgress) -> CommandResult:
 def _mix(classes: Sequence[str]) -> dict[str, float]:
     """Read `NAME=NUMBER` each."""
     mix: dict[str, float] = {}
-    for given in classes:
-        name, _, share = given.rpartition("=")
+    for text in classes:
+        name, _, share = text.rpartition("=")
         try:
             mix[name] = float(share)
         except ValueError:
             mix[name] = 0.0
         if not name or not 0.0 < mix[name] < inf:
-            raise InputError("--classes", "", f"{given!r:.80}; allowed is NAME=NUMBER, a number above 0: gold=1")
+            raise InputError("--classes", "", f"{text!r:.80}; allowed is NAME=NUMBER, a number above 0: gold=1")
     return mix
 
 
@@ -229,6 +230,7 @@ def generate_load(
         WorkError: no model answers there.
     """
     with _naming_the_extra("serve"):
+        from hw.frontend.connections import read_tokens
         from hw.frontend.load_generator import Load, document, generate
     from scenarios.show.command_tables import format_load
 
@@ -236,15 +238,10 @@ def generate_load(
     require_within("--images", images, 1, 1 << 16)
     require_within("--seed", seed, 0, LONGEST)
     path = None if certificate is None else Path(certificate)
-    load = Load(url, rate, duration_s, images, _first_token(token_file), seed, _mix(classes), path)
-    found = document(load, generate(load))
-    return CommandResult(found, format_load(found))
-
-
-def _first_token(token_file: File | None) -> str:
-    from hw.frontend.connections import read_tokens
-
-    return "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+    token = "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+    load = Load(url, rate, duration_s, images, token, seed, _mix(classes), path)
+    measured = document(load, generate(load))
+    return CommandResult(measured, format_load(measured))
 
 
 DOES_NOT_FIT = 2
@@ -279,8 +276,8 @@ def check_cluster(
             paths = [path for host in hosts.names() for path in _gathered(hosts, host, Path(logs) / host)]
             lines = "\n".join(f"log: {path}" for path in paths) or "no agent has printed anything"
             return CommandResult({"logs": [str(path) for path in paths]}, lines)
-        given = keys.model.checkpoint
-        model = None if given is None else ModelFile(Path(given))
+        checkpoint = keys.model.checkpoint
+        model = None if checkpoint is None else ModelFile(Path(checkpoint))
         check = preflight.check_cluster(keys, model, hosts, observer().remark)
     return CommandResult(check.document(), format_cluster(check), code=0 if check.fits else DOES_NOT_FIT)
 
@@ -336,22 +333,22 @@ def steer(
 
     require_within("--floor", floor, 0, 1)
     require_within("--energy-weight", energy_weight, 0, MAX_WEIGHT)
-    named = None if router is None else str(router)
-    if named is not None:
-        check_router(named, "--router")
-        named = with_file(named, lambda path: str(path.resolve()))
+    router_name = None if router is None else str(router)
+    if router_name is not None:
+        check_router(router_name, "--router")
+        router_name = with_file(router_name, lambda path: str(path.resolve()))
     weights = None if model is None else str(Path(model).resolve())
     wish = operator_control.Steering(
-        floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named, model=weights
+        floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=router_name, model=weights
     )
-    given = wish.model_dump(exclude_none=True)
-    if not (drain or given):
+    request = wish.model_dump(exclude_none=True)
+    if not (drain or request):
         flags = "--drain, --floor, --p99, --energy-weight, --router or --model"
         raise InputError(str(run), "", f"nothing is asked for: give {flags}")
-    if given:
+    if request:
         operator_control.steer(Path(run), wish)
     if drain:
-        given["drain"] = operator_control.drain(Path(run), drain)
-    words = {**given, "drain": ", ".join(given["drain"]) or operator_control.NOBODY} if drain else given
-    text = ", ".join(f"{name} {value}" for name, value in words.items())
-    return CommandResult(given, f"asked for {text}; the command that serves says when it follows")
+        request["drain"] = operator_control.drain(Path(run), drain)
+    values = {**request, "drain": ", ".join(request["drain"]) or operator_control.NOBODY} if drain else request
+    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    return CommandResult(request, f"asked for {text}; the command that serves says when it follows")

@@ -101,25 +101,25 @@ def simulate(
     from scenarios.files.scenario_reading import require_router
     from scenarios.runs.simulated_runs import run_simulation, simulate_metrics
 
-    named = str(router)
+    router_name = str(router)
     require_within("--seed", seed, 0, LONGEST)
-    check_router(named, "--router")
+    check_router(router_name, "--router")
     run = begin(scenario, changes, out)
-    require_router(named, run.scenario)
+    require_router(router_name, run.scenario)
     world = run.world()
     seed = run.scenario.seed if seed is None else seed
-    chosen = ready_engine(world, engine, 1, seed)
-    warn_of_routers(world, (named,), run.folder.path)
+    used_engine = ready_engine(world, engine, 1, seed)
+    warn_of_routers(world, (router_name,), run.folder.path)
     tell_overload(world)
-    name = display_name(named)
-    with announcing_compilation((named,), chosen):
-        policy = world.router(named, run.folder.path)
+    name = display_name(router_name)
+    with announcing_compilation((router_name,), used_engine):
+        policy = world.router(router_name, run.folder.path)
         if out is None:
-            return RunResult(simulate_metrics(world, policy, name, seed, engine=chosen))
+            return RunResult(simulate_metrics(world, policy, name, seed, engine=used_engine))
         from scenarios.runs.run_store import write_run
 
         with run.opened():
-            result, record = run_simulation(world, policy, name, seed, engine=chosen)
+            result, record = run_simulation(world, policy, name, seed, engine=used_engine)
             write_run(run.folder, result, record)
     return RunResult(result)
 
@@ -177,37 +177,37 @@ def compare(
     from scenarios.job.profile_stages import with_decision_times
     from scenarios.runs.simulated_runs import default_jobs
 
-    given, equal = run.scenario.compare, None
+    section, equal = run.scenario.compare, None
     world = run.world()
-    chosen = _engine_for(world, given, engine, jobs or 1, bound)
-    warn_of_routers(world, given.routers, run.folder.path)
+    used_engine = _engine_for(world, section, engine, jobs or 1, bound)
+    warn_of_routers(world, section.routers, run.folder.path)
     with run.opened():
         run.describe()
-        with announcing_compilation(given.routers):
-            world = with_decision_times(run, world, given.routers)
+        with announcing_compilation(section.routers):
+            world = with_decision_times(run, world, section.routers)
         tell_overload(world)
         if equal_accuracy:
-            with announcing_compilation(given.routers, "compiled"):
+            with announcing_compilation(section.routers, "compiled"):
                 world, equal = stage.equalled(run, world)
         if engine == "auto":
-            chosen = stage.engine_to_go_on(run, world, chosen)
-        within = partial(announcing_compilation, given.routers, chosen)
-        jobs = jobs or default_jobs(world, given.runs, given.seeds[0], chosen)
+            used_engine = stage.engine_to_go_on(run, world, used_engine)
+        within = partial(announcing_compilation, section.routers, used_engine)
+        jobs = jobs or default_jobs(world, section.runs, section.seeds[0], used_engine)
         bounds = partial(_bounds, world) if bound else None
-        document = stage.compare(run, world, chosen, jobs=jobs, bounds=bounds, within=within, equal=equal)
+        document = stage.compare(run, world, used_engine, jobs=jobs, bounds=bounds, within=within, equal=equal)
     return Comparison(document, stage.results_of(run), run.folder.path)
 
 
-def _engine_for(world: World, given: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
+def _engine_for(world: World, section: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
     """Return what computes the comparison; raises `InputError` without memory or a solver for all of it."""
     from scenarios.runs.fluid_bound import require_solvable
     from scenarios.runs.simulated_runs import engine_of, require_memory
 
-    chosen = engine_of(world, engine, given.runs)
-    require_memory(world, chosen, processes=processes)
+    used_engine = engine_of(world, engine, section.runs)
+    require_memory(world, used_engine, processes=processes)
     if bound:
         require_solvable(world)
-    return chosen
+    return used_engine
 
 
 def _bounds(world: World, comparison: Document) -> Bounds:
@@ -274,24 +274,25 @@ def capacity(
 
     require_within("--floor", floor, 0, 1)
     require_within("--precision", precision, 0.001, 0.5)
-    named = str(router)
-    check_router(named, "--router")
+    router_name = str(router)
+    check_router(router_name, "--router")
     run = begin(scenario, changes, out)
-    require_router(named, run.scenario)
+    require_router(router_name, run.scenario)
     world = run.world()
     chosen_seeds = require_unique("--seed", tuple(seeds) or (run.scenario.seed,))
     searched = searching.under_poisson(world)
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4  # most of the seeds decide if it is sustained
     if p99_s is not None:
         runs += NEW_RUNS
-    chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
-    warn_of_routers(world, (named,), run.folder.path)
+    used_engine = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
+    warn_of_routers(world, (router_name,), run.folder.path)
     slo = Slo(floor, p99_s, classes=Slo.of(run.scenario).classes)
-    search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo, is_checked=True)
-    with announcing_compilation((named,), chosen):
+    name = display_name(router_name)
+    search = searching.Search(name, chosen_seeds, duration_s, precision, used_engine, slo, is_checked=True)
+    with announcing_compilation((router_name,), used_engine):
         return searching.capacity(
             world,
-            lambda: world.router(named, run.folder.path),
+            lambda: world.router(router_name, run.folder.path),
             search,
             on_progress=lambda tried: observer().remark(say("capacity", "tried", tried, slo)),
         )
@@ -365,14 +366,14 @@ def suite(routers: Routers = (), *, only: Names = (), out: Out = None) -> SuiteS
     from scenarios.job.comparing_stage import race
     from scenarios.runs.folder import RunFolder
 
-    named = tuple(map(str, routers))
-    if not named:
+    names = tuple(map(str, routers))
+    if not names:
         raise InputError("--router", "", "missing; name a router, such as --router ladder")
-    for name in named:
+    for name in names:
         check_router(name, "--router")
     folder = RunFolder(writable_folder(Path(out or "runs/suite")), observer().remark)
-    with folder.opened(), announcing_compilation(named, "compiled"):
-        return race(named, folder, only, quiet=observer().quiet)
+    with folder.opened(), announcing_compilation(names, "compiled"):
+        return race(names, folder, only, quiet=observer().quiet)
 
 
 CARRIED_S: Final = 20.0
@@ -419,37 +420,37 @@ def plan(
     from scenarios.terminal.progress import Progress
 
     run = with_routers(begin(scenario, changes, out), "compare", routers)
-    given = run.scenario
-    if given.classes:
+    keys = run.scenario
+    if keys.classes:
         remedy = "`slimsched capacity` tells what each router carries, class by class"
-        raise InputError(given.name, "classes", f"a plan knows no classes of requests; {remedy}")
+        raise InputError(keys.name, "classes", f"a plan knows no classes of requests; {remedy}")
     world = run.world()
-    named = tuple(map(str, given.compare.routers))
-    require_distinct_names(named)
-    chosen_seeds = given.compare.seeds[:SEEDS]
+    names = tuple(map(str, keys.compare.routers))
+    require_distinct_names(names)
+    chosen_seeds = keys.compare.seeds[:SEEDS]
     slo = _slo_of(world)
     if doubt := router_planning.floor_doubt(world, slo):
         observer().remark(f"warning: {doubt}")
-    candidates, unmade = router_planning.candidates(world, slo, named, run.folder.path)
+    candidates, unmade = router_planning.candidates(world, slo, names, run.folder.path)
     runs = CAPACITY_RUNS * len(candidates) * len(chosen_seeds) + NEW_RUNS
     engine = ready_engine(world, "auto", runs, chosen_seeds[0])
     tell_overload(world)
     steps = router_planning.steps_of(world, len(candidates), len(chosen_seeds))
     with (
         nullcontext() if run.folder.is_in_use else run.opened(),  # a `serve` may be in progress there
-        announcing_compilation(named, engine),
+        announcing_compilation(names, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = router_planning.Trial(
-            world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update
+            world, slo, chosen_seeds, engine, min(CARRIED_S, keys.duration_s), progress.update
         )
-        found = replace(
+        result = replace(
             router_planning.plan(trial, candidates, unmade), unreliable=_unreliable(world), trusted=_trusted(run.folder)
         )
-        found = _with_rule(found, run)
-    router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
-    commands = () if found.choice is None else _commands(run, _words(scenario, changes, out), router)
-    return replace(found, commands=commands)
+        result = _with_rule(result, run)
+    router = str(result.file or {display_name(name): name for name in names}.get(result.choice or "", result.choice))
+    commands = () if result.choice is None else _commands(run, _arguments(scenario, changes, out), router)
+    return replace(result, commands=commands)
 
 
 def _slo_of(world: World) -> Slo:
@@ -466,7 +467,6 @@ def _slo_of(world: World) -> Slo:
 
 
 def _unreliable(world: World) -> tuple[str, ...]:
-    """Return `Plan.unreliable`."""
     from scenarios.show.command_tables import unreliable
 
     owners = world.scenario.cluster.owners
@@ -474,15 +474,14 @@ def _unreliable(world: World) -> tuple[str, ...]:
 
 
 def _trusted(folder: RunFolder) -> tuple[str, ...]:
-    """Return `Plan.trusted`."""
     from kit.documents import told_of
     from scenarios.show.answers import TRUSTED, answers
 
     files = ("comparison.json", "validation.json")
     comparison, validation = (folder.read_json(name) if (folder / name).exists() else None for name in files)
     with told_of(folder / "validation.json", folder.remedy("validation.json")):
-        told = answers(comparison, validation) if validation else []
-    return next((tuple(each.lines) for each in told if each.label == TRUSTED), ())
+        replies = answers(comparison, validation) if validation else []
+    return next((tuple(each.lines) for each in replies if each.label == TRUSTED), ())
 
 
 def _with_rule(plan: Plan, run: Run) -> Plan:
@@ -491,26 +490,27 @@ def _with_rule(plan: Plan, run: Run) -> Plan:
     from scenarios.files.bundled_files import planned_file
     from scenarios.files.router_files import write_rule
 
-    chosen = plan.of(plan.choice)
-    if chosen is None or chosen.rule is None:
+    choice = plan.of(plan.choice)
+    if choice is None or choice.rule is None:
         return plan
-    file = run.folder / planned_file(chosen.router)
-    write_rule(file, rule_from_dict(chosen.rule, str(file)))
+    file = run.folder / planned_file(choice.router)
+    write_rule(file, rule_from_dict(choice.rule, str(file)))
     return replace(plan, file=file)
 
 
-def _commands(run: Run, words: Sequence[str], router: str) -> tuple[str, ...]:
+def _commands(run: Run, arguments: Sequence[str], router: str) -> tuple[str, ...]:
     """Return what to type to continue with a router; executors serve if each server has a device."""
     verbs = ("simulate", "serve") if run.can_validate else ("simulate",)
-    scenario, *rest = words
-    return tuple(shlex.join(["slimsched", verb, scenario, "--router", router, *rest]) for verb in verbs)
+    scenario, *options = arguments
+    return tuple(shlex.join(["slimsched", verb, scenario, "--router", router, *options]) for verb in verbs)
 
 
-def _words(scenario: ScenarioLike, changes: Mapping[str, Any] | None, out: Out) -> list[str]:
+def _arguments(scenario: ScenarioLike, changes: Mapping[str, Any] | None, out: Out) -> list[str]:
     """Return a scenario with its changes and its run folder, as commands take them."""
-    path, other = scenario, changes_of(changes)
+    path, settings = scenario, changes_of(changes)
     if isinstance(scenario, Scenario):
-        path, other = scenario.path, json.loads(scenario.changed or "{}")
-    texts = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in other.items()}
-    sets = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
-    return [str(path), *sets, *([] if out is None else ["--out", str(out)])]
+        path, settings = scenario.path, json.loads(scenario.changed or "{}")
+    arguments = [str(path)]
+    for key, value in settings.items():
+        arguments += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"]
+    return [*arguments, *([] if out is None else ["--out", str(out)])]

@@ -73,10 +73,10 @@ def init(
     if path.exists():
         raise InputError(str(path), "", "is there already; name another file, or remove it")
     name = as_name(path.stem, "scenario")
-    given = {"gpu": list(gpus), "link": link, "rate": rate, "duration": duration}
+    answers = {"gpu": list(gpus), "link": link, "rate": rate, "duration": duration}
     table = None if accuracy is None else Path(accuracy)
-    chosen = _chosen(given, table, path.absolute().parent, asks=can_ask() and not observer().quiet)
-    write_text(path, starter_text(path, name, chosen, tuple(PRESETS)))
+    starter = _starter_of(answers, table, path.absolute().parent, asks=can_ask() and not observer().quiet)
+    write_text(path, starter_text(path, name, starter, tuple(PRESETS)))
     try:
         scenario = load_scenario(path)
         make_world(scenario, default_folder(scenario))
@@ -102,14 +102,14 @@ class _Choice(NamedTuple):
             return self.read(text)
         return self.made_of_each((text.replace(",", " ") if self.flag == "gpu" else text).split())
 
-    def made_of_each(self, words: Sequence[str]) -> list[Any]:
+    def made_of_each(self, texts: Sequence[str]) -> list[Any]:
         """Convert the words of a list."""
-        if not words:
+        if not texts:
             raise InputError(f"--{self.flag}", "", "name at least one")
-        return [self.read(word) for word in words]
+        return [self.read(text) for text in texts]
 
 
-def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, asks: bool) -> Starter:
+def _starter_of(answers: Mapping[str, Any], accuracy: Path | None, folder: Path, *, asks: bool) -> Starter:
     """Return the arguments' choices; others are asked, or have their defaults."""
     from scenarios.files.bundled_files import SHIPPED_PROFILES, Starter
     from scenarios.files.router_files import with_file
@@ -126,7 +126,7 @@ def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, as
         _Choice("duration", "length of a run", "10s", _duration_s),
     )
     profiles, link, rate_img_s, routers, length_s = [
-        _found(choice, given.get(choice.flag) or None, asks=asks) for choice in choices
+        _answer_to(choice, answers.get(choice.flag) or None, asks=asks) for choice in choices
     ]
     require_unique("--router", tuple(routers))
     covered = min(read_profile(profile).batch_limit for profile in profiles)
@@ -141,30 +141,30 @@ def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, as
     )
 
 
-def _found(choice: _Choice, given: Any, *, asks: bool) -> Any:
-    if given is None and asks:
+def _answer_to(choice: _Choice, answer: Any, *, asks: bool) -> Any:
+    if answer is None and asks:
         return ask(choice.question, choice.default, choice.made_of)
     try:
-        return choice.made_of_each(given) if isinstance(given, list) else choice.made_of(given or choice.default)
+        return choice.made_of_each(answer) if isinstance(answer, list) else choice.made_of(answer or choice.default)
     except InputError:
         raise
     except ValueError as error:
         raise InputError(f"--{choice.flag}", "", str(error)) from None
 
 
-def _from(folder: Path, named: Path) -> str:
+def _from(folder: Path, file: Path) -> str:
     """Return a file's name in a scenario of that folder; a bundled one has its own name."""
     from scenarios.files.bundled_files import is_shipped_name
 
-    return str(named) if is_shipped_name(str(named)) and not named.exists() else os.path.relpath(named, folder)
+    return str(file) if is_shipped_name(str(file)) and not file.exists() else os.path.relpath(file, folder)
 
 
-def _profile(named: str) -> Path:
+def _profile(name: str) -> Path:
     """Read a profile's file name, which must be readable."""
     from scenarios.files.scenario_reading import read_profile
 
-    read_profile(Path(named), "--gpu")
-    return Path(named) if Path(named).exists() else Path(named.lower())
+    read_profile(Path(name), "--gpu")
+    return Path(name) if Path(name).exists() else Path(name.lower())
 
 
 def _rate(text: str) -> float:
@@ -311,9 +311,9 @@ def _runs() -> Iterator[Named]:
 
     files = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
     for folder in (Path(), *_folders(Path()), *_folders(Path("runs"))):
-        known = RunFolder(folder)
-        if known.is_flagged:
-            scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
+        run_folder = RunFolder(folder)
+        if run_folder.is_flagged:
+            scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (run_folder.scenario or Path()).stem
             names = [name for name in files if (folder / name).exists()]
             runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]
             facts = [*([f"{len(runs)} runs kept"] if runs else []), *names]

@@ -52,13 +52,13 @@ class Remarks:
     """Keeps the remarks, for the result, and passes them to the observer of progress."""
 
     hear: Callable[[Step], None]
-    said: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     quiet: bool = False  # what there is to remark is found out
     written: Sequence[Path] = ()
 
     def remark(self, text: str) -> None:
         """Keep a remark, and pass it on at once."""
-        self.said.append(text)
+        self.texts.append(text)
         self.hear(Step(text=text))
 
 
@@ -92,7 +92,7 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
         hear = current_observer() or (lambda _: None)
         remarks = Remarks(hear)
         with observing(remarks), telling(remarks.remark), observed_by(hear), _naming(function):
-            return function(*args, **kwargs).with_remarks(remarks.said)
+            return function(*args, **kwargs).with_remarks(remarks.texts)
 
     return called
 
@@ -137,15 +137,15 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
     from scenarios.files.scenario_reading import load_scenario
     from scenarios.world.scenario_building import SCENARIO_FILE
 
-    other = changes_of(changes)
+    settings = changes_of(changes)
     if isinstance(scenario, Scenario):
-        if not other:
+        if not settings:
             return scenario
         raise InputError("changes", "", "this scenario was read before; name its file, and all changes at once")
     path = scenario_file(Path(scenario))
     if (path / SCENARIO_FILE).is_file():
         raise InputError(str(path), "", f"this is a run folder; name its scenario: {path / SCENARIO_FILE}")
-    return Scenario(path, load_scenario(path, other), json.dumps(other, default=str) if other else "")
+    return Scenario(path, load_scenario(path, settings), json.dumps(settings, default=str) if settings else "")
 
 
 def begin(
@@ -261,10 +261,10 @@ def require_made(run: Run, section: str) -> None:
     """Raise `InputError` if a section's routers include missing ones that the scenario's run makes."""
     from scenarios.files.bundled_files import made_kinds, made_name
 
-    given = getattr(run.scenario, section)
-    unmade = [kind for kind in made_kinds(given.routers) if not run.made(kind).is_file()]
+    keys = getattr(run.scenario, section)
+    unmade = [kind for kind in made_kinds(keys.routers) if not run.made(kind).is_file()]
     if unmade:
-        default = ", ".join(type(given).model_fields["routers"].default)
+        default = ", ".join(type(keys).model_fields["routers"].default)
         problem = f"not made yet for this scenario: {', '.join(map(made_name, unmade))}"
         remedy = f"`{_making(run, unmade)}` does it, or name others in {section.strip('_')}.routers"
         raise InputError(str(run.folder.path), "", f"{problem}; {remedy} (left out, it is: {default})")
@@ -277,9 +277,10 @@ def _making(run: Run, kinds: Sequence[str]) -> str:
 
     is_shipped = run.source is None or run.source.is_relative_to(SHIPPED_SCENARIOS)
     out = [] if run.folder.path == default_folder(run.scenario) else ["--out", str(run.folder.path)]
-    words = [run.scenario.name if is_shipped else str(run.source), *out]
+    arguments = [run.scenario.name if is_shipped else str(run.source), *out]
     try:
         run.world()
     except InputError:
-        return shlex.join(["slimsched", "run", *words])
-    return shlex.join(["slimsched", "train", *words, *(word for kind in kinds for word in ("--router", kind))])
+        return shlex.join(["slimsched", "run", *arguments])
+    flags = [text for kind in kinds for text in ("--router", kind)]
+    return shlex.join(["slimsched", "train", *arguments, *flags])

@@ -149,12 +149,12 @@ def against_reference(results: Sequence[Result], context: SignatureContext, refe
 
     Results without signatures that were looked for stay as they are.
     """
-    known = {result["seed"]: result for result in results if result["router"] == reference}
+    reference_runs = {result["seed"]: result for result in results if result["router"] == reference}
     with_signatures: list[Result] = []
     for result in results:
-        other = known.get(result["seed"])
-        if other is not None and result["signatures"] is not None:
-            result = {**result, "signatures": list(signatures(result, context, other))}
+        reference_run = reference_runs.get(result["seed"])
+        if reference_run is not None and result["signatures"] is not None:
+            result = {**result, "signatures": list(signatures(result, context, reference_run))}
         with_signatures.append(result)
     return with_signatures
 
@@ -186,7 +186,7 @@ def _reward_hacking(result: Result, context: SignatureContext, reference: Result
 
 
 def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | None:
-    """Loads are refused, or what waits at the servers waits for memory."""
+    """Detect that loads are refused, or that what waits at the servers waits for memory."""
     images, stages = result["images"], result["stages_s"]
     if images["arrived"] < MIN_IMAGES:
         return None
@@ -241,9 +241,9 @@ def _one_server_collapse(result: Result, context: SignatureContext, reference: R
     if len(shares) < 2 or _is_small(result):
         return None
     busy = max(range(len(shares)), key=lambda i: shares[i])
-    taken = (shares[busy] - speeds[busy]) / (1 - speeds[busy]) if speeds[busy] < 1 else 0.0
-    others = [shares[i] / speeds[i] for i in range(len(shares)) if i != busy]
-    if taken < TAKEN_OVER or max(others) > IDLE * shares[busy] / speeds[busy]:
+    takeover = (shares[busy] - speeds[busy]) / (1 - speeds[busy]) if speeds[busy] < 1 else 0.0
+    other_ratios = [shares[i] / speeds[i] for i in range(len(shares)) if i != busy]
+    if takeover < TAKEN_OVER or max(other_ratios) > IDLE * shares[busy] / speeds[busy]:
         return None
     suffers = _suffering(result, reference)
     if suffers is None:
@@ -312,22 +312,17 @@ def served(results: Sequence[Result]) -> Served:
     """Return the mean shares over the runs of one router, all simulated or all on executors."""
     runs: list[Mapping[str, Any]] = [result["shares"] for result in results]
     shares = {key: _mean([run[key] for run in runs]) for key in Shares.__annotations__}
-    return cast(Served, {**shares, "failures": _failure_shares(results)})
-
-
-def _failure_shares(results: Sequence[Result]) -> dict[str, float]:
-    """Return the failed shares of what arrived, by reason; the most frequent first."""
-    shares: dict[str, float] = {}
+    failures: dict[str, float] = {}
     for result in results:
         for reason, count in result["failures"].items():
-            shares[reason] = shares.get(reason, 0.0) + count / result["images"]["arrived"] / len(results)
-    return dict(sorted(shares.items(), key=lambda found: -found[1]))
+            failures[reason] = failures.get(reason, 0.0) + count / result["images"]["arrived"] / len(results)
+    return cast(Served, {**shares, "failures": dict(sorted(failures.items(), key=lambda item: -item[1]))})
 
 
 def leaves_many(shares: Mapping[str, Any]) -> bool:
     """Return whether more than `LIMIT` was not served: such a router is flagged, and wins nothing."""
-    known = [share for share in (shares["unserved"], shares["failed"]) if share is not None]
-    return max(known, default=0.0) > LIMIT
+    losses = [share for share in (shares["unserved"], shares["failed"]) if share is not None]
+    return max(losses, default=0.0) > LIMIT
 
 
 def is_saturated(offered_img_s: float | None, completed_img_s: float | None) -> bool:
@@ -336,8 +331,8 @@ def is_saturated(offered_img_s: float | None, completed_img_s: float | None) -> 
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
 
 
 def completed_nothing(result: Result) -> bool:

@@ -341,8 +341,8 @@ def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
 
 def middle_load(loads: Iterable[float | None]) -> float | None:
     """Return the load that charts show: the middle of those that were run, the lower one of two."""
-    known = sorted({load for load in loads if load is not None})
-    return known[(len(known) - 1) // 2] if known else None
+    ascending = sorted({load for load in loads if load is not None})
+    return ascending[(len(ascending) - 1) // 2] if ascending else None
 
 
 def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
@@ -390,7 +390,7 @@ def _row(runs: Sequence[ValidationRun], documents: Sequence[PairDocument], power
     predicted = {each.stem: _predicted(pairs, each) for each in measures}
     hardware = {each.stem: _estimate_of(runs, [each.of(run["hardware"]) for run in runs]) for each in VALIDATED}
     covered = {each.stem: _coverage(pairs, each) for each in measures}
-    medians = {stem: None if found is None else found["median"] for stem, found in predicted.items()}
+    medians = {stem: None if interval is None else interval["median"] for stem, interval in predicted.items()}
     return Row(
         router=first["router"],
         load=first["load"],
@@ -421,8 +421,8 @@ def _predicted(pairs: Sequence[PairDocument], measure: Measure) -> Range | None:
 
 
 def _span(values: Sequence[float | None]) -> Span | None:
-    known = [value for value in values if value is not None]
-    return Span(least=min(known), most=max(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    return Span(least=min(numbers), most=max(numbers)) if numbers else None
 
 
 def _case(predicted: Range | None, covered: Coverage | None) -> Case | None:
@@ -469,8 +469,8 @@ def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) 
 
 
 def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
-    known = [stages for result in results if (stages := result["stages_s"])]
-    return {name: float(np.mean([stages[name] for stages in known])) for name in known[0]} if known else None
+    runs = [stages for result in results if (stages := result["stages_s"])]
+    return {name: float(np.mean([stages[name] for stages in runs])) for name in runs[0]} if runs else None
 
 
 # ---------------------------------------------------------------------------------------------------------- saturation
@@ -548,7 +548,8 @@ def _overall_tau(runs: Sequence[ValidationRun], left_out: Set[str]) -> float | N
         simulated, hardware = run["simulated"]["latency_s"]["mean"], run["hardware"]["latency_s"]["mean"]
         if simulated is not None and hardware is not None and run["router"] not in left_out:
             latencies.setdefault(run["router"], []).append((simulated, hardware))
-    return _tau([(float(s), float(h)) for s, h in (np.mean(values, axis=0) for values in latencies.values())])
+    means = [np.mean(values, axis=0) for values in latencies.values()]
+    return _tau([(float(mean[0]), float(mean[1])) for mean in means])
 
 
 def _tau(points: Sequence[tuple[float, float]]) -> float | None:
@@ -556,14 +557,13 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
         return None
     from scipy import stats  # slow to import, and every command passes here
 
-    tau = float(stats.kendalltau([s for s, _ in points], [h for _, h in points]).statistic)
+    tau = float(stats.kendalltau(*zip(*points, strict=True)).statistic)
     return None if np.isnan(tau) else tau
 
 
 def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelation:
-    """Return Kendall's tau of the routers at one load."""
     left_out = [row["router"] for row in rows if is_flagged(row["served"])]
-    known = {
+    latencies_s = {
         row["router"]: (simulated, hardware)
         for row in rows
         if row["router"] not in left_out
@@ -571,15 +571,15 @@ def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelat
         and (hardware := row["hardware"]["latency_mean"]["mean"]) is not None
     }
     signs = [
-        np.sign(known[first][0] - known[second][0]) * np.sign(difference)
-        for first, second in combinations(known, 2)
+        np.sign(latencies_s[first][0] - latencies_s[second][0]) * np.sign(difference)
+        for first, second in combinations(latencies_s, 2)
         if (difference := _separation_s(runs, first, second)) is not None
     ]
     separated = float(np.mean(signs)) if signs else None
     return RankCorrelation(
         load=rows[0]["load"],
-        tau=_tau(list(known.values())),
-        pairs=len(known) * (len(known) - 1) // 2,
+        tau=_tau(list(latencies_s.values())),
+        pairs=len(latencies_s) * (len(latencies_s) - 1) // 2,
         tau_separated=separated,
         separated_pairs=len(signs),
         target=PROMISED_TAU,

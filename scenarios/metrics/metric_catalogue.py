@@ -48,9 +48,9 @@ class Measure:
         """What an axis is labelled with."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """The value in a result (in a comparison's row: its estimate); None where there is none."""
-        value: Any = found
+    def of(self, result: Mapping[str, Any]) -> Any:
+        """Return the value in a result (in a comparison's row: its estimate); None if there is none."""
+        value: Any = result
         for key in self.keys:
             value = None if value is None else value.get(key)
         return value
@@ -65,8 +65,8 @@ def _latency(key: str, title: str, head: str, meaning: str) -> Measure:
     return Measure(f"latency_{key}_s", keys, title, head, meaning, unit="ms", scale=1000, digits=2, better="lower")
 
 
-def _joules(name: str, place: str, title: str, head: str, unit: str, meaning: str) -> Measure:
-    return Measure(name, tuple(place.split(".")), title, head, meaning, unit=unit, digits=None, better="lower")
+def _joules(name: str, path: str, title: str, head: str, unit: str, meaning: str) -> Measure:
+    return Measure(name, tuple(path.split(".")), title, head, meaning, unit=unit, digits=None, better="lower")
 
 
 def _rate(name: str, meaning: str, better: Literal["higher"] | None = "higher") -> Measure:
@@ -185,7 +185,7 @@ OF_SERVERS: Final = (
 
 
 def measures(*names: str) -> tuple[Measure, ...]:
-    """Some of a result's, in this order."""
+    """Return the measures of these names, in this order."""
     return tuple(MEASURES[name] for name in names)
 
 

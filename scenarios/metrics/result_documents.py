@@ -186,7 +186,7 @@ class Plan(OwnDocument):
     @property
     def exit_code(self) -> int:
         """1 if nothing keeps what is asked."""
-        return int(self.choice is None)
+        return 1 if self.choice is None else 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a router."""

@@ -89,15 +89,15 @@ def share_covered(points: Sequence[ParetoPoint], reference: ParetoPoint) -> floa
     1 means that one point has both.
     """
     ideal = ParetoPoint("ideal", max(point.accuracy for point in points), min(point.cost for point in points))
-    whole = hypervolume([ideal], reference)
-    return hypervolume(points, reference) / whole if whole else None
+    rectangle = hypervolume([ideal], reference)
+    return hypervolume(points, reference) / rectangle if rectangle else None
 
 
 def contributions(points: Sequence[ParetoPoint], reference: ParetoPoint) -> dict[str, float]:
     """Return, for each name, the hypervolume that no other name covers."""
-    whole = hypervolume(points, reference)
-    rest = {one.name: [other for other in points if other is not one] for one in points}
-    return {name: whole - hypervolume(others, reference) for name, others in rest.items()}
+    area = hypervolume(points, reference)
+    others_of = {point.name: [other for other in points if other is not point] for point in points}
+    return {name: area - hypervolume(others, reference) for name, others in others_of.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison
@@ -232,7 +232,7 @@ def compare_results(
         schema="slimsched.comparison/1",
         scenario=results[0]["scenario"],
         provenance=str(Provenance.weakest(*(Provenance(result["provenance"]) for result in results))),
-        accuracy_provenance=_weakest_accuracy(results),
+        accuracy_provenance=PAPER if any(result["accuracy_provenance"] == PAPER for result in results) else MEASURED,
         engine=results[0]["engine"],
         baseline=baseline if base else None,
         rows=rows,
@@ -240,17 +240,13 @@ def compare_results(
         pareto=_pareto(rows, points, serving, bounds or {}),
         hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in serving.items() if of},
         worst=[_worst(router, runs) for router, runs in by_router.items()],
-        emulated_slowdowns=sorted({k for result in results for k in result["emulated_slowdowns"]}),
+        emulated_slowdowns=sorted({slowdown for result in results for slowdown in result["emulated_slowdowns"]}),
         own_decision_s=charged_decisions(results),
         slo=results[0]["slo"],
         learned=list(learned),
         unreliable=list(unreliable),
         equal=equal,
     )
-
-
-def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
-    return PAPER if any(result["accuracy_provenance"] == PAPER for result in results) else MEASURED
 
 
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
@@ -261,7 +257,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
         row["classes"] = _fold([run["classes"] for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     for key, measure in _CHANGES.items():
-        row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
+        row[key] = estimate([change_pct(measure.of(run), measure.of(baseline_run)) for run, baseline_run in paired])
     shares = served(runs)
     row["failures"], row["is_flagged"] = shares["failures"], leaves_many(shares)
     row["by_seed"] = {measure.name: [measure.of(run) for run in runs] for measure in PAIRED}
@@ -280,14 +276,15 @@ def _fold(values: Sequence[Any]) -> Any:
 
 
 def _paired(by_router: Mapping[str, Sequence[Result]], baseline: str) -> Paired:
-    others = {result["seed"]: result for result in by_router[baseline]}
+    baseline_runs = {result["seed"]: result for result in by_router[baseline]}
     rows: list[dict[str, Any]] = []
     for router, runs in by_router.items():
-        common = [run for run in runs if run["seed"] in others]
+        common = [run for run in runs if run["seed"] in baseline_runs]
         row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in common]}
         for measure in PAIRED:
-            both = [[measure.of(run) for run in each] for each in (common, [others[run["seed"]] for run in common])]
-            row[measure.name] = {**paired_difference(*both), "ratio": paired_ratio(*both)}
+            values = [measure.of(run) for run in common]
+            references = [measure.of(baseline_runs[run["seed"]]) for run in common]
+            row[measure.name] = {**paired_difference(values, references), "ratio": paired_ratio(values, references)}
         rows.append(row)
     return Paired(against=baseline, rows=rows)
 
@@ -377,7 +374,7 @@ def least_cost(curve: Sequence[tuple[float, float]], accuracy: float) -> float |
 
     Between two points a straight line would be above the bound, which is convex.
     """
-    at = bisect_right([known for known, _ in curve], accuracy + 10**-ACCURACY_DIGITS)
+    at = bisect_right(curve, accuracy + 10**-ACCURACY_DIGITS, key=lambda point: point[0])
     return curve[at - 1][1] if at else None
 
 
@@ -420,11 +417,11 @@ class Promise:
             return cls(ENERGY, slo["floor"] or None, slo["p99_limit_s"] or None)
         return cls(P99, slo["floor"] or None)
 
-    def missed_by(self, one: RankedRouter) -> bool:
+    def missed_by(self, router: RankedRouter) -> bool:
         """Return whether it breaks the floor, or a limit that comes with the objective."""
-        keeps = has_floor(one.accuracy, self.floor)
-        keeps = keeps and all(has_floor(one.class_accuracies[name], at) for name, at in self.class_floors.items())
-        return not keeps or (self.p99_limit_s is not None and one.p99_s > self.p99_limit_s)
+        keeps = has_floor(router.accuracy, self.floor)
+        keeps = keeps and all(has_floor(router.class_accuracies[name], at) for name, at in self.class_floors.items())
+        return not keeps or (self.p99_limit_s is not None and router.p99_s > self.p99_limit_s)
 
 
 @dataclass(frozen=True)
@@ -482,9 +479,9 @@ class Ranking:
     @classmethod
     def by(cls, promise: Promise, judged: Iterable[RankedRouter], left_out: Iterable[str] = ()) -> Ranking:
         """Return the ranking of those that can be judged."""
-        ranked = sorted(judged, key=lambda one: one.mean)
+        ranked = sorted(judged, key=lambda router: router.mean)
         missed = tuple(filter(promise.missed_by, ranked))
-        return cls(promise, tuple(one for one in ranked if one not in missed), missed, tuple(left_out))
+        return cls(promise, tuple(router for router in ranked if router not in missed), missed, tuple(left_out))
 
     @property
     def judged(self) -> tuple[RankedRouter, ...]:
@@ -494,15 +491,15 @@ class Ranking:
     @property
     def is_open(self) -> bool:
         """Whether there are two that can win, and too few runs to decide between them."""
-        return len(self.able) > 1 and min(self.able[0].lead(one)["runs"] for one in self.able[1:]) < MIN_RUNS
+        return len(self.able) > 1 and min(self.able[0].lead(other)["runs"] for other in self.able[1:]) < MIN_RUNS
 
     @property
     def tied(self) -> tuple[RankedRouter, ...]:
         """All not distinguishable from the first one; without a floor, none that is less accurate."""
-        alike = [one for one in self.able[1:] if not one.differs(self.able[0])]
+        ties = [router for router in self.able[1:] if not router.differs(self.able[0])]
         if self.promise.floor is not None or self.promise.class_floors:
-            return tuple(alike)
-        return tuple(one for one in alike if has_floor(one.accuracy, self.able[0].accuracy))
+            return tuple(ties)
+        return tuple(router for router in ties if has_floor(router.accuracy, self.able[0].accuracy))
 
     @property
     def winner(self) -> RankedRouter | None:
@@ -512,7 +509,7 @@ class Ranking:
     @property
     def first(self) -> tuple[str, ...]:
         """The routers that have won, or tie: the best, and those not distinguishable from it."""
-        return tuple(one.router for one in (*self.able[:1], *self.tied))
+        return tuple(router.router for router in (*self.able[:1], *self.tied))
 
     def of(self, router: str | None) -> RankedRouter | None:
         """Return that router, if it can win."""
@@ -530,13 +527,9 @@ def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranki
             left_out.append(row["router"])
         else:
             by_seed = dict(zip(row["seeds"], values, strict=True))
-            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed, _of_classes(row, axis)))
+            classes = {name: axis.of(metrics)["mean"] or 0.0 for name, metrics in row.get("classes", {}).items()}
+            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed, classes))
     return Ranking.by(promise, judged, left_out)
-
-
-def _of_classes(row: Mapping[str, Any], axis: Measure) -> dict[str, float]:
-    """Return the mean accuracy of each class; 0 of one of which no request was completed."""
-    return {name: axis.of(each)["mean"] or 0.0 for name, each in row.get("classes", {}).items()}
 
 
 def validated(
@@ -575,11 +568,11 @@ def validated(
 
 
 def _class_accuracies(runs: Sequence[Result]) -> dict[str, float]:
-    """Return the same as `_of_classes`, of those runs in which a request of the class was completed."""
+    """Return the mean accuracy of each class in runs in which a request of it was completed; 0 if there are none."""
     axis = MEASURES["expected_accuracy"]
     of_class = {name: [axis.of(run["classes"][name]) for run in runs] for name in runs[0].get("classes", {})}
-    known = {name: [each for each in values if each is not None] for name, values in of_class.items()}
-    return {name: float(np.mean(values)) if values else 0.0 for name, values in known.items()}
+    completed = {name: [accuracy for accuracy in values if accuracy is not None] for name, values in of_class.items()}
+    return {name: float(np.mean(values)) if values else 0.0 for name, values in completed.items()}
 
 
 def _accuracy(
@@ -587,10 +580,10 @@ def _accuracy(
 ) -> float | None:
     is_expected = all(pair[each]["expected_accuracy"] is not None for pair in pairs for each in (world, "simulated"))
     axis = MEASURES["expected_accuracy" if is_expected else "accuracy"]
-    here, simulated = (by_run(own, each, axis) for each in (world, "simulated"))
-    if here is None:
+    measured, simulated = (by_run(own, each, axis) for each in (world, "simulated"))
+    if measured is None:
         return None
-    reached = float(np.mean(list(here.values())))
+    reached = float(np.mean(list(measured.values())))
     if long_run is None or simulated is None:
         return reached
     return long_run + reached - float(np.mean(list(simulated.values())))

@@ -157,9 +157,9 @@ class Cpu(TypedDict):
 MOST_CPU = 0.9  # beyond, work waits for a core: at 0.9 of a single one, nine times as long as the work takes
 
 
-def cpu_share(of: Cpu) -> float:
+def cpu_share(cpu: Cpu) -> float:
     """Return the largest share: of the router's core, an agent's, or all cores."""
-    return max(of["router"], of["agent"], of["cores"])
+    return max(cpu["router"], cpu["agent"], cpu["cores"])
 
 
 def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
@@ -170,9 +170,9 @@ def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
 MAX_LATE = 0.1  # of a mean pass: more p99 lateness is due to this machine, not to the device
 
 
-def lateness_share(of: Lateness) -> float:
+def lateness_share(lateness: Lateness) -> float:
     """Return the p99 lateness in times of a mean pass."""
-    return of["p99"] / of["mean_pass"] if of["mean_pass"] else 0.0
+    return lateness["p99"] / lateness["mean_pass"] if lateness["mean_pass"] else 0.0
 
 
 class ClassMetrics(TypedDict):
@@ -401,17 +401,17 @@ def summarise(
     """
     lateness_s, cpu = None, None
     if isinstance(run, RunRecord):
-        cpu = _cpu(run)
+        cpu = None if run.cpu is None else Cpu(router=run.cpu.router, agent=run.cpu.agent, cores=run.cpu.cores)
         lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests
     edges_ns = window_edges_ns(*window_ns)
-    counted = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
-    done = counted & (requests.status == COMPLETED)
+    in_window = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
+    completed = in_window & (requests.status == COMPLETED)
     latencies_s = _latencies_s(requests)
     duration_s = run.ended_ns / NS_PER_S
     images = _images(requests)
-    expected = None if prior is None else expected_accuracy_of(requests, done, prior)
+    expected = None if prior is None else expected_accuracy_of(requests, completed, prior)
     goodput_img_s = _goodput_img_s(requests, latencies_s, window_ns, window.in_time_s, expected, window.slo.floor)
     result = Result(
         schema="slimsched.result/1",
@@ -425,16 +425,16 @@ def summarise(
         end=window.end,
         images=images,
         shares=shares_of(images, window.end),
-        accuracy=_ratio(_count(requests.correct & done), _count(done)),
-        latency_s=_latency(latencies_s[done]),
-        energy_j=_spread(requests.energy_j[done]),
+        accuracy=_ratio(_count(requests.correct & completed), _count(completed)),
+        latency_s=_latency(latencies_s[completed]),
+        energy_j=_spread(requests.energy_j[completed]),
         energy_per_image_j=energy_per_image(run.devices, duration_s, images["completed"]),
         gpu_var=_spread(run.gpu_var),
-        offered_img_s=_count(counted) * NS_PER_S / (window_ns[1] - window_ns[0]),
+        offered_img_s=_count(in_window) * NS_PER_S / (window_ns[1] - window_ns[0]),
         throughput_img_s=_rate_img_s(requests, latencies_s, window_ns, None),
         duration_s=duration_s,
         warmup_s=window.warmup_s,
-        censored=_count(counted & (requests.status == IN_FLIGHT)),
+        censored=_count(in_window & (requests.status == IN_FLIGHT)),
         goodput_img_s=goodput_img_s,
         decisions=run.decisions,
         wall_s=wall_s,
@@ -442,11 +442,11 @@ def summarise(
         arrival_lag_s=_arrival_lag(run.arrival_lags_ns),
         restarts=[_restart(down, run.servers[down.server].name) for down in run.downtimes],
         failures=_failures(requests),
-        stages_s=_stages_s(requests, done),
+        stages_s=_stages_s(requests, completed),
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
         unmetered_share=max((device.unmetered_s for device in run.devices), default=0.0) / duration_s,
         expected_accuracy=expected,
-        moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
+        moves_per_image=_ratio(int(requests.moves[completed].sum()), _count(completed)),
         signatures=None,
         emulated_slowdowns=list(label.emulated_slowdowns),
         lateness_s=lateness_s,
@@ -465,36 +465,36 @@ def _add_classes(result: Result, requests: RequestColumns, window: Window, prior
     assert window.class_of is not None, "nobody says of which class requests are"
     edges_ns, class_of = window_edges_ns(*window.ns), window.class_of[requests.request]
     parts = [requests.where(class_of == number) for number in range(len(window.classes))]
-    judged = [judge(part, edges_ns, one.slo, prior) for part, one in zip(parts, window.classes, strict=True)]
+    judged = [judge(part, edges_ns, group.slo, prior) for part, group in zip(parts, window.classes, strict=True)]
     result["classes"] = {
-        one.name: _class_metrics(part, one, window, attainment_of([its]), prior)
-        for part, one, its in zip(parts, window.classes, judged, strict=True)
+        group.name: _class_metrics(part, group, window, attainment_of([windows]), prior)
+        for part, group, windows in zip(parts, window.classes, judged, strict=True)
     }
-    goodputs = [each["goodput_img_s"] for each in result["classes"].values()]
-    result["goodput_img_s"] = None if None in goodputs else fsum(each or 0.0 for each in goodputs)
+    goodputs = [metrics["goodput_img_s"] for metrics in result["classes"].values()]
+    result["goodput_img_s"] = None if None in goodputs else fsum(metrics or 0.0 for metrics in goodputs)
     result["slo_attainment"] = attainment_of(judged)
     result["slo"]["classes"] = {
-        one.name: ClassPromise(floor=one.slo.floor, p99_limit_s=one.slo.p99_limit_s) for one in window.classes
+        group.name: ClassPromise(floor=group.slo.floor, p99_limit_s=group.slo.p99_limit_s) for group in window.classes
     }
 
 
 def _class_metrics(
-    requests: RequestColumns, of: RequestClass, window: Window, attainment: SloAttainment, prior: AccuracyPrior | None
+    requests: RequestColumns, kind: RequestClass, window: Window, attainment: SloAttainment, prior: AccuracyPrior | None
 ) -> ClassMetrics:
     begin_ns, end_ns = window.ns
-    counted = (begin_ns <= requests.arrived_ns) & (requests.arrived_ns <= end_ns)
-    done, images = counted & (requests.status == COMPLETED), _images(requests)
-    latencies_s, limit_s = _latencies_s(requests), of.in_time_s
-    expected = None if prior is None else expected_accuracy_of(requests, done, prior)
+    in_window = (begin_ns <= requests.arrived_ns) & (requests.arrived_ns <= end_ns)
+    completed, images = in_window & (requests.status == COMPLETED), _images(requests)
+    latencies_s, limit_s = _latencies_s(requests), kind.in_time_s
+    expected = None if prior is None else expected_accuracy_of(requests, completed, prior)
     return ClassMetrics(
         images=images,
         shares=shares_of(images, window.end),
-        accuracy=_ratio(_count(requests.correct & done), _count(done)),
+        accuracy=_ratio(_count(requests.correct & completed), _count(completed)),
         expected_accuracy=expected,
-        latency_s=_latency(latencies_s[done]),
+        latency_s=_latency(latencies_s[completed]),
         throughput_img_s=_rate_img_s(requests, latencies_s, window.ns, None),
-        goodput_img_s=_goodput_img_s(requests, latencies_s, window.ns, limit_s, expected, of.slo.floor),
-        in_time=None if limit_s is None else _ratio(_count(done & (latencies_s <= limit_s)), _count(counted)),
+        goodput_img_s=_goodput_img_s(requests, latencies_s, window.ns, limit_s, expected, kind.slo.floor),
+        in_time=None if limit_s is None else _ratio(_count(completed & (latencies_s <= limit_s)), _count(in_window)),
         slo_attainment=attainment,
     )
 
@@ -521,12 +521,12 @@ def shares_of(images: ImageCounts, end: End) -> Shares:
     )
 
 
-def _count(chosen: NDArray[np.bool_]) -> int:
-    return int(np.count_nonzero(chosen))
+def _count(mask: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(mask))
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: int, total: int) -> float | None:
+    return part / total if total else None
 
 
 def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
@@ -535,11 +535,6 @@ def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
         return None
     ascending = sorted(lag_ns / NS_PER_S for lag_ns in lags_ns)
     return ArrivalLag(mean=float(np.mean(ascending)), p99=percentile(ascending, 0.99), max=ascending[-1])
-
-
-def _cpu(run: RunRecord) -> Cpu | None:
-    cpu = run.cpu
-    return None if cpu is None else Cpu(router=cpu.router, agent=cpu.agent, cores=cpu.cores)
 
 
 def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:
@@ -558,20 +553,20 @@ def _failures(requests: RequestColumns) -> dict[str, int]:
     return {requests.reasons[unique[at]]: int(counts[at]) for at in np.argsort(first)}
 
 
-def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, float] | None:
+def _stages_s(requests: RequestColumns, completed: NDArray[np.bool_]) -> dict[str, float] | None:
     """Return the mean time of a request in each stage; they sum to the mean latency. None if a run kept no detail."""
-    if requests.stages_ns is None or not done.any():
+    if requests.stages_ns is None or not completed.any():
         return None
-    stages_ns = np.ascontiguousarray(requests.stages_ns[done], np.float64)  # how sums are rounded depends on the layout
+    stages_ns = np.ascontiguousarray(requests.stages_ns[completed], np.float64)  # the layout decides how sums round
     return dict(zip(STAGES, (np.mean(stages_ns, axis=0) / NS_PER_S).tolist(), strict=True))
 
 
-def expected_accuracy_of(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
+def expected_accuracy_of(requests: RequestColumns, completed: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
     """Return the prior's mean over the width tuples that ran: accuracy without the chance of labels."""
-    if not done.any():
+    if not completed.any():
         return None
-    priors, place = tuples_run(requests, done, prior)
-    return fsum(count * top1 for count, top1 in zip(np.bincount(place).tolist(), priors, strict=True)) / len(place)
+    priors, index = tuples_run(requests, completed, prior)
+    return fsum(count * top1 for count, top1 in zip(np.bincount(index).tolist(), priors, strict=True)) / len(index)
 
 
 def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
@@ -626,10 +621,10 @@ def _rate_img_s(
     """Return completions a second within the window; with a limit, only those that took no longer."""
     start_ns, end_ns = window_ns
     is_within = (start_ns <= requests.finished_ns) & (requests.finished_ns <= end_ns)
-    chosen = (requests.status == COMPLETED) & is_within
+    selected = (requests.status == COMPLETED) & is_within
     if limit_s is not None:
-        chosen &= latencies_s <= limit_s
-    return _count(chosen) * NS_PER_S / (end_ns - start_ns)
+        selected &= latencies_s <= limit_s
+    return _count(selected) * NS_PER_S / (end_ns - start_ns)
 
 
 def _goodput_img_s(

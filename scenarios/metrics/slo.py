@@ -52,12 +52,12 @@ class Slo:
         goals = scenario.slo.goals(scenario.tuning.floor)
         first = [each for each in goals if each.at_s <= 0.0][-1]
         later = [each for each in goals if each.at_s > 0.0]
-        rest = [each for before, each in pairwise((first, *later)) if _promised(each) != _promised(before)]
-        has_floor, has_limit = (any(each[kind] for each in (first, *rest)) for kind in (1, 2))
+        changes = [each for before, each in pairwise((first, *later)) if _promised(each) != _promised(before)]
+        has_floor, has_limit = (any(each[kind] for each in (first, *changes)) for kind in (1, 2))
         return cls(
             first.floor if has_floor else None,
             first.p99_limit_s if has_limit else None,
-            tuple((each.at_s, each.floor, each.p99_limit_s) for each in rest),
+            tuple((each.at_s, each.floor, each.p99_limit_s) for each in changes),
             scenario.tuning.objective,
             tuple(cls(each.floor, each.p99_limit_s) for each in scenario.classes),
         )
@@ -180,8 +180,8 @@ WindowsJudged = tuple[Judged | None, Judged | None, Judged | None]
 def attainment_of(classes: Sequence[WindowsJudged]) -> SloAttainment:
     """Return in which share of the windows every class kept what it is promised."""
     kinds = [Judged.all_of([each for each in kind if each is not None]) for kind in zip(*classes, strict=True)]
-    both, floor, limit = (None if kind is None else kind.share for kind in kinds)
-    return SloAttainment(both=both, floor=floor, p99_limit=limit)
+    overall, floor, limit = (None if kind is None else kind.share for kind in kinds)
+    return SloAttainment(both=overall, floor=floor, p99_limit=limit)
 
 
 def judge(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyPrior | None) -> WindowsJudged:
@@ -196,8 +196,8 @@ def judge(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyP
     if limits is not None:
         limit = Judged(fate.keeps_limit(limits), is_used & limits.is_any(edges_ns))
     is_known = floors is None or floor is not None
-    both = Judged.all_of([each for each in (floor, limit) if each is not None]) if is_known else None
-    return both, floor, limit
+    overall = Judged.all_of([each for each in (floor, limit) if each is not None]) if is_known else None
+    return overall, floor, limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +255,9 @@ class _Fate:
         is_within = (self.window >= 0) & (self.window < len(self.ends_ns))
         return np.asarray((self.requests.status == status) & is_within, np.bool_)
 
-    def count(self, chosen: NDArray[np.bool_]) -> Counts:
+    def count(self, selected: NDArray[np.bool_]) -> Counts:
         """Count how many of these ended in each window."""
-        return np.bincount(self.window[chosen], minlength=len(self.ends_ns))
+        return np.bincount(self.window[selected], minlength=len(self.ends_ns))
 
     def is_used(self) -> NDArray[np.bool_]:
         """Return whether a request was in each window."""
@@ -266,29 +266,30 @@ class _Fate:
 
     def keeps_floor(self, floors: _InForce, prior: AccuracyPrior) -> NDArray[np.bool_]:
         """Return whether each window kept its floor."""
-        done = self.ended(COMPLETED)
-        if not done.any():
+        completed = self.ended(COMPLETED)
+        if not completed.any():
             return np.zeros(len(self.ends_ns), np.bool_)
-        priors, place = tuples_run(self.requests, done, prior)
-        total = np.bincount(self.window[done], priors[place], len(self.ends_ns))
-        completed = self.count(done)
-        required = np.bincount(self.window[done], floors.at(self.requests.finished_ns[done]), len(self.ends_ns))
-        return np.asarray((completed > 0) & (total >= required - ROUNDING * completed), np.bool_)
+        priors, index = tuples_run(self.requests, completed, prior)
+        window, size = self.window[completed], len(self.ends_ns)
+        total = np.bincount(window, priors[index], size)
+        completions = self.count(completed)
+        required = np.bincount(window, floors.at(self.requests.finished_ns[completed]), size)
+        return np.asarray((completions > 0) & (total >= required - ROUNDING * completions), np.bool_)
 
     def keeps_limit(self, limits: _InForce) -> NDArray[np.bool_]:
         """Return whether each window kept its limit of the p99."""
         arrived_ns, finished_ns = self.requests.arrived_ns, self.requests.finished_ns
-        done, waits = self.ended(COMPLETED), self.requests.status == IN_FLIGHT
+        completed, waits = self.ended(COMPLETED), self.requests.status == IN_FLIGHT
         limit_ns = limits.at(finished_ns)
-        in_time = self.count(done & ((limit_ns == 0) | (finished_ns - arrived_ns <= limit_ns)))
-        left = np.where(waits, len(self.ends_ns), np.searchsorted(self.ends_ns, finished_ns))
+        in_time = self.count(completed & ((limit_ns == 0) | (finished_ns - arrived_ns <= limit_ns)))
+        exits = np.where(waits, len(self.ends_ns), np.searchsorted(self.ends_ns, finished_ns))
         at_end_ns, overdue = limits.at(self.ends_ns), np.zeros(len(self.ends_ns), np.int64)
         for each_ns in np.unique(at_end_ns[at_end_ns > 0]):
             since = np.searchsorted(self.ends_ns, arrived_ns + int(each_ns), side="right")
-            overdue = np.where(at_end_ns == each_ns, self._through(since, left), overdue)
+            overdue = np.where(at_end_ns == each_ns, self._through(since, exits), overdue)
         accepted = np.array([reason != REFUSED for reason in self.requests.reasons], np.bool_)[self.requests.reason]
-        judged = self.count(done) + self.count(self.ended(FAILED) & accepted) + overdue
-        return np.asarray((self.count(done) > 0) & (in_time >= np.ceil(P99 * judged)), np.bool_)
+        judged = self.count(completed) + self.count(self.ended(FAILED) & accepted) + overdue
+        return np.asarray((self.count(completed) > 0) & (in_time >= np.ceil(P99 * judged)), np.bool_)
 
     def _through(self, first: Counts, after: Counts) -> Counts:
         """Count, by window, the images whose windows, from an image's first to the one before `after`, include it."""
@@ -298,10 +299,10 @@ class _Fate:
 
 
 def tuples_run(
-    requests: RequestColumns, chosen: NDArray[np.bool_], prior: AccuracyPrior
+    requests: RequestColumns, selected: NDArray[np.bool_], prior: AccuracyPrior
 ) -> tuple[NDArray[np.float64], Counts]:
     """Return the priors of the width tuples that the `chosen` requests ran, and each request's index among these."""
-    width = requests.width[chosen]
+    width = requests.width[selected]
     codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
-    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
-    return np.array([prior(tuple(requests.widths[at] for at in width[one])) for one in first]), place
+    _, first, index = np.unique(codes, return_index=True, return_inverse=True)
+    return np.array([prior(tuple(requests.widths[at] for at in width[row])) for row in first]), index

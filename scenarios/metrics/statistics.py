@@ -72,14 +72,13 @@ class PairedRatio(TypedDict):
 
 def estimate(values: Sequence[float | None]) -> MeanInterval:
     """Return mean and 95 % half-width; both null if a value is missing, the half-width for fewer than two values."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    numbers = [value for value in values if value is not None]
+    if not numbers or len(numbers) < len(values):
         return MeanInterval(mean=None, ci95=None)
-    if len(known) == 1:
-        return MeanInterval(mean=float(known[0]), ci95=None)
-    return MeanInterval(
-        mean=float(np.mean(known)), ci95=student_t(len(known) - 1) * float(np.std(known, ddof=1)) / sqrt(len(known))
-    )
+    if len(numbers) == 1:
+        return MeanInterval(mean=float(numbers[0]), ci95=None)
+    half_width = student_t(len(numbers) - 1) * float(np.std(numbers, ddof=1)) / sqrt(len(numbers))
+    return MeanInterval(mean=float(np.mean(numbers)), ci95=half_width)
 
 
 def student_t(freedom: int) -> float:
@@ -113,23 +112,23 @@ def change_pct(value: float | None, reference: float | None) -> float | None:
     return None if value is None or not reference else 100 * (value - reference) / reference
 
 
-def paired_difference(values: Sequence[float | None], others: Sequence[float | None]) -> PairedDifference:
+def paired_difference(values: Sequence[float | None], references: Sequence[float | None]) -> PairedDifference:
     """Return the difference of two numbers seed by seed: the interval is the paired t-test's."""
-    pairs = list(zip(values, others, strict=True))
-    difference = estimate([None if one is None or other is None else one - other for one, other in pairs])
+    pairs = list(zip(values, references, strict=True))
+    difference = estimate([None if value is None or base is None else value - base for value, base in pairs])
     mean, half_width = difference["mean"], difference["ci95"]
     return PairedDifference(
         difference=difference,
-        percent=estimate([change_pct(one, other) for one, other in pairs]),
+        percent=estimate([change_pct(value, base) for value, base in pairs]),
         differs=None if mean is None or half_width is None else abs(mean) > half_width,
     )
 
 
-def paired_ratio(values: Sequence[float | None], others: Sequence[float | None]) -> PairedRatio:
+def paired_ratio(values: Sequence[float | None], references: Sequence[float | None]) -> PairedRatio:
     """Return the ratio of two numbers run by run."""
-    pairs = list(zip(values, others, strict=True))
+    pairs = list(zip(values, references, strict=True))
     ratio = PairedRatio(ratio=None, low=None, high=None, runs=len(pairs), differs=None)
-    logs = [log(one / other) for one, other in pairs if one is not None and other is not None and min(one, other) > 0]
+    logs = [log(value / base) for value, base in pairs if value and base and min(value, base) > 0]
     interval = estimate(logs)
     if interval["mean"] is None or len(logs) < len(pairs):
         return ratio
@@ -171,43 +170,43 @@ class Coverage(TypedDict):
 
 def range_of(values: Sequence[float | None]) -> Range | None:
     """Return the range of a measure's values in replicas."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    numbers = [value for value in values if value is not None]
+    if not numbers or len(numbers) < len(values):
         return None
-    low, median, high = np.quantile(known, [(1 - SHARE) / 2, 0.5, (1 + SHARE) / 2]).tolist()
+    low, median, high = np.quantile(numbers, [(1 - SHARE) / 2, 0.5, (1 + SHARE) / 2]).tolist()
     return Range(low=low, median=median, high=high)
 
 
 def range_of_new_runs(values: Sequence[float | None]) -> Range | None:
     """Return the range that holds the value of a further run with a chance of `SHARE`, of `NEW_RUNS` values."""
     assert len(values) == NEW_RUNS
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
         return None
-    return Range(low=min(known), median=float(np.median(known)), high=max(known))
+    return Range(low=min(numbers), median=float(np.median(numbers)), high=max(numbers))
 
 
 def mean_range(ranges: Sequence[Range | None]) -> Range | None:
     """Average the ends and the medians of several seeds' ranges."""
-    known = [each for each in ranges if each is not None]
-    if not known or len(known) < len(ranges):
+    intervals = [interval for interval in ranges if interval is not None]
+    if not intervals or len(intervals) < len(ranges):
         return None
-    low, median, high = (float(np.mean([each[end] for each in known])) for end in ("low", "median", "high"))
+    low, median, high = (float(np.mean([interval[end] for interval in intervals])) for end in ("low", "median", "high"))
     return Range(low=low, median=median, high=high)
 
 
-def half_width_pct(found: Range) -> float | None:
+def half_width_pct(interval: Range) -> float | None:
     """Return half a range, in percent of its median; None if that is 0."""
-    return 50 * (found["high"] - found["low"]) / found["median"] if found["median"] else None
+    return 50 * (interval["high"] - interval["low"]) / interval["median"] if interval["median"] else None
 
 
 def coverage(pairs: Sequence[tuple[Range | None, float | None]]) -> Coverage | None:
     """Count measured values inside their ranges; None if nothing can be compared."""
-    known = [(found, value) for found, value in pairs if found is not None and value is not None]
-    if not known:
+    comparable = [(interval, value) for interval, value in pairs if interval is not None and value is not None]
+    if not comparable:
         return None
-    inside = sum(found["low"] <= value <= found["high"] for found, value in known)
-    return Coverage(inside=inside, of=len(known), least=least_inside(len(known)))
+    inside = sum(interval["low"] <= value <= interval["high"] for interval, value in comparable)
+    return Coverage(inside=inside, of=len(comparable), least=least_inside(len(comparable)))
 
 
 def least_inside(number: int) -> int:
@@ -220,12 +219,12 @@ def least_inside(number: int) -> int:
     return number
 
 
-def holds(found: Coverage) -> bool:
+def holds(covered: Coverage) -> bool:
     """Return whether the ranges may be honest, by how many values are inside."""
-    return found["inside"] >= found["least"]
+    return covered["inside"] >= covered["least"]
 
 
-def images_needed(found: Range, images: int) -> int | None:
+def images_needed(interval: Range, images: int) -> int | None:
     """Estimate how many images narrow a range to `GOAL_PCT`: it falls with the root of their number."""
-    width_pct = half_width_pct(found)
+    width_pct = half_width_pct(interval)
     return None if width_pct is None else round(images * max(1.0, width_pct / GOAL_PCT) ** 2)

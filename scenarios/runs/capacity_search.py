@@ -115,10 +115,10 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
     requests, half_ns = columns.requests, run.horizon_ns // 2
     is_steady, class_of = _is_steady(columns, half_ns), run.class_of[requests.request]
     classes = []
-    for number, asked in enumerate(search.slo.classes):
-        its = requests.where(class_of == number)
-        p99_s, accuracy = p99_of(its, half_ns, asked.p99_limit_s), _accuracy(its, half_ns, world)
-        classes.append(RateReading(is_steady, p99_s, accuracy))
+    for number, class_slo in enumerate(search.slo.classes):
+        class_requests = requests.where(class_of == number)
+        p99_s = p99_of(class_requests, half_ns, class_slo.p99_limit_s)
+        classes.append(RateReading(is_steady, p99_s, _accuracy(class_requests, half_ns, world)))
     completed = requests.status == COMPLETED
     joules = energy_per_image(columns.devices, columns.ended_ns / NS_PER_S, int(np.count_nonzero(completed)))
     return RateReading(
@@ -132,18 +132,18 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
 
 def _accuracy(requests: RequestColumns, half_ns: int, world: World) -> float | None:
     """Return the accuracy, by the table, of what was completed in the second half."""
-    done = (requests.status == COMPLETED) & (requests.finished_ns > half_ns)
-    return expected_accuracy_of(requests, done, world.accuracy.prior)
+    completed = (requests.status == COMPLETED) & (requests.finished_ns > half_ns)
+    return expected_accuracy_of(requests, completed, world.accuracy.prior)
 
 
 def _is_steady(columns: RunColumns, half_ns: int) -> bool:
     requests = columns.requests
     arrived = int(np.count_nonzero(requests.arrived_ns > half_ns))
-    done = int(np.count_nonzero((requests.status != IN_FLIGHT) & (requests.finished_ns > half_ns)))
+    ended = int(np.count_nonzero((requests.status != IN_FLIGHT) & (requests.finished_ns > half_ns)))
     by_load = [reason not in OF_FAULTS for reason in requests.reasons]
     is_failed = (requests.status == FAILED) & np.array(by_load, np.bool_)[requests.reason]
     failed = int(np.count_nonzero(is_failed & (requests.arrived_ns > half_ns)))
-    return arrived - done <= GROWTH_LIMIT * arrived + NOISE_IMAGES and failed <= LIMIT * arrived
+    return arrived - ended <= GROWTH_LIMIT * arrived + NOISE_IMAGES and failed <= LIMIT * arrived
 
 
 def p99_of(requests: RequestColumns, half_ns: int, limit_s: float | None) -> float | None:
@@ -155,8 +155,8 @@ def p99_of(requests: RequestColumns, half_ns: int, limit_s: float | None) -> flo
     latency_s = (requests.finished_ns - requests.arrived_ns) / NS_PER_S
     overdue = (requests.status == IN_FLIGHT) & (latency_s > (np.inf if limit_s is None else limit_s))
     latency_s[requests.status == FAILED] = np.inf
-    chosen = np.sort(latency_s[(requests.finished_ns > half_ns) & ((requests.status != IN_FLIGHT) | overdue)])
-    value = percentile(chosen, P99) if len(chosen) else np.inf
+    ascending_s = np.sort(latency_s[(requests.finished_ns > half_ns) & ((requests.status != IN_FLIGHT) | overdue)])
+    value = percentile(ascending_s, P99) if len(ascending_s) else np.inf
     return value if np.isfinite(value) else None
 
 
@@ -193,7 +193,7 @@ def capacity(
         return read(world, policy(), rate_img_s / first_img_s, seed, search)
 
     def attempt(rate_img_s: float) -> TriedRate:
-        trial = _tried(rate_img_s, partial(run, rate_img_s), search)
+        trial = _try_rate(rate_img_s, partial(run, rate_img_s), search)
         tries.append(trial)
         on_progress(trial)
         return trial
@@ -245,35 +245,34 @@ def _bracket(
 
 
 def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, ClassCarried]:
-    """Return what each class has at a sustained rate."""
-    kept = rate.kept(slo)
+    readings = rate.kept(slo)
     return {
         name: ClassCarried(
-            floor=asked.floor,
-            p99_limit_s=asked.p99_limit_s,
-            p99_s=_mean(each.classes[number].p99_s for each in kept),
-            accuracy=_mean(each.classes[number].accuracy for each in kept),
+            floor=class_slo.floor,
+            p99_limit_s=class_slo.p99_limit_s,
+            p99_s=_mean(each.classes[number].p99_s for each in readings),
+            accuracy=_mean(each.classes[number].accuracy for each in readings),
         )
-        for number, (name, asked) in enumerate(zip(names, slo.classes, strict=True))
+        for number, (name, class_slo) in enumerate(zip(names, slo.classes, strict=True))
     }
 
 
-def _tried(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
+def _try_rate(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
     """Try as many seeds as it takes until the others can't change the majority."""
-    needed, kept = len(search.seeds) // 2 + 1, 0
+    needed, sustained = len(search.seeds) // 2 + 1, 0
     readings: list[RateReading] = []
     for seed in search.seeds:
         readings.append(run(seed))
         if readings[-1].keeps(search.slo):
-            kept += 1
-        if kept >= needed or kept + len(search.seeds) - len(readings) < needed:
+            sustained += 1
+        if sustained >= needed or sustained + len(search.seeds) - len(readings) < needed:
             break
-    return TriedRate(rate_img_s, kept >= needed, tuple(readings))
+    return TriedRate(rate_img_s, sustained >= needed, tuple(readings))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _least_img_s(world: World, search: Search) -> float:
@@ -294,16 +293,16 @@ def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
     lowest = min(tries, key=lambda each: each.rate_img_s)
     if not all(each.is_steady for each in lowest.readings):
         return f"no stable rate above {lowest.rate_img_s:.3g} images/s"
-    seen = [(reading, each.rate_img_s) for each in tries for reading in each.readings]
+    readings = [(run, each.rate_img_s) for each in tries for run in each.readings]
     parts = []
     if not all(each.keeps_limit(slo) for each in lowest.readings) and slo.p99_limit_s is not None:
         text = f"no rate keeps a p99 of {slo.p99_limit_s * 1000:g} ms"
-        if p99s := [(of.p99_s, rate_img_s) for of, rate_img_s in seen if of.p99_s is not None]:
+        if p99s := [(run.p99_s, rate_img_s) for run, rate_img_s in readings if run.p99_s is not None]:
             text += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
         parts.append(f"{text}; allow more with --p99, or take narrower widths")
     if not all(each.keeps_floor(slo) for each in lowest.readings) and slo.floor is not None:
         text = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
-        if accuracies := [(of.accuracy, rate_img_s) for of, rate_img_s in seen if of.accuracy is not None]:
+        if accuracies := [(run.accuracy, rate_img_s) for run, rate_img_s in readings if run.accuracy is not None]:
             text += f": the highest seen is {100 * max(accuracies)[0]:.2f} %, at {max(accuracies)[1]:.4g} images/s"
         best = 100 * max(world.held_top1.values())
         parts.append(f"{text} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")

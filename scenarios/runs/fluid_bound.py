@@ -137,7 +137,7 @@ class FluidModel:
         kinds = kinds_of(world)
         served = [groups[model] for model in sorted(set(models))]
         runs = list(_runs(world, kinds, served))
-        moves = list(_moves(world, kinds, tuple(width for one in served for width in one)))
+        moves = list(_moves(world, kinds, tuple(width for group in served for width in group)))
         self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
@@ -210,9 +210,9 @@ class FluidModel:
     def _matrix(self, rows: Sequence[dict[int, float]]) -> csr_array:
         from scipy.sparse import coo_array  # slow to open, and every simulation asks whether it is overloaded
 
-        entries = [(row, column, value) for row, given in enumerate(rows) for column, value in given.items()]
-        row, column, value = zip(*entries, strict=True)
-        return coo_array((value, (row, column)), shape=(len(rows), self._count)).tocsr()
+        entries = [(row, column, value) for row, cells in enumerate(rows) for column, value in cells.items()]
+        indices, columns, values = zip(*entries, strict=True)
+        return coo_array((values, (indices, columns)), shape=(len(rows), self._count)).tocsr()
 
     def _solve(self, cost: Vector, accuracy: float, rate_img_s: float | None, *, limited: bool = True) -> float:
         """Return the least cost of a flow; the missing accuracy is weighed, so that the rate need not be known."""
@@ -435,11 +435,11 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
     """Return the edges of widths in groups, of which a request stays in one."""
     return [
-        (s, w, p)
-        for s in range(1, segments + 1)
+        (segment, width, previous)
+        for segment in range(1, segments + 1)
         for widths in groups
-        for w in widths
-        for p in (widths if s > 1 else (IMAGE,))
+        for width in widths
+        for previous in (widths if segment > 1 else (IMAGE,))
     ]
 
 
@@ -455,8 +455,8 @@ def kinds_of(world: World) -> list[_Kind]:
     def own(index: int) -> tuple[object, ...]:
         server = cluster.servers[index]
         is_alone = on_device[server.device] == on_medium[server.attachment.medium] == 1
-        it = -1 if is_alone else index
-        return it, alike.devices[index], alike.links[index], cluster.router.holds[index]
+        identity = -1 if is_alone else index
+        return identity, alike.devices[index], alike.links[index], cluster.router.holds[index]
 
     of_rack: dict[int, Counter[tuple[object, ...]]] = {}
     for index, rack in enumerate(alike.racks):
@@ -477,7 +477,7 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
     for number, index in enumerate(kind.first for kind in kinds):
         server = world.cluster.servers[index]
         tables = world.cluster.devices[server.device]
-        ways_s = _least_ways_ns(tables) / NS_PER_S
+        dispatch_s = _least_dispatch_ns(tables) / NS_PER_S
         for edge in _edges(config.segments, groups):
             if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
@@ -495,12 +495,12 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
                     demand_s=table.demand_permille[padded] / 1000 * image_s,
                     host_s=table.host_permille[padded] / 1000 * image_s,
                     returned_s=returned_s / batch,
-                    latency_s=sent_s + max(ways_s + solo_s, booked_s) + back_s,
+                    latency_s=sent_s + max(dispatch_s + solo_s, booked_s) + back_s,
                     joules=_joules(tables, table.power_mw[padded], table.demand_permille[padded], image_s),
                 )
 
 
-def _least_ways_ns(tables: DeviceTables) -> int:
+def _least_dispatch_ns(tables: DeviceTables) -> int:
     """Return the shortest dispatch to a server and way back; each on an idle or a busy device, whichever is faster."""
     return (
         min(tables.there_ns, tables.busy_there_ns)
@@ -516,7 +516,6 @@ def _host_s(cost: tuple[int, int], images: int) -> float:
 
 
 def _solo_s(table: KeyTable, batch: int) -> float:
-    """Return the mean time of a batch that runs alone."""
     if not table.jitter:
         return table.latency_ns[batch] / NS_PER_S
     return table.typical_ns[batch] * float(np.mean(table.jitter[batch])) / NS_PER_S
@@ -532,9 +531,9 @@ def _joules(tables: DeviceTables, power_mw: float, demand_permille: int, image_s
     at phi_min.
     """
     cap, idle = tables.cap_mw, tables.context_idle_mw
-    a = tables.throttle
+    throttle = tables.throttle
     full_mw = power_mw / max(demand_permille, 1) * 1000 * _spare(tables)
-    slope = (cap - idle) * a / cap
+    slope = (cap - idle) * throttle / cap
     slowest_mw = (cap - idle) / tables.phi_min if tables.phi_min else inf
     least_mw = min(full_mw, cap - idle + slope * max(0.0, full_mw - (cap - idle)), slowest_mw)
     return least_mw / full_mw * power_mw / 1000 * image_s if full_mw else 0.0
@@ -555,10 +554,10 @@ def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> I
     config, costs = world.cluster.router, world.costs
     numbers = {server: number for number, kind in enumerate(kinds) for server in kind.servers}
     of_kind = tuple(numbers[server] for server in range(config.servers))
-    ways = replace(costs.alike, links=of_kind).ways()
+    routes = replace(costs.alike, links=of_kind).ways()
     for segment in range(config.segments):
         for width in widths if segment else (IMAGE,):
-            for (source, kind, _), pair in ways.items():
+            for (source, kind, _), pair in routes.items():
                 if (segment > 0) == (source > 0):
                     one_s, two_s = (costs.transfer_s(*pair, segment + 1, width, images) for images in (1, 2))
                     uplink_s, stays = costs.uplink_s(*pair, segment + 1, width), pair[0] == pair[1]
@@ -590,7 +589,7 @@ def _balances(
 def _shares(shares: Sequence[float], class_of: Sequence[int]) -> list[dict[int, float]]:
     """Return rows whose sum is zero: each class has its share of the images; the last one's is the remainder."""
     return [
-        {column: float(of == number) - share for column, of in enumerate(class_of)}
+        {column: (1.0 if of == number else 0.0) - share for column, of in enumerate(class_of)}
         for number, share in enumerate(shares[:-1])
     ]
 

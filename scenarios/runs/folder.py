@@ -209,8 +209,8 @@ class RunFolder:
         """Describe what makes a file again; which flags the command had is not kept."""
         command = FILES.get(name) or FOLDERS.get(name.split("/")[0], "run")
         of = [] if self.scenario is None else [str(self.scenario), "--out", str(self.path)]
-        words = shlex.join(["slimsched", *command.split(), *of])
-        return f"`{words}`, with the flags that it had, makes it again"
+        command_line = shlex.join(["slimsched", *command.split(), *of])
+        return f"`{command_line}`, with the flags that it had, makes it again"
 
     # ----------------------------------------------------------------------------------------------------- stages
 
@@ -295,9 +295,8 @@ class RunFolder:
     def environments(self) -> dict[str, dict[str, Any]]:
         """By stage, what it was made with (`environment`)."""
         stages = _mapping(self.path / "environment.json").get("stages")
-        return (
-            {stage: its for stage, its in stages.items() if isinstance(its, dict)} if isinstance(stages, dict) else {}
-        )
+        stages = stages if isinstance(stages, dict) else {}
+        return {stage: facts for stage, facts in stages.items() if isinstance(facts, dict)}
 
     def note_environment(self, stage: str, facts: Mapping[str, Any]) -> None:
         """Record what a stage was made with, instead of what it was made with before."""
@@ -336,27 +335,27 @@ def require_apart(written: Sequence[Path], read: Iterable[Path], folder: Path | 
         InputError: a result would replace an input, another result, or a run folder or its file.
     """
     read = list(read)
-    for place in written:
-        if any(_are_one(place, path) for path in read):
+    for target in written:
+        if any(_is_same_file(target, path) for path in read):
             problem = "the command reads this file, and its result would replace it; name another"
-            raise InputError(str(place), "", problem)
-        real, made = place.parent.resolve() / place.name, None if folder is None else folder.resolve()
-        if made is not None and (real == made or real in made.parents):
-            raise InputError(str(place), "", f"the run folder {folder} is to be made there; name another")
+            raise InputError(str(target), "", problem)
+        real, root = target.parent.resolve() / target.name, None if folder is None else folder.resolve()
+        if root is not None and (real == root or real in root.parents):
+            raise InputError(str(target), "", f"the run folder {folder} is to be made there; name another")
         for above in real.parents:
             name = real.relative_to(above)
-            if (above == made or RunFolder(above).is_flagged) and (str(name) in FILES or name.parts[0] in FOLDERS):
-                shown = folder if above == made else above
-                raise InputError(str(place), "", f"is a name of the run folder {shown}'s own files; name another")
-    for one, other in combinations(written, 2):
-        if one.absolute() == other.absolute() or (one.is_file() and _are_one(one, other)):
-            raise InputError(str(one), "", "two results can't go into one file; name another for one of them")
+            if (above == root or RunFolder(above).is_flagged) and (str(name) in FILES or name.parts[0] in FOLDERS):
+                owner = folder if above == root else above
+                raise InputError(str(target), "", f"is a name of the run folder {owner}'s own files; name another")
+    for first, second in combinations(written, 2):
+        if first.absolute() == second.absolute() or (first.is_file() and _is_same_file(first, second)):
+            raise InputError(str(first), "", "two results can't go into one file; name another for one of them")
 
 
-def _are_one(place: Path, path: Path) -> bool:
+def _is_same_file(target: Path, path: Path) -> bool:
     """Check for a regular file under two names; devices may be read and written."""
     try:
-        return place.is_file() and place.samefile(path)
+        return target.is_file() and target.samefile(path)
     except (OSError, ValueError):
         return False
 

@@ -101,27 +101,27 @@ def drain(folder: Path, names: Sequence[str]) -> list[str]:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
     (servers, _), door = _serving(folder), folder / CONTROL
-    named = [index for name in names if name != NOBODY for index in _named(folder, servers, name)]
+    indices = [index for name in names if name != NOBODY for index in _indices_of(folder, servers, name)]
     try:
         for index in range(len(servers)):
             wish = door / f"drain-{index}"
-            if index in named:
+            if index in indices:
                 wish.touch()
             else:
                 wish.unlink(missing_ok=True)
     except FileNotFoundError:
         raise _nothing_serves(folder) from None  # it has just ended
-    return [servers[index][0] for index in sorted({*named})]
+    return [servers[index][0] for index in sorted({*indices})]
 
 
-def _named(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
+def _indices_of(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
     """Return the server of this name, or those of this host."""
-    chosen = [index for index, (server, _) in enumerate(servers) if server == name]
-    chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
-    if not chosen:
-        known = nearest(name, {word for server in servers for word in server if word} | {NOBODY})
-        raise InputError(str(folder), "", f"no server or host {name!r} serves here; {known}")
-    return chosen
+    indices = [index for index, (server, _) in enumerate(servers) if server == name]
+    indices = indices or [index for index, (_, host) in enumerate(servers) if host and host == name]
+    if not indices:
+        hint = nearest(name, {label for server in servers for label in server if label} | {NOBODY})
+        raise InputError(str(folder), "", f"no server or host {name!r} serves here; {hint}")
+    return indices
 
 
 def steer(folder: Path, wish: Steering) -> None:
@@ -133,7 +133,7 @@ def steer(folder: Path, wish: Steering) -> None:
     _, may_be_steered = _serving(folder)
     if not may_be_steered:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")
-    earlier = [int(found[1]) for path in (folder / CONTROL).iterdir() if (found := _STEER.fullmatch(path.name))]
+    earlier = [int(match[1]) for path in (folder / CONTROL).iterdir() if (match := _STEER.fullmatch(path.name))]
     name = f"steer-{max(earlier, default=0) + 1:06}-{secrets.token_hex(4)}"
     write_json(folder / CONTROL / name, wish.model_dump(mode="json"))
 

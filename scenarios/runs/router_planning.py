@@ -144,12 +144,12 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
     """Try all of these; `Plan` describes the choice."""
     world, scenario = trial.world, trial.world.scenario
     rows = tuple(map(trial.planned, routers))
-    chosen, tied = choice_of(rows, scenario.tuning.objective == "energy")
-    nearest = nearest_of(rows, trial.slo.floor) if chosen is None else None
+    choice, tied = choice_of(rows, scenario.tuning.objective == "energy")
+    nearest = nearest_of(rows, trial.slo.floor) if choice is None else None
     by_name = {each.name: each for each in routers}
-    router = None if chosen is None else by_name[chosen.router]
-    kept = [each for each in rows if each.outcome.keeps]
-    quickest = min(kept, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
+    router = None if choice is None else by_name[choice.router]
+    able = [each for each in rows if each.outcome.keeps]
+    quickest = min(able, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
     return Plan(
         scenario=scenario.name,
         engine=trial.engine,
@@ -162,7 +162,7 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
         provenance=str(world.provenance),
         accuracy_provenance=world.accuracy.provenance,
         assumed=_assumed(world),
-        choice=None if chosen is None else chosen.router,
+        choice=None if choice is None else choice.router,
         tied=tuple(each.router for each in tied),
         nearest=nearest,
         quickest=None if quickest is None else quickest.router,
@@ -181,7 +181,7 @@ def _assumed(world: World) -> dict[str, str]:
         "power": [each.power.provenance for each in world.profiles],
         "how servers share a device": [each.concurrency.provenance for each in world.profiles],
     }
-    weakest = {part: Provenance.weakest(*of) for part, of in parts.items()}
+    weakest = {part: Provenance.weakest(*provenances) for part, provenances in parts.items()}
     return {part: str(of) for part, of in weakest.items() if of not in (Provenance.MEASURED, Provenance.POLLED)}
 
 
@@ -191,47 +191,40 @@ def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[Planne
     if not able:
         return None, []
     if saves_energy:
-        chosen = min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
-        alike = [
-            each for each in able if _are_alike(each.outcome.energy_per_image_j, chosen.outcome.energy_per_image_j)
-        ]
+        choice = min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
+        ties = [each for each in able if _overlap(each.outcome.energy_per_image_j, choice.outcome.energy_per_image_j)]
     else:
-        most = max(able, key=_mean_img_s)
-        alike = [each for each in able if each.carried and each.carried.meets(most.carried)]
-        chosen = min(alike, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
-    return chosen, [each for each in alike if each is not chosen]
+        most = max(able, key=lambda each: each.carried.mean_img_s if each.carried else 0.0)
+        ties = [each for each in able if each.carried and each.carried.meets(most.carried)]
+        choice = min(ties, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
+    return choice, [each for each in ties if each is not choice]
 
 
 def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None:
     """Return the router that keeps the floor, then serves most, then has the lowest p99 (`Plan.nearest`)."""
 
-    def distance(of: Outcome) -> tuple[bool, float, float]:
-        unserved = max(0.0, of.unserved - LIMIT)
-        return not has_floor(of.accuracy["mean"], floor), unserved, of.latency_p99_s["mean"] or np.inf
+    def distance(outcome: Outcome) -> tuple[bool, float, float]:
+        unserved = max(0.0, outcome.unserved - LIMIT)
+        return not has_floor(outcome.accuracy["mean"], floor), unserved, outcome.latency_p99_s["mean"] or np.inf
 
     return min([each for each in rows if each.router != RANDOM], key=lambda each: distance(each.outcome)).router
 
 
-def _are_alike(one: MeanInterval, other: MeanInterval) -> bool:
-    """Return whether the intervals overlap."""
-    return abs((one["mean"] or 0.0) - (other["mean"] or 0.0)) < (one["ci95"] or 0.0) + (other["ci95"] or 0.0)
-
-
-def _mean_img_s(row: PlannedRouter) -> float:
-    return row.carried.mean_img_s if row.carried else 0.0
+def _overlap(first: MeanInterval, second: MeanInterval) -> bool:
+    return abs((first["mean"] or 0.0) - (second["mean"] or 0.0)) < (first["ci95"] or 0.0) + (second["ci95"] or 0.0)
 
 
 # --------------------------------------------------------------------------------------------------------- candidates
 
 
-def candidates(world: World, slo: Slo, named: Sequence[str], made_in: Path) -> tuple[list[Candidate], list[str]]:
+def candidates(world: World, slo: Slo, requested: Sequence[str], made_in: Path) -> tuple[list[Candidate], list[str]]:
     """Return those to try, and those among the named that the scenario's run has not made yet.
 
     Tried are the named ones; the kinds that keep goals, as they are before tuning; full width; the best single width.
     """
     by_name: dict[str, Candidate] = {}
-    unmade = [name for name in named if (kind := made_kind(name)) and not (made_in / made_file(kind)).is_file()]
-    for name in (*(name for name in named if name not in unmade), FULL):
+    unmade = [name for name in requested if (kind := made_kind(name)) and not (made_in / made_file(kind)).is_file()]
+    for name in (*(name for name in requested if name not in unmade), FULL):
         by_name[display_name(name)] = Candidate(display_name(name), lambda name=name: world.router(name, made_in))  # type: ignore[misc]
     by_name[FULL] = replace(by_name[FULL], role="full width")
     if world.cluster.router.top1:
@@ -276,11 +269,11 @@ def floor_doubt(world: World, slo: Slo) -> str:
     alone = int((right & ~wrong).sum()), int((wrong & ~right).sum())
     if sum(alone) and binomtest(alone[0], sum(alone)).pvalue <= CHANCE:
         return ""
-    (one, other), images = (model.name_of(widths[0]) for widths in (above, below)), len(evaluation.correct)
-    said = (
-        f"{one} ({top1[above]:.1%}) and {other} ({top1[below]:.1%}) are not significantly different on {images} images"
+    (high, low), images = (model.name_of(widths[0]) for widths in (above, below)), len(evaluation.correct)
+    text = (
+        f"{high} ({top1[above]:.1%}) and {low} ({top1[below]:.1%}) are not significantly different on {images} images"
     )
-    return f"slo.floor: {said}, and the floor of {slo.floor:.1%} is between them; evaluate them on more images"
+    return f"slo.floor: {text}, and the floor of {slo.floor:.1%} is between them; evaluate them on more images"
 
 
 # ------------------------------------------------------------------------------------------ what the choice does
@@ -369,23 +362,23 @@ class EqualRuns:
             WorkError: a router of the user's own fails.
         """
         if not self._world.has_dial(router, self._made_in):
-            found = self._judged(router, None)
-            return Equal(None, is_kept=False, runs=found.runs)
+            judged = self._judged(router, None)
+            return Equal(None, is_kept=False, runs=judged.runs)
         dial = find_dial(lambda by: self._judged(router, by), floor)
         return Equal(dial.by, dial.is_kept, dial.judged.runs)
 
     def _judged(self, router: str, by: float | None) -> Judged[tuple[Run, ...]]:
         world = self._world if by is None else self._world.with_dials({display_name(router): by})
-        runs = tuple(self._played(world, router))
-        of = {name: float(np.mean([getattr(run, name) for run in runs])) for name in ("accuracy", "unserved")}
-        return Judged(**of, runs=runs)
+        runs = tuple(self._runs_of(world, router))
+        means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in ("accuracy", "unserved")}
+        return Judged(**means, runs=runs)
 
-    def _played(self, world: World, router: str) -> Iterator[Run]:
+    def _runs_of(self, world: World, router: str) -> Iterator[Run]:
         maker = world.router_maker(router, self._made_in)
         plan = plan_of(maker.make(world.context), world.cluster.router)
         if plan is None or world.decision_times_s.get(display_name(router)):
-            for each in self._runs:
-                yield _simulated(world, router, each.seed, self._made_in)
+            for sampled in self._runs:
+                yield _simulated(world, router, sampled.seed, self._made_in)
             return
         self._scorer.keep(self._runs)
         with ThreadPoolExecutor(min(core_count(), MAX_THREADS)) as threads:

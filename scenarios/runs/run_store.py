@@ -88,11 +88,11 @@ def write_logs(path: Path, record: RunRecord) -> list[Path]:
     logs |= {server_epoch.file: log.steps for server_epoch, log in zip(server_epochs, record.agent_logs, strict=True)}
     for name, steps in logs.items():
         write_log(path / name, steps)
-    written = [path / name for name in logs]
+    paths = [path / name for name in logs]
     if server_epochs:
         write_json(path / EPOCHS_FILE, msgspec.to_builtins(_Epochs(_SCHEMA, tuple(server_epochs))))
-        written.append(path / EPOCHS_FILE)
-    return written
+        paths.append(path / EPOCHS_FILE)
+    return paths
 
 
 def logged_places(folder: RunFolder) -> list[str]:
@@ -156,7 +156,7 @@ def _step(data: Mapping[str, Any]) -> LoggedStep:
 
 def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
     """Write the settings of the real runs' cores, for their replay: the scenario may be another one by then."""
-    write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]})
+    write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [*map(to_jsonable, servers)]})
 
 
 def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
@@ -298,10 +298,10 @@ class _Replay:
                 problems.append(f"{self._place}/{log.file}: {problem}")
         if problems:  # what is missing in a log is missing in the books
             return {"logs": logs, "blocks": {}, "problems": problems}
-        with self._told(LOG_FILE):
+        with self._reporting(LOG_FILE):
             account = self._books.close()
             wrong = [f"{self._place}: {violation}" for violation in account.violations]
-        return {"logs": logs, "blocks": {fate.word: n for fate, n in account.blocks.items()}, "problems": wrong}
+        return {"logs": logs, "blocks": {fate.word: count for fate, count in account.blocks.items()}, "problems": wrong}
 
     def _logs(self) -> Iterator[_Log]:
         server_epochs = read_epochs(self._folder, self._place)
@@ -345,7 +345,7 @@ class _Replay:
 
         if not (self._folder / name).exists():
             problem = "the file is missing"
-        with self._told(log.file):
+        with self._reporting(log.file):
             divergence = None if problem else replay(log.follow(steps()), *self._cores)
         if divergence is not None:
             return read, _divergence_text(divergence)
@@ -358,11 +358,11 @@ class _Replay:
         if read and not problem and length in (None, read):
             return ""
         of = "" if length is None else f" of {length}"
-        word = "incomplete" if length is None or read < length else "too long"
+        deviation = "incomplete" if length is None or read < length else "too long"
         remedy = self._folder.remedy(name)
-        return f"{word}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
+        return f"{deviation}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
 
-    def _told(self, file: str) -> Any:
+    def _reporting(self, file: str) -> Any:
         return told_of(self._folder / self._place / file, self._folder.remedy(f"{self._place}/{file}"))
 
 
@@ -427,7 +427,7 @@ class StoredRun:
         match = _PLACE.search(self.path.name)
         return int(match[2] or 0) if match else 0
 
-    def columns(self, name: str, *wanted: str) -> dict[str, list[Any]]:
+    def columns(self, name: str, *names: str) -> dict[str, list[Any]]:
         """Return columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), by default all.
 
         It is empty if it was not kept.
@@ -439,7 +439,7 @@ class StoredRun:
         if not path.exists():
             return {}
         with self.folder.mending(str(path.relative_to(self.folder.path))):
-            return read_table(path, *wanted)
+            return read_table(path, *names)
 
 
 def load_point(load: float | None) -> str:
@@ -467,12 +467,12 @@ def write_run(
     kept of all, because a paired simulation replays it.
     """
     path = folder / run_place(result["mode"], result["router"], result["seed"], point, repeat)
-    written = [write_table(path / "requests.parquet", record.requests)] if repeat else _write_record(path, record)
+    paths = [write_table(path / "requests.parquet", record.requests)] if repeat else _write_record(path, record)
     if record.references:
         readings = [dict(zip(("server", "read_ns", "reference_s"), each, strict=True)) for each in record.references]
-        written.append(write_table(path / "speed.parquet", readings))
+        paths.append(write_table(path / "speed.parquet", readings))
     write_json(path / "result.json", result)
-    return [*written, path / "result.json"]
+    return [*paths, path / "result.json"]
 
 
 def read_runs(folder: RunFolder) -> list[StoredRun]:
@@ -497,7 +497,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_table(path: Path, rows: Iterable[Any]) -> Path:
-    """Records of one kind as a Parquet table; returns its path."""
+    """Write records of one kind as a Parquet table; returns its path."""
     import pyarrow
     from pyarrow import parquet
 
@@ -506,7 +506,7 @@ def write_table(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
+def read_table(path: Path, *names: str) -> dict[str, list[Any]]:
     """Return a Parquet table's columns: those that are named, or all.
 
     Raises:
@@ -522,16 +522,16 @@ def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
                 allowed = f"allowed are {MAX_VALUES:,} values in all: no record of a run is so large"
                 raise InputError(str(path), "", f"{problem}; {allowed}")
             if not file.metadata.num_columns:  # what was written had no rows, so its columns are unknown
-                return {name: [] for name in wanted}
-            missing = [name for name in wanted if name not in file.schema_arrow.names]
+                return {name: [] for name in names}
+            missing = [name for name in names if name not in file.schema_arrow.names]
             if missing:
-                known = nearest(missing[0], file.schema_arrow.names)
-                raise InputError(str(path), "", f"has no column {missing[0]!r}; {known}: no record of this version")
-            columns: dict[str, list[Any]] = file.read(list(wanted) or None).to_pydict()
+                hint = nearest(missing[0], file.schema_arrow.names)
+                raise InputError(str(path), "", f"has no column {missing[0]!r}; {hint}: no record of this version")
+            columns: dict[str, list[Any]] = file.read(list(names) or None).to_pydict()
     except (ArrowException, OSError) as error:
         problem = f"not a Parquet table, or damaged ({in_a_line(str(error))}); make the run anew"
         raise InputError(str(path), "", problem) from None
-    for name in wanted:
+    for name in names:
         if name != "status" and not all(isinstance(value, int | float | None) for value in columns[name]):
             raise InputError(str(path), name, "holds something that is no number: no record of this version")
     return columns

@@ -154,19 +154,19 @@ def simulate_all(
         WorkError: a process was killed, or a run can't continue.
     """
     require_distinct_names(routers)
-    known = {(result["router"], result["seed"]): result for result in finished}
-    wanted = [(router, seed) for router in routers for seed in seeds]
-    results = [known.get((display_name(router), seed)) for router, seed in wanted]
+    by_run = {(result["router"], result["seed"]): result for result in finished}
+    pairs = [(router, seed) for router in routers for seed in seeds]
+    results = [by_run.get((display_name(router), seed)) for router, seed in pairs]
     for result in results:
         if result is not None and on_result is not None:
             on_result(result)
-    open_places = [place for place, result in enumerate(results) if result is None]
-    makers = {router: world.router_maker(router, made_in) for router in {wanted[place][0] for place in open_places}}
-    tasks = [(makers[router], seed) for router, seed in (wanted[place] for place in open_places)]
+    open_indices = [index for index, result in enumerate(results) if result is None]
+    makers = {router: world.router_maker(router, made_in) for router in {pairs[index][0] for index in open_indices}}
+    tasks = [(makers[router], seed) for router, seed in (pairs[index] for index in open_indices)]
     prepare = partial(_compile, seeds[0]) if engine == "compiled" else None
     with closing(each(_run_of, (world.with_series(), engine), tasks, jobs, prepare)) as runs:
-        for place, result in runs:
-            results[open_places[place]] = result
+        for index, result in runs:
+            results[open_indices[index]] = result
             if on_result is not None:
                 on_result(result)
     return against_reference([result for result in results if result is not None], world.signature_context)

@@ -43,7 +43,12 @@ from scenarios.show.wording import lines_of
 
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpredicted", "yes", "near", "wide", "no"]
-TRUSTED, WON, EXCLUDED, SATURATED, SLO, NEXT = "Trusted", "Winner", "Excluded", "Saturated", "SLO", "Next"
+TRUSTED: Final = "Trusted"
+WON: Final = "Winner"
+EXCLUDED: Final = "Excluded"
+SATURATED: Final = "Saturated"
+SLO: Final = "SLO"
+NEXT: Final = "Next"
 _MOODS: Final[Mapping[TrustCase, Mood]] = {"yes": "yes", "near": "yes", "no": "no", "unserved": "no"}
 _MAX_SEEDS: Final = 200  # more seeds are not advised
 _WELL_KEPT: Final = 0.95  # of the windows
@@ -54,7 +59,9 @@ _OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput
 def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
     """Return all answers; with a validation, first whether to trust simulation; none without two routers."""
     validation = validation if validation is not None and validation["rows"] else None
-    contests = _contests(comparison, validation)
+    contests = list(_contests(comparison, validation))
+    if len(contests) == 2 and contests[0].case == "open" and contests[1].winner == contests[0].first:
+        contests.reverse()  # the few runs on executors only confirm the winner of simulation
     if max((each.routers for each in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
@@ -64,24 +71,18 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
         [line for each in contests for line in lines_of("answers", macro, each)] for macro in ("excluded", "saturated")
     )
     promise = contests[0].ranking.promise
-    is_near = any(one.accuracy < (promise.floor or 0.0) for each in contests for one in each.ranking.able)
+    is_near = any(router.accuracy < (promise.floor or 0.0) for each in contests for router in each.ranking.able)
     slo = lines_of("answers", "slo", promise, comparison and comparison["slo"], most, is_near)
     mood, trusted = _trusted(comparison, validation)
     judged = Answer(TRUSTED, lines_of("answers", "trusted", trusted), mood)
-    rest = [Answer(WON, won, contests[0].mood), Answer(EXCLUDED, excluded), Answer(SATURATED, saturated)]
-    rest.append(Answer(SLO, slo))
+    results = [Answer(WON, won, contests[0].mood), Answer(EXCLUDED, excluded), Answer(SATURATED, saturated)]
+    results.append(Answer(SLO, slo))
     advice = Answer(NEXT, lines_of("answers", "next", _next(contests, trusted, most)))
-    found = [judged, *rest, advice] if validation else [*rest, judged, advice]
-    return [each for each in found if each.lines]
+    replies = [judged, *results, advice] if validation else [*results, judged, advice]
+    return [each for each in replies if each.lines]
 
 
-def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Contest]:
-    """Return the contests, executors' first, unless their few runs only confirm the winner of simulation."""
-    found = list(_of_worlds(comparison, validation))
-    return found[::-1] if len(found) == 2 and found[0].case == "open" and found[1].winner == found[0].first else found
-
-
-def _of_worlds(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Iterator[Contest]:
+def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Iterator[Contest]:
     learned = frozenset(() if comparison is None else comparison["learned"])
     if validation is not None:
         ranking = validated(validation, "hardware", long_run=long_run_accuracies(comparison))
@@ -99,7 +100,7 @@ def _on_executors(validation: ValidationDocument) -> str:
 
 
 def _in_simulation(comparison: ComparisonDocument) -> str:
-    """Say that a comparison's runs are simulated, how many there are, and the weakest origin of what they rest on."""
+    """Describe a comparison's runs: simulated, the weakest origin of what they rest on, and how many there are."""
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
     return f"simulation, {provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')}"
 
@@ -160,8 +161,8 @@ class Contest:
     @property
     def behind(self) -> list[RankedRouter]:
         """Learned routers that lose significantly to the first, but for the one that it is compared with anyhow."""
-        lost = (one for one in self.ranking.able[2:] if one.router not in self.ranking.first)
-        return [one for one in lost if one.router in self.learned]
+        lost = (router for router in self.ranking.able[2:] if router.router not in self.ranking.first)
+        return [router for router in lost if router.router in self.learned]
 
 
 def _saturated_in(comparison: ComparisonDocument) -> list[Saturated]:
@@ -172,7 +173,8 @@ def _saturated_in(comparison: ComparisonDocument) -> list[Saturated]:
 def _saturated_on_executors(validation: ValidationDocument) -> list[Saturated]:
     saturated = []
     for row in rows_at_middle(validation["rows"]):
-        runs = [p["hardware"] for p in validation["pairs"] if (p["router"], p["load"]) == (row["router"], row["load"])]
+        point = row["router"], row["load"]
+        runs = [pair["hardware"] for pair in validation["pairs"] if (pair["router"], pair["load"]) == point]
         offered, completed = (estimate([each.of(run) for run in runs])["mean"] for each in (_OFFERED, _COMPLETED))
         if offered is not None and completed is not None and is_saturated(offered, completed):
             saturated.append(Saturated(row["router"], offered, completed))
@@ -195,9 +197,9 @@ class Trust:
     """What validation shows of the simulation; without one only the origin of its numbers is known.
 
     Attributes:
-        apart, alike: pairs of routers that differ significantly on executors, and those of them that simulation orders
-            so.
-        named: the router that simulation of the same arrivals had named as winner, if that is another one.
+        apart, agreeing: pairs of routers that differ significantly on executors, and those of them that simulation
+            orders so.
+        other_winner: the router that has won in simulation of the same arrivals, if that is another one.
         unreliable: servers whose calibration stayed disturbed.
         coverage: by the title of a latency, how many measured values are inside their predicted ranges.
         widest_pct: half the widest predicted range, as a share of its median.
@@ -207,8 +209,8 @@ class Trust:
     case: TrustCase
     origin: str = ""
     apart: int = 0
-    alike: int = 0
-    named: RankedRouter | None = None
+    agreeing: int = 0
+    other_winner: RankedRouter | None = None
     unreliable: Sequence[str] = ()
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
     widest_pct: float = 0.0
@@ -226,21 +228,20 @@ def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocume
         )
     rows = [row for row in validation["rows"] if not is_flagged(row["served"])]
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
-    alike = sum(map(_alike_pairs, validation["ranking"]))
     case: TrustCase = _judged(rows, [each for each in validation["coverage"].values() if each]) if rows else "unserved"
     long_run = long_run_accuracies(comparison)
     worlds: tuple[InWorld, InWorld] = ("hardware", "simulated")
     real, simulated = (validated(validation, world, long_run=long_run).winner for world in worlds)
     several = len({row["load"] for row in validation["rows"]}) > 1
-    ranges = [found for row in rows for measure in PREDICTED if (found := row["predicted"].get(measure.stem))]
+    ranges = [interval for row in rows for measure in PREDICTED if (interval := row["predicted"].get(measure.stem))]
     return _MOODS.get(case, "open"), Trust(
         case,
         apart=apart,
-        alike=alike,
-        named=simulated if real and simulated and simulated.router != real.router else None,
+        agreeing=sum(map(_agreeing_pairs, validation["ranking"])),
+        other_winner=simulated if real and simulated and simulated.router != real.router else None,
         unreliable=unreliable,
-        coverage={m.title: each for m in PREDICTED if (each := validation["coverage"].get(m.stem))},
-        widest_pct=max((half_width_pct(found) or 0.0 for found in ranges), default=0.0),
+        coverage={measure.title: each for measure in PREDICTED if (each := validation["coverage"].get(measure.stem))},
+        widest_pct=max((half_width_pct(interval) or 0.0 for interval in ranges), default=0.0),
         farthest=[worst for measure in PREDICTED if (worst := _worst(rows, measure, several))],
         is_metered=not any("energy" in name for pair in validation["pairs"] for name in pair["not_applicable"]),
         devices=emulated_devices(validation),
@@ -252,23 +253,24 @@ def _judged(rows: Sequence[Row], coverage: Sequence[Coverage]) -> TrustCase:
     """Judge whether values are inside the ranges; outside, but near; or neither."""
     if not coverage:
         return "unpredicted"
+    stems = [measure.stem for measure in PREDICTED]
     if all(map(holds, coverage)):
-        return "wide" if any(row["case"].get(m.stem) == "wide" for row in rows for m in PREDICTED) else "yes"
-    errors = [(abs(row["error_pct"].get(m.stem) or 0.0), PROMISED_PCT[m.stem]) for row in rows for m in PREDICTED]
+        return "wide" if any(row["case"].get(stem) == "wide" for row in rows for stem in stems) else "yes"
+    errors = [(abs(row["error_pct"].get(stem) or 0.0), PROMISED_PCT[stem]) for row in rows for stem in stems]
     return "near" if all(error <= promised for error, promised in errors) else "no"
 
 
-def _alike_pairs(ranking: RankCorrelation) -> int:
+def _agreeing_pairs(ranking: RankCorrelation) -> int:
     """Count the pairs that executors distinguish and simulation orders the same way."""
     return round(((ranking["tau_separated"] or 0.0) + 1) / 2 * ranking["separated_pairs"])
 
 
 def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, Any] | None:
     """Return the largest bias of all routers and loads, in percent; `load` only if there are several."""
-    known = [(error, row) for row in rows if (error := row["error_pct"].get(measure.stem)) is not None]
-    if not known:
+    biases = [(error, row) for row in rows if (error := row["error_pct"].get(measure.stem)) is not None]
+    if not biases:
         return None
-    error, row = max(known, key=lambda each: abs(each[0]))
+    error, row = max(biases, key=lambda bias: abs(bias[0]))
     return {
         "title": measure.title,
         "error_pct": error,
@@ -300,15 +302,15 @@ def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] |
 
 def _is_too_much(contest: Contest) -> bool:
     """Return whether no router serves what arrives."""
-    return {one.router for one in contest.ranking.judged} <= {each.router for each in contest.saturated}
+    return {router.router for router in contest.ranking.judged} <= {each.router for each in contest.saturated}
 
 
-def _runs_needed(one: RankedRouter, other: RankedRouter) -> int | None:
+def _runs_needed(first: RankedRouter, second: RankedRouter) -> int | None:
     """Return about how many runs would show their difference, if it is more than there are and they can be made.
 
     An interval narrows with the root of their number.
     """
-    lead = one.lead(other)
+    lead = first.lead(second)
     if lead["ratio"] is None or lead["high"] is None or not log(lead["ratio"]):
         return None
     needed = ceil(lead["runs"] * (log(lead["high"] / lead["ratio"]) / log(lead["ratio"])) ** 2)

@@ -134,7 +134,7 @@ def to_svg(figure: Figure) -> Markup:
     with mpl.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata=_UNDATED, transparent=True)
     text = buffer.getvalue()
-    text = re.sub('(?<= d=")[^"]*', lambda found: _EXCESS.sub("", found[0]), text)
+    text = re.sub('(?<= d=")[^"]*', lambda match: _EXCESS.sub("", match[0]), text)
     return Markup(text[text.index("<svg") :])  # noqa: S704 - it is drawn here, of escaped text
 
 
@@ -147,8 +147,8 @@ def save(figure: Figure, path: Path) -> None:
 
 def label_of(name: str) -> str:
     """Return a name for a chart: what can't be seen is written out, and a long one continues in the next line."""
-    seen = visible(name)
-    return "\n".join(seen[start : start + LINE] for start in range(0, len(seen), LINE))
+    printable = visible(name)
+    return "\n".join(printable[start : start + LINE] for start in range(0, len(printable), LINE))
 
 
 def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: int, loc: Loc) -> Legend:
@@ -161,8 +161,8 @@ def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: 
 
 def joint_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     """Draw one legend of all panels, in which each label is once, widths before the rest; none without labels."""
-    found = [panel.get_legend_handles_labels() for panel in panels]
-    legend = {label: handle for each in found for handle, label in zip(*each, strict=True)}
+    entries = [panel.get_legend_handles_labels() for panel in panels]
+    legend = {label: handle for each in entries for handle, label in zip(*each, strict=True)}
     if labels := sorted(legend, key=lambda label: not label.startswith("width ")):
         figure.legend([legend[label] for label in labels], labels, loc="outside lower center", ncols=columns)
 
@@ -170,8 +170,8 @@ def joint_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
 def _worlds_legend(figure: Figure, worlds: Collection[str]) -> None:
     """Draw the legend of the lines' styles, if there is more than one."""
     if len(worlds) > 1:
-        both = [Line2D([], [], color=GREY, linestyle=line) for line in LINES.values()]
-        figure.legend(both, list(LINES), loc="outside upper center", ncols=2)
+        handles = [Line2D([], [], color=GREY, linestyle=line) for line in LINES.values()]
+        figure.legend(handles, list(LINES), loc="outside upper center", ncols=2)
 
 
 def router_colors(routers: Sequence[str]) -> dict[str, str]:
@@ -217,26 +217,26 @@ class Point(NamedTuple):
 def standings(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Point]:
     """Return p99 latency and accuracy of the routers that executors ran, predicted and measured, or were compared."""
     if validation is None or not validation["rows"]:
-        return [] if comparison is None else [_standing(one, WORLDS[0]) for one in compared(comparison, P99).judged]
+        return [] if comparison is None else [_standing(each, WORLDS[0]) for each in compared(comparison, P99).judged]
     long_run = long_run_accuracies(comparison)
     real, promised = (
         validated(validation, world, of=P99, long_run=long_run).judged for world in ("hardware", "simulated")
     )
     load = middle_load(row["load"] for row in validation["rows"])
     ranges = {row["router"]: row["predicted"].get(P99.stem) for row in validation["rows"] if row["load"] == load}
-    ran = {one.router for one in real}
-    predicted = [_standing(one, WORLDS[0], ranges[one.router]) for one in promised if one.router in ran]
-    return [*predicted, *(_standing(one, WORLDS[1]) for one in real)]
+    ran = {router.router for router in real}
+    predicted = [_standing(router, WORLDS[0], ranges[router.router]) for router in promised if router.router in ran]
+    return [*predicted, *(_standing(router, WORLDS[1]) for router in real)]
 
 
-def _standing(one: RankedRouter, world: str, predicted: Range | None = None) -> Point:
-    half_s = one.interval["ci95"] or 0.0
-    middle_s, errors_s = one.mean, (half_s, half_s)
+def _standing(router: RankedRouter, world: str, predicted: Range | None = None) -> Point:
+    half_s = router.interval["ci95"] or 0.0
+    middle_s, errors_s = router.mean, (half_s, half_s)
     if predicted is not None:
         middle_s = predicted["median"]
         errors_s = middle_s - predicted["low"], predicted["high"] - middle_s
     below, above = (1000 * error_s for error_s in errors_s)
-    return Point(one.router, 1000 * middle_s, 100 * one.accuracy, (below, above), world=world)
+    return Point(router.router, 1000 * middle_s, 100 * router.accuracy, (below, above), world=world)
 
 
 def ranking_chart(
@@ -256,10 +256,10 @@ def ranking_chart(
     with canvas(WIDTH, 3.9) as (figure, axes):
         if floor:
             axes.axhline(100 * floor, **FLOOR)
-        named = _draw_points(axes, points, colors)
+        markers = _draw_points(axes, points, colors)
         axes.set(xlabel=P99.axis, ylabel=accuracy.axis)
-        legend = _legend(figure, list(named.values()), list(named), 6, "outside lower center")
-        for text, router in zip(legend.get_texts(), named, strict=True):
+        legend = _legend(figure, list(markers.values()), list(markers), 6, "outside lower center")
+        for text, router in zip(legend.get_texts(), markers, strict=True):
             text.set_fontweight("bold" if router in first else "normal")
         style: Any = {"marker": "o", "linestyle": "none", "color": "#444"}
         worlds = dict.fromkeys(point.world for point in points)
@@ -300,23 +300,23 @@ def trade_offs(
     """
     width = 3.4 * len(costs) if len(costs) > 1 else WIDTH
     with canvas(width, 3.9, 1, len(costs), squeeze=False, sharey=True) as (figure, grid):
-        named: dict[str, Any] = {}
+        markers: dict[str, Any] = {}
         for axes, cost in zip(grid[0], costs, strict=True):
             bound = [(least * cost.scale, top1 * accuracy.scale) for top1, least in bounds.get(cost.name, ())]
-            known = [row for row in rows if None not in (cost.of(row)["mean"], accuracy.of(row)["mean"])]
-            named |= _draw_points(axes, [_point(row, cost, accuracy) for row in known], colors)
+            drawable = [row for row in rows if None not in (cost.of(row)["mean"], accuracy.of(row)["mean"])]
+            markers |= _draw_points(axes, [_point(row, cost, accuracy) for row in drawable], colors)
             if bound:
                 line = {"color": GREY, "linestyle": "--", "linewidth": 1.2, "zorder": 1}
-                (named["fluid bound"],) = axes.plot(*zip(*bound, strict=True), **line)
+                (markers["fluid bound"],) = axes.plot(*zip(*bound, strict=True), **line)
             axes.set(xlabel=cost.axis)
         grid[0][0].set(ylabel=accuracy.axis)
-        _legend(figure, list(named.values()), list(named), 6, "outside lower center")
+        _legend(figure, list(markers.values()), list(markers), 6, "outside lower center")
     return figure
 
 
 def _point(row: Mapping[str, Any], cost: Measure, accuracy: Measure) -> Point:
     (x, y), (half_x, half_y) = (
-        [of.scale * (of.of(row)[key] or 0.0) for of in (cost, accuracy)] for key in ("mean", "ci95")
+        [measure.scale * (measure.of(row)[key] or 0.0) for measure in (cost, accuracy)] for key in ("mean", "ci95")
     )
     return Point(row["router"], x, y, (half_x, half_x), (half_y, half_y), is_flagged=row["is_flagged"])
 
@@ -326,13 +326,13 @@ def _draw_points(axes: Axes, points: Sequence[Point], colors: Mapping[str, str])
 
     A router that leaves too many images unserved is flagged, and on no front. Of two worlds the front is of the second.
     """
-    drawn = dict[str, Any]()
+    markers = dict[str, Any]()
     is_single = len({point.world for point in points}) < 2
     for point in points:
         is_filled = is_single or point.world == WORLDS[1]
         index = list(colors).index(point.router)
         axes.update_datalim([(point.cost, point.accuracy + half) for half in HALF_SPANS])
-        (drawn[flagged(point.router, point.is_flagged)],) = axes.plot(
+        (markers[flagged(point.router, point.is_flagged)],) = axes.plot(
             point.cost,
             point.accuracy,
             linestyle="none",
@@ -347,12 +347,13 @@ def _draw_points(axes: Axes, points: Sequence[Point], colors: Mapping[str, str])
         errors: Any = {"xerr": np.reshape(point.cost_errors, (2, 1)), "yerr": np.reshape(point.accuracy_errors, (2, 1))}
         style: Any = {"fmt": "none", "ecolor": colors[point.router], "alpha": 0.5, "elinewidth": 1.4, "zorder": 1.5}
         axes.errorbar(point.cost, point.accuracy, **errors, **style)
-    judged = [each for each in points if each.world == points[-1].world and not each.is_flagged]
+    judged = [point for point in points if point.world == points[-1].world and not point.is_flagged]
     front = router_comparison.pareto_front(
-        [router_comparison.ParetoPoint(each.router, each.accuracy, each.cost) for each in judged]
+        [router_comparison.ParetoPoint(point.router, point.accuracy, point.cost) for point in judged]
     )
-    axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
-    return drawn
+    costs, accuracies = [point.cost for point in front], [point.accuracy for point in front]
+    axes.plot(costs, accuracies, ":", color="#888", linewidth=1.2, zorder=1)
+    return markers
 
 
 def _frame_costs(axes: Axes, costs: Sequence[float], ticks: int) -> None:
@@ -400,21 +401,21 @@ def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     Rows are those of a validation with stages in simulation and on executors; the milliseconds of all are behind the
     bars. A stage that takes next to nothing of every bar is left out; each keeps its color.
     """
-    every = [of for row in rows for of in row["stages_s"].values()]
-    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(every[0])}
-    stages = [stage for stage in colors if any(of[stage] > LITTLE * sum(of.values()) for of in every)] or list(colors)
+    bars = [bar for row in rows for bar in row["stages_s"].values()]
+    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(bars[0])}
+    stages = [stage for stage in colors if any(bar[stage] > LITTLE * sum(bar.values()) for bar in bars)] or list(colors)
     with canvas(WIDTH, 1.3 + 0.55 * len(rows)) as (figure, axes):
         for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
-            places = np.arange(len(rows)) + offset
+            positions = np.arange(len(rows)) + offset
             spent_s = np.array([[row["stages_s"][world][stage] for stage in stages] for row in rows])
-            wholes_s = np.array([sum(row["stages_s"][world].values()) for row in rows])
-            shares = 100 * spent_s / np.where(wholes_s > 0, wholes_s, 1.0)[:, None]
+            totals_s = np.array([sum(row["stages_s"][world].values()) for row in rows])
+            shares = 100 * spent_s / np.where(totals_s > 0, totals_s, 1.0)[:, None]
             left = np.cumsum(shares, axis=1) - shares
             for number, stage in enumerate(stages):
                 style: Any = {"color": colors[stage], "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
-                axes.barh(places, shares[:, number], 0.36, left=left[:, number], **style)
-            for place, whole_s in zip(places, wholes_s, strict=True):
-                axes.text(101.5, place, f"{1000 * whole_s:.3g} ms", va="center", fontsize=8)
+                axes.barh(positions, shares[:, number], 0.36, left=left[:, number], **style)
+            for position, total_s in zip(positions, totals_s, strict=True):
+                axes.text(101.5, position, f"{1000 * total_s:.3g} ms", va="center", fontsize=8)
         handles = [Patch(color=colors[stage]) for stage in stages]
         axes.set_yticks(range(len(rows)), [label_of(row["router"]) for row in rows])
         axes.invert_yaxis()
@@ -454,11 +455,11 @@ def _draw_training(panel: Axes, lines: Sequence[Line]) -> None:
         panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
     first, last = max(decisions[0] for decisions, _ in means), min(decisions[-1] for decisions, _ in means)
     common = sorted({at for decisions, _ in means for at in decisions if first <= at <= last})
-    each = np.array([np.interp(common, decisions, values) for decisions, values in means])
+    curves = np.array([np.interp(common, decisions, values) for decisions, values in means])
     label, marker = "mean of the trainings" if len(lines) > 1 else None, "." if len(common) < 10 else ""
-    panel.plot(common, each.mean(axis=0), color=COLORS[0], marker=marker, label=label)
+    panel.plot(common, curves.mean(axis=0), color=COLORS[0], marker=marker, label=label)
     if label:
-        low, high = each.min(axis=0), each.max(axis=0)
+        low, high = curves.min(axis=0), curves.max(axis=0)
         panel.fill_between(common, low, high, color=COLORS[0], alpha=0.15, linewidth=0, label="lowest to highest")
 
 
@@ -506,7 +507,7 @@ def curves_of(runs: Sequence[Steps]) -> dict[str, list[Line]]:
     )
     return {
         LABELS.get(name, name): [
-            ([step["decisions"] for step in of], [step.get(name, nan) for step in of]) for of in runs
+            ([step["decisions"] for step in steps], [step.get(name, nan) for step in steps]) for steps in runs
         ]
         for name in names[:PANELS]
     }
@@ -525,26 +526,27 @@ def save_curves(trained: Mapping[Path, Trained], picture: Path, say: Callable[[s
             raise InputError(str(folder), "", problem)
     columns = {}
     for kind in MADE_KINDS:
-        of = {folder: trainings[kind] for folder, (_, trainings) in trained.items() if kind in trainings}
-        if of:
-            columns[made_name(kind)] = curves_of(list(of.values()))
-            for doubt in _doubts({folder: trained[folder][0] for folder in of}):
+        of_kind = {folder: trainings[kind] for folder, (_, trainings) in trained.items() if kind in trainings}
+        if of_kind:
+            columns[made_name(kind)] = curves_of(list(of_kind.values()))
+            for doubt in _doubts({folder: trained[folder][0] for folder in of_kind}):
                 say(f"warning: {doubt}")
     save(training_curves(columns), picture)
 
 
 def _doubts(scenarios: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
     """Yield why a mean over these trainings may mean little: in all but the seed they should be the same."""
-    first, one = next(iter(scenarios.items()))
+    first_folder, first_scenario = next(iter(scenarios.items()))
     seeds: dict[Any, Path] = {}
-    for folder, other in scenarios.items():
-        unlike = sorted(key for key in {*one, *other} - _UNLEARNED if _said(one, key) != _said(other, key))
+    for folder, scenario in scenarios.items():
+        keys = {*first_scenario, *scenario} - _UNLEARNED
+        unlike = sorted(key for key in keys if _key_text(first_scenario, key) != _key_text(scenario, key))
         if unlike:
-            yield f"{folder}: other {', '.join(unlike)} than in {first}, so the mean is of unlike trainings"
-        elif other and (same := seeds.setdefault(other.get("seed"), folder)) != folder:
+            yield f"{folder}: other {', '.join(unlike)} than in {first_folder}, so the mean is of unlike trainings"
+        elif scenario and (same := seeds.setdefault(scenario.get("seed"), folder)) != folder:
             yield f"{folder}: the seed of {same}, and so the same curve; train it with --set seed=N"
 
 
-def _said(scenario: Mapping[str, Any], key: str) -> str:
+def _key_text(scenario: Mapping[str, Any], key: str) -> str:
     """Return a key's text; a file that both name has another relative path from another folder."""
     return str(scenario.get(key)).replace("../", "")

@@ -111,7 +111,7 @@ def error_table(profile: Profile) -> Table:
 
 def range_table(profile: Profile) -> Table:
     """Return where errors hold; beyond that everything is extrapolated."""
-    rows = [[held.metric, held.quantity, f"{held.low:g}", f"{held.high:g}"] for held in profile.ranges]
+    rows = [[stated.metric, stated.quantity, f"{stated.low:g}", f"{stated.high:g}"] for stated in profile.ranges]
     return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
 
 
@@ -119,9 +119,9 @@ def unreliable(profile: Profile) -> str:
     """Describe a calibration of which many steps stayed disturbed, and by what; empty for a good one."""
     text = profile.device.stamps.get(DISTURBED, "")
     if match := re.search(r"of (\d+) points and sets, (\d+) stayed disturbed: (\d+) by .*, (\d+) below", text):
-        steps, still, taken, slow = map(int, match.groups())
+        steps, still, by_others, slow = map(int, match.groups())
         if still > UNRELIABLE_SHARE * steps:
-            return say("profile", "unreliable", still, steps, taken, slow)
+            return say("profile", "unreliable", still, steps, by_others, slow)
     return ""
 
 
@@ -172,11 +172,11 @@ def format_cluster(checked: CheckedCluster) -> str:
     return "\n".join([to_text(tables), *lines_of("check", "cluster", checked)])
 
 
-def _host(each: CheckedHost) -> list[Cell]:
-    facts = each.facts
+def _host(host: CheckedHost) -> list[Cell]:
+    facts = host.facts
     if facts is None:
-        return [each.host, ", ".join(each.servers), *[None] * 7]
-    texts = [each.host, ", ".join(each.servers), "; ".join(facts.devices), facts.python, facts.torch, facts.code]
+        return [host.host, ", ".join(host.servers), *[None] * 7]
+    texts = [host.host, ", ".join(host.servers), "; ".join(facts.devices), facts.python, facts.torch, facts.code]
     return [*texts, facts.cores, facts.free_bytes, facts.disk_free_bytes]
 
 
@@ -200,15 +200,15 @@ MAX_PROBLEMS: Final = 5  # that are listed for a run
 
 def format_replay(runs: Mapping[str, ReplayedRun]) -> str:
     """Describe what is wrong with each run; of one that replays, a line, and one for each log, unless one holds all."""
-    return "\n".join(_run_text(place, run) for place, run in runs.items())
+    return "\n".join(_run_text(path, run) for path, run in runs.items())
 
 
-def _run_text(place: str, run: ReplayedRun) -> str:
+def _run_text(path: str, run: ReplayedRun) -> str:
     if problems := run["problems"]:
-        more = len(problems) - MAX_PROBLEMS
-        return "\n".join([*problems[:MAX_PROBLEMS], *([f"{place}: and {more:,} more"] if more > 0 else [])])
+        extra = len(problems) - MAX_PROBLEMS
+        return "\n".join([*problems[:MAX_PROBLEMS], *([f"{path}: and {extra:,} more"] if extra > 0 else [])])
     steps = sum(log["steps"] for log in run["logs"])
-    text = f"{place}: identical commands in {steps:,} steps"
+    text = f"{path}: identical commands in {steps:,} steps"
     if run["blocks"]:
         blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
         text = f"{text}; blocks: {blocks}"
@@ -222,21 +222,22 @@ def _log_text(log: ReplayedLog) -> str:
     return f"  {log['file']}: {log['of']}, {log['steps']:,} steps, {end}"
 
 
-def format_load(found: Mapping[str, Any]) -> str:
+def format_load(document: Mapping[str, Any]) -> str:
     """Format one row: what was offered, what was answered and how soon, and what was not."""
     latencies = [Column(name, "ms", 1, 1e3) for name in ("mean", "p50", "p99", "max")]
     fates = ("answered", "refused", "late", "unanswered")
     head = [Column("offered", "img/s", 1), Column("goodput", "img/s", 1), *latencies]
     head += [Column("answered"), Column("refused", "429"), Column("late", "504"), Column("unanswered"), Column("other")]
     head += [Column("lag p99", "ms", 1, 1e3)]
-    row = [found["offered_img_s"], found["goodput_img_s"], *(found["latency_s"][each.head] for each in latencies)]
-    other = found["requests"] - sum(found[name] for name in fates)
-    row += [*(found[name] for name in fates), other, found["lag_p99_s"]]
+    row = [document[name] for name in ("offered_img_s", "goodput_img_s")]
+    row += [document["latency_s"][each.head] for each in latencies]
+    other = document["requests"] - sum(document[name] for name in fates)
+    row += [*(document[name] for name in fates), other, document["lag_p99_s"]]
     of_classes = [
-        [name, *(its["latency_s"][each.head] for each in latencies), its["answered"], its["requests"]]
-        for name, its in found.get("classes", {}).items()
+        [name, *(metrics["latency_s"][each.head] for each in latencies), metrics["answered"], metrics["requests"]]
+        for name, metrics in document.get("classes", {}).items()
     ]
-    tables = [Table(head, [row], f"{found['requests']} requests of {found['images']} to {found['url']}")]
+    tables = [Table(head, [row], f"{document['requests']} requests of {document['images']} to {document['url']}")]
     if of_classes:
         tables.append(Table([Column("class"), *latencies, Column("answered"), Column("requests")], of_classes))
     return to_text(tables)

@@ -95,12 +95,12 @@ def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, li
 def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[Cell]]]:
     """Return at which costs no other router is as accurate for less, and how far a cost is above its known bound."""
     pareto, cells = comparison["pareto"], dict[str, list[Cell]]()
-    places = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
+    positions = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
     for row in comparison["rows"]:
-        places_of = {cost: of[row["router"]] for cost, of in places.items() if row["router"] in of}
-        unbeaten = ", ".join(cost.head for cost, place in places_of.items() if place["on_front"])
-        gaps = [places_of[cost]["gap_pct"] if cost in places_of else None for cost in bounded]
+        positions_of = {cost: of[row["router"]] for cost, of in positions.items() if row["router"] in of}
+        unbeaten = ", ".join(cost.head for cost, position in positions_of.items() if position["on_front"])
+        gaps = [positions_of[cost]["gap_pct"] if cost in positions_of else None for cost in bounded]
         cells[row["router"]] = [unbeaten or NONE, *gaps]
     meaning = "The costs at which no other router is as accurate for less."
     head = [Column("unbeaten at", is_text=True, meaning=meaning)]
@@ -121,15 +121,15 @@ def suite_table(score: SuiteScore, entrant: str) -> Table:
     head += [Column(f"p99 against {name or 'best rule'}", "%", is_text=True) for name in rivals]
     rows = []
     for case in score.cases:
-        others = [name or case.best(rules) or "" for name in rivals]
-        its = case.routers[entrant]
+        opponents = [name or case.best(rules) or "" for name in rivals]
+        equal = case.routers[entrant]
         rows.append([
             case.name,
-            its.mean("accuracy"),
+            equal.mean("accuracy"),
             case.bound_s,
-            *(_figures(case, name, is_named=not given) for name, given in zip(others, rivals, strict=True)),
+            *(_figures(case, name, is_named=not rival) for name, rival in zip(opponents, rivals, strict=True)),
             _figures(case, entrant),
-            *(_change(its, case.routers.get(name)) for name in others),
+            *(_change(equal, case.routers.get(name)) for name in opponents),
         ])  # fmt: skip
     return Table(head, rows, f"{entrant}: latencies at equal accuracy, simulated", list(_notes(score, entrant, rules)))
 
@@ -152,16 +152,16 @@ def _why_not(equal: Equal) -> str:
     return f"{number(100 * equal.mean('accuracy'), 4)} %" + ("" if equal.by is not None else ", no dial")
 
 
-def _change(its: Equal, other: Equal | None) -> str:
-    return ratio_change(its.against(other, "p99_s")) if other and its.counts and other.counts else NONE
+def _change(equal: Equal, opponent: Equal | None) -> str:
+    return ratio_change(equal.against(opponent, "p99_s")) if opponent and equal.counts and opponent.counts else NONE
 
 
 def _notes(score: SuiteScore, entrant: str, rules: Sequence[str]) -> Iterator[str]:
     figures: dict[Figure, str] = {"p99_s": "p99", "mean_s": "mean latency"}
     for figure, called in figures.items():
         for rival in (COMPASS, ""):
-            if rival != entrant and (found := list(ratios(score, entrant, rival, rules, figure))):
-                yield f"{called} against {rival or 'the best published rule'}: {counts_text(found)}"
+            if rival != entrant and (changes := list(ratios(score, entrant, rival, rules, figure))):
+                yield f"{called} against {rival or 'the best published rule'}: {counts_text(changes)}"
     out = [case.name for case in score.cases if not case.routers[entrant].counts]
     if out:
         yield f"not compared, as it misses the floor or leaves images unserved: {', '.join(out)}"
@@ -170,15 +170,15 @@ def _notes(score: SuiteScore, entrant: str, rules: Sequence[str]) -> Iterator[st
 def ratios(score: SuiteScore, entrant: str, rival: str, rules: Sequence[str], figure: Figure) -> Iterator[PairedRatio]:
     """Yield ratios of the cases in which both may be compared; `rival`: empty for the rule that is best in each."""
     for case in score.cases:
-        other = case.routers.get(rival or case.best(rules, figure) or "")
-        if other is not None and other.counts and case.routers[entrant].counts:
-            yield case.routers[entrant].against(other, figure)
+        opponent = case.routers.get(rival or case.best(rules, figure) or "")
+        if opponent is not None and opponent.counts and case.routers[entrant].counts:
+            yield case.routers[entrant].against(opponent, figure)
 
 
-def counts_text(found: Sequence[PairedRatio]) -> str:
+def counts_text(paired: Sequence[PairedRatio]) -> str:
     """Describe the median change, and in how many cases a router is ahead or behind for certain."""
-    changes = [100 * ((each["ratio"] or 1.0) - 1.0) for each in found]
-    behind = sum(1 for each in found if each["differs"] and (each["ratio"] or 1.0) > 1.0)
-    ahead = sum(1 for each in found if each["differs"] and (each["ratio"] or 1.0) < 1.0)
+    changes = [100 * ((each["ratio"] or 1.0) - 1.0) for each in paired]
+    behind = sum(1 for each in paired if each["differs"] and (each["ratio"] or 1.0) > 1.0)
+    ahead = sum(1 for each in paired if each["differs"] and (each["ratio"] or 1.0) < 1.0)
     text = f"median {median(changes):+.1f} % ({min(changes):+.0f} to {max(changes):+.0f})"
-    return f"behind for certain in {behind} of {len(found)} cases, ahead in {ahead}; {text}"
+    return f"behind for certain in {behind} of {len(paired)} cases, ahead in {ahead}; {text}"

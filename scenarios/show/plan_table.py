@@ -18,13 +18,13 @@ RUN: Final = "Run"
 
 def format_plan(plan: Plan) -> str:
     """Format all of it; below it what to type next."""
-    one = plan.of(plan.choice)
+    choice = plan.of(plan.choice)
     plain = [each for each in plan.routers if each.role != "candidate"]
-    parts = [Answer(RUN, lines_of("plan", "choice", plan, one))]
-    if one is not None:
-        parts.append(Answer("Replication", lines_of("plan", "beside", plan, one, plain)))
-        parts.append(Answer("Changes", lines_of("plan", "changes", plan, one)))
-    parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, one))]
+    parts = [Answer(RUN, lines_of("plan", "choice", plan, choice))]
+    if choice is not None:
+        parts.append(Answer("Replication", lines_of("plan", "beside", plan, choice, plain)))
+        parts.append(Answer("Changes", lines_of("plan", "changes", plan, choice)))
+    parts += [Answer(TRUSTED, plan.trusted), Answer(NEXT, lines_of("plan", "next", plan, choice))]
     text = to_text([parts, *([servers_table(plan)] if plan.servers else []), routers_table(plan)])
     if plan.commands:  # to be copied: never broken
         text += "\n\n" + "\n  ".join([say("plan", "commands", plan), *plan.commands])
@@ -43,73 +43,54 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
     for result in runs:
         passes.update({server["name"]: server["images"] for server in result["servers"]})
     shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
-    known = [p99_s for result in runs if (p99_s := result["latency_s"]["p99"]) is not None]
-    p99s_s = sorted(known) if len(known) == len(runs) else []
+    measured_s = [p99_s for result in runs if (p99_s := result["latency_s"]["p99"]) is not None]
+    p99s_s = sorted(measured_s) if len(measured_s) == len(runs) else []
     return [Answer(RUN, lines_of("plan", "short", row, best.accuracy, tied, shares, p99s_s))]
 
 
 def servers_table(plan: Plan) -> Table:
     """Return what the choice has each server do."""
-    shares = Column("of the passes", "%", 1, 100), Column("busy", "%", 1, 100)
-    head = [
-        Column("server"),
-        Column("device", is_text=True),
-        *shares,
-        Column("power", "W", 0),
-        Column("mean batch", "", 1),
-    ]
+    head = [Column("server"), Column("device", is_text=True), Column("of the passes", "%", 1, 100)]
+    head += [Column("busy", "%", 1, 100), Column("power", "W", 0), Column("mean batch", "", 1)]
     widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
     head.append(Column(widths, is_text=True))
     if any(each.working_set for each in plan.servers):
         head.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
-    rows = [
-        [
-            of.server,
-            of.device,
-            of.share,
-            of.utilization,
-            of.mean_power_w,
-            of.mean_batch,
-            _widths(of),
-            working_set_text(of),
-        ]
-        for of in plan.servers
-    ]
-    return Table(head, [row[: len(head)] for row in rows], f"{plan.choice}: what each server does")
+    rows: list[list[Cell]] = []
+    for server in plan.servers:
+        row: list[Cell] = [server.server, server.device, server.share, server.utilization, server.mean_power_w]
+        row += [server.mean_batch, _widths(server), working_set_text(server)]
+        rows.append(row[: len(head)])
+    return Table(head, rows, f"{plan.choice}: what each server does")
 
 
-def _widths(of: PlannedServer) -> str:
-    if of.names:
-        shares = sorted(of.widths[0].items(), key=lambda each: -each[1])
-        return ", ".join(f"{of.names[width]} {100 * share:.0f} %" for width, share in shares)
-    means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+def _widths(server: PlannedServer) -> str:
+    if server.names:
+        shares = sorted(server.widths[0].items(), key=lambda item: -item[1])
+        return ", ".join(f"{server.names[width]} {100 * share:.0f} %" for width, share in shares)
+    means = [sum(width * share for width, share in each.items()) if each else None for each in server.widths]
     return " ".join(number(mean, 2) for mean in means)
 
 
-def working_set_text(of: PlannedServer) -> str:
+def working_set_text(server: PlannedServer) -> str:
     """Format the widths that it holds, segment by segment, or a family's members; `all` if memory holds all."""
-    if not of.working_set:
+    if not server.working_set:
         return "all"
-    if of.names:
-        return ", ".join(of.names[width] for width in of.working_set[0])
-    return " ".join("+".join(f"{width:g}" for width in each) for each in of.working_set)
+    if server.names:
+        return ", ".join(server.names[width] for width in server.working_set[0])
+    return " ".join("+".join(f"{width:g}" for width in each) for each in server.working_set)
 
 
 def routers_table(plan: Plan) -> Table:
     """Return all that was tried, by descending sustained rate."""
-    head = [
-        Column("router"),
-        Column("carries", "images/s", 0),
-        Column("of that, least", "", 0),
-        Column("and most", "", 0),
-    ]
-    head += [Column("J/image there"), Column("p99 here", "ms", 2, 1000), Column("accuracy here", "%", 2, 100)]
-    head += [Column("J/image here"), Column("kept here")]
+    head = [Column("router"), Column("carries", "images/s", 0), Column("of that, least", "", 0)]
+    head += [Column("and most", "", 0), Column("J/image there"), Column("p99 here", "ms", 2, 1000)]
+    head += [Column("accuracy here", "%", 2, 100), Column("J/image here"), Column("kept here")]
     rows: list[list[Cell]] = []
-    for each in sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0):
-        its, found = each.carried, each.outcome
-        carried = [its.mean_img_s, its.low_img_s, its.high_img_s, its.energy_per_image_j] if its else [None] * 4
-        here = [found.latency_p99_s, found.accuracy, found.energy_per_image_j, "yes" if found.keeps else "no"]
-        rows.append([each.router, *carried, *here])
+    for router in sorted(plan.routers, key=lambda router: -router.carried.mean_img_s if router.carried else 0.0):
+        rate, outcome = router.carried, router.outcome
+        carried = [rate.mean_img_s, rate.low_img_s, rate.high_img_s, rate.energy_per_image_j] if rate else [None] * 4
+        reached = [outcome.latency_p99_s, outcome.accuracy, outcome.energy_per_image_j]
+        rows.append([router.router, *carried, *reached, "yes" if outcome.keeps else "no"])
     notes = ["Who carries nothing (-) keeps what is asked at no rate."]
     return Table(head, rows, "routers: what they carry, and what they reach under the scenario's load", notes)

@@ -30,7 +30,7 @@ SLICE_CENTRES = (np.arange(JITTER_QUANTILES) + 0.5) / JITTER_QUANTILES  # a row 
 
 def uniform_curves(profile: Profile) -> Iterator[LatencyCurve]:
     """Yield the curves that are shown: segment 1, and those whose previous width is their own."""
-    return (c for c in profile.latency if c.segment == 1 or c.width == c.previous_width)
+    return (curve for curve in profile.latency if curve.segment == 1 or curve.width == curve.previous_width)
 
 
 def loaded_batch(profile: Profile) -> int:
@@ -66,7 +66,7 @@ def band_of_repeats_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[fl
 def stated_solo_error(profile: Profile) -> float | None:
     """Return the stated mean error of solo latency, as a share: the held-out one, or the cross-validated one."""
     for kind in ("held out", "cross-validated"):
-        errors_pct = [e.mean_abs_pct for e in profile.errors if e.metric == SOLO_ERROR and e.kind == kind]
+        errors_pct = [of.mean_abs_pct for of in profile.errors if of.metric == SOLO_ERROR and of.kind == kind]
         if errors_pct:
             return max(errors_pct) / 100
     return None
@@ -91,10 +91,10 @@ def charts_of(profile: Profile) -> dict[str, Figure]:
 
 def write_charts(profile: Profile, folder: Path) -> list[Path]:
     """Write the charts as PNG files; returns their paths."""
-    drawn = charts_of(profile)
-    for name, figure in drawn.items():
+    figures = charts_of(profile)
+    for name, figure in figures.items():
         save(figure, folder / f"{name}.png")
-    return [folder / f"{name}.png" for name in drawn]
+    return [folder / f"{name}.png" for name in figures]
 
 
 def latency_curves(profile: Profile) -> Figure:
@@ -174,8 +174,8 @@ def _by_utilization(
 
 
 def _measured(curve: LatencyCurve) -> list[int]:
-    """Return places of the batch sizes that were measured; all, if the curve does not record it."""
-    return [place for place, count in enumerate(curve.samples or (1,) * len(curve.batches)) if count]
+    """Return the indices of the batch sizes that were measured; all, if the curve does not record it."""
+    return [index for index, count in enumerate(curve.samples or (1,) * len(curve.batches)) if count]
 
 
 def _panels(
@@ -192,17 +192,17 @@ def _panels(
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
     with canvas(WIDTH, 1.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
-        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, PALEST, len(widths))]
-        drawn = list(uniform_curves(profile))
-        for curve in drawn:
+        shades = [mpl.colormaps["viridis"](position) for position in np.linspace(0.05, PALEST, len(widths))]
+        curves = list(uniform_curves(profile))
+        for curve in curves:
             label = f"width {profile.model.name_of(curve.width)}"
             draw(grid.flat[curve.segment - 1], curve, shades[widths.index(curve.width)], label)
         for index, panel in enumerate(grid.flat):
             _dress_panel(panel, index, segments, log)
-        known = len(profile.latency)
-        which = f"\n{len(drawn)} of {known} curves: where the previous width is the same" if len(drawn) < known else ""
-        named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.origin}"
-        figure.suptitle(f"{named}{source}{which}", fontsize=8.5)
+        total = len(profile.latency)
+        note = f"\n{len(curves)} of {total} curves: where the previous width is the same" if len(curves) < total else ""
+        title = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.origin}"
+        figure.suptitle(f"{title}{source}{note}", fontsize=8.5)
         for panel in grid[-1]:
             panel.set_xlabel(xlabel)  # a label of the whole figure would cover the legend
         figure.supylabel(ylabel, fontsize=9)

@@ -173,14 +173,14 @@ class Material:
     def first_runs(self) -> list[StoredRun]:
         """One run a router and mode: at the middle load if there are several, of its lowest seed."""
         rows = self.validation["rows"] if self.validation else []
-        wanted = load_point(middle_load(row["load"] for row in rows))
-        chosen: dict[tuple[str, str], StoredRun] = {}
-        for run in sorted(self.runs, key=lambda run: (run.point != wanted, run.result["seed"], run.repeat)):
-            if run.point in (wanted, ""):
-                chosen.setdefault((run.result["router"], run.result["mode"]), run)
+        point = load_point(middle_load(row["load"] for row in rows))
+        runs: dict[tuple[str, str], StoredRun] = {}
+        for run in sorted(self.runs, key=lambda run: (run.point != point, run.result["seed"], run.repeat)):
+            if run.point in (point, ""):
+                runs.setdefault((run.result["router"], run.result["mode"]), run)
         rank = {router: index for index, router in enumerate(self.compared)}
         return sorted(
-            chosen.values(),
+            runs.values(),
             key=lambda run: (rank.get(run.result["router"], len(rank)), run.result["mode"] != "simulation"),
         )
 
@@ -199,8 +199,8 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder(run_folder)
     path = folder.path
     if not path.is_dir() or (not folder.is_flagged and any(path.iterdir())):
-        what = "is no run folder that serves" if path.is_dir() else "no such run folder"
-        raise InputError(str(path), "", f"{what}; `slimsched run` and `slimsched compare --out` make one")
+        problem = "is no run folder that serves" if path.is_dir() else "no such run folder"
+        raise InputError(str(path), "", f"{problem}; `slimsched run` and `slimsched compare --out` make one")
     with folder.opened():
         material = gather(folder)
         if not (material.comparison or material.validation or material.runs or material.profiles or material.training):
@@ -296,8 +296,8 @@ def profile_page(profile: Profile) -> str:
 
 
 def _badges(material: Material) -> Iterator[tuple[str, str]]:
-    for word, words in dict.fromkeys(map(origin_badge, material.profiles.values())):
-        yield word, f"profiles: {words}"
+    for color, text in dict.fromkeys(map(origin_badge, material.profiles.values())):
+        yield color, f"profiles: {text}"
     accuracy = material.comparison["accuracy_provenance"] if material.comparison else MEASURED
     if accuracy != MEASURED:
         yield "datasheet", f"accuracy: {accuracy}"
@@ -343,7 +343,7 @@ def _environment(document: Mapping[str, Any]) -> list[list[str]]:
 def _in_words(value: object) -> str:
     """Return a value in words, not as Python writes a dictionary or a list."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_in_words(each)}" for key, each in value.items()) or NONE
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items()) or NONE
     if isinstance(value, list | tuple):
         return "; ".join(map(_in_words, value)) or NONE
     return NONE if value is None else str(value)
@@ -353,11 +353,11 @@ def _in_words(value: object) -> str:
 
 
 def _in_simulation(comparison: ComparisonDocument, validation: ValidationDocument | None) -> Iterator[Table | Section]:
-    found = comparison_table(comparison)
+    table = comparison_table(comparison)
     if validation and (simulated := summary_table(comparison, None)):
         yield simulated
-    yield Table((), (), warnings=found.warnings)
-    yield Section("All numbers of the comparison", [replace(found, warnings=())], is_folded=True)
+    yield Table((), (), warnings=table.warnings)
+    yield Section("All numbers of the comparison", [replace(table, warnings=())], is_folded=True)
 
 
 def _on_executors(validation: ValidationDocument) -> Iterator[Table | Chart | Section]:
@@ -367,16 +367,16 @@ def _on_executors(validation: ValidationDocument) -> Iterator[Table | Chart | Se
     yield Table((), (), warnings=warnings)
     plain = [replace(table, warnings=()) for table in tables]
     yield Section("Predictions, measurements and errors", plain, validation_notes(validation), is_folded=True)
-    known = [row for row in rows_at_middle(validation["rows"]) if all(row["stages_s"].values())]
-    if known:
-        yield Chart(charts.stage_bars(known), say("report", "stages", known[0]["load"]))
-        yield Section("The same in milliseconds", [stages_table(known)], is_folded=True)
+    rows = [row for row in rows_at_middle(validation["rows"]) if all(row["stages_s"].values())]
+    if rows:
+        yield Chart(charts.stage_bars(rows), say("report", "stages", rows[0]["load"]))
+        yield Section("The same in milliseconds", [stages_table(rows)], is_folded=True)
 
 
 def _latency(material: Material) -> Iterator[Chart]:
     if curves := _latency_curves(material):
-        both = len({curve.world for curve in curves}) > 1
-        yield Chart(charts.latency_distributions(curves, material.colors), say("report", "latencies", both))
+        has_both = len({curve.world for curve in curves}) > 1
+        yield Chart(charts.latency_distributions(curves, material.colors), say("report", "latencies", has_both))
 
 
 def _latency_curves(material: Material) -> list[charts.Latencies]:
@@ -389,8 +389,11 @@ def _latencies_s(run: StoredRun) -> list[float]:
     if not columns:
         return []
     start_ns = run.result["warmup_s"] * 1e9
-    rows = zip(columns["arrived_ns"], columns["finished_ns"], columns["status"], strict=True)
-    return [(done - came) / 1e9 for came, done, status in rows if status == "completed" and came >= start_ns]
+    return [
+        (finished_ns - arrived_ns) / 1e9
+        for arrived_ns, finished_ns, status in zip(*columns.values(), strict=True)
+        if status == "completed" and arrived_ns >= start_ns
+    ]
 
 
 def _trade_offs(material: Material) -> Iterator[Chart]:
@@ -441,18 +444,18 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
 def _timelines(runs: Sequence[StoredRun]) -> list[Markup]:
     """Return links that open runs batch by batch: by a click if they fit into the page (gzip and base64), and files."""
     packed = [b64encode(gzip.compress((run.path / "timeline.json").read_bytes(), mtime=0)).decode() for run in runs]
-    room, held = MAX_TRACES, set[int]()
+    room, embedded = MAX_TRACES, set[int]()
     for number in sorted(range(len(runs)), key=lambda number: len(packed[number])):
         room -= len(packed[number])
         if room >= 0:
-            held.add(number)
+            embedded.add(number)
     links, files = [], []
     for number, run in enumerate(runs):
         title = f"{run.result['router']}, {WORLD_WORDS[run.result['mode']]}"
-        trace = Markup(' data-trace="{}"').format(packed[number]) if number in held else ""
+        trace = Markup(' data-trace="{}"').format(packed[number]) if number in embedded else ""
         links.append(PERFETTO.format(trace, title, title))
-        place = quote((run.path / "timeline.json").relative_to(run.folder.path).as_posix())
-        files.append(Markup('<a href="{}">{}</a>').format(place, title))
+        href = quote((run.path / "timeline.json").relative_to(run.folder.path).as_posix())
+        files.append(Markup('<a href="{}">{}</a>').format(href, title))
     opened = Markup(
         "Every batch and decision of a run on a timeline, opened in Perfetto (ui.perfetto.dev, which shows it in your "
         "browser and sends it nowhere; it may ask whether you trust this page): {}."
@@ -482,11 +485,11 @@ def origin_badge(profile: Profile) -> tuple[str, str]:
 
 def _profiles(profiles: Mapping[str, Profile]) -> Iterator[Section]:
     """Yield each one's description; of the second of two equal ones only that. Charts of many may not fit."""
-    seen: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for server, profile in profiles.items():
-        first = seen.setdefault(profile.to_yaml(), server)
+        first = owners.setdefault(profile.to_yaml(), server)
         if first == server:
-            yield _profile(server, profile, has_charts=len(seen) <= CHARTED_PROFILES)
+            yield _profile(server, profile, has_charts=len(owners) <= CHARTED_PROFILES)
         else:
             yield replace(_profile(server, profile, has_charts=False), blocks=(), warnings=(),
                           notes=[f"{server} has the same profile as {first}."])  # fmt: skip
@@ -514,13 +517,13 @@ def _profile(server: str, profile: Profile, *, has_charts: bool = True) -> Secti
 def _profile_charts(text: str) -> list[Chart]:
     """Return a profile's charts, cached by its file's text: they take seconds to draw, and may be on several pages."""
     profile = Profile.from_yaml(text, "")
-    drawn = profile_charts.charts_of(profile)
+    figures = profile_charts.charts_of(profile)
     if profile_charts.is_flat(profile):  # a CPU's utilization is uninformative
-        del drawn["figure1"]
+        del figures["figure1"]
     facts = {
         "batch": loaded_batch(profile),
         "at_once": loaded_at_once(profile),
         "has_sms": any(curve.sm_utilization for curve in profile.latency),
         "error_share": stated_solo_error(profile),
     }
-    return [Chart(charts.to_svg(figure), say("report", name, facts)) for name, figure in drawn.items()]
+    return [Chart(charts.to_svg(figure), say("report", name, facts)) for name, figure in figures.items()]

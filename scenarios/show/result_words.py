@@ -31,10 +31,10 @@ def provenance(of: Result | ComparisonDocument) -> str:
     return origin if of["accuracy_provenance"] == MEASURED else f"{origin}; accuracy: {of['accuracy_provenance']}"
 
 
-def origin_text(of: ComparisonDocument) -> str:
+def origin_text(comparison: ComparisonDocument) -> str:
     """Return the origin in a sentence or two, for readers new to the terms."""
-    slowdowns = "/".join(f"{slowdown:g}" for slowdown in of["emulated_slowdowns"])
-    return say("results", "origin", of["provenance"], slowdowns, of["accuracy_provenance"])
+    slowdowns = "/".join(f"{slowdown:g}" for slowdown in comparison["emulated_slowdowns"])
+    return say("results", "origin", comparison["provenance"], slowdowns, comparison["accuracy_provenance"])
 
 
 def decisions_text(charged: Mapping[str, float]) -> list[str]:
@@ -49,8 +49,8 @@ def flagged(name: str, is_flagged: bool) -> str:
 
 def served_measures(served: Iterable[Served]) -> list[Measure]:
     """Return the columns of how much was served: unfinished and failed if there are any."""
-    known = [{"shares": each} for each in served if each["completed"] is not None]
-    return [each for each in SERVED if known and (each is SERVED[0] or any(map(each.of, known)))]
+    documents = [{"shares": each} for each in served if each["completed"] is not None]
+    return [each for each in SERVED if documents and (each is SERVED[0] or any(map(each.of, documents)))]
 
 
 def slo_measures(slo: SloDocument | None) -> list[Measure]:
@@ -76,16 +76,15 @@ def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], 
     """Return which routers left few images unserved, and (with the meaning) many; rows are (router, where, share)."""
     few, many = [], []
     is_cut = False
-    for name, where, of in rows:
-        left = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
-        is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > left + ROUNDING
-        is_flagged = leaves_many(of)
-        text = say(
-            "results", "unserved", flagged(name, is_flagged), where, of, left if left > ROUNDING else None, is_flagged
-        )
+    for name, where, served in rows:
+        remaining = (served["unserved"] or 0.0) - (served["failed"] or 0.0)
+        is_cut |= served["unserved"] is not None and (served["unfinished"] or 0.0) > remaining + ROUNDING
+        is_flagged = leaves_many(served)
+        left = remaining if remaining > ROUNDING else None
+        text = say("results", "unserved", flagged(name, is_flagged), where, served, left, is_flagged)
         if is_flagged:
             many.append(text)
-        elif of["failed"] or of["unserved"]:
+        elif served["failed"] or served["unserved"]:
             few.append(text)
     if is_cut:
         few.append("Unfinished images were under way when their run was cut off: they mark nobody.")
@@ -162,8 +161,8 @@ def classes_table(
     columns = [*(Column(head, is_text=True) for head in heads), Column("class", is_text=True)]
     columns += [column(_ACCURACY, "floor"), column(_P99, "p99 limit"), *map(column, OF_CLASSES)]
     cells = [
-        [*names, name, asked["floor"], asked["p99_limit_s"], *(each.of(classes[name]) for each in OF_CLASSES)]
+        [*names, name, promise["floor"], promise["p99_limit_s"], *(each.of(classes[name]) for each in OF_CLASSES)]
         for names, classes in rows
-        for name, asked in promised.items()
+        for name, promise in promised.items()
     ]
     return Table(columns, cells, title)

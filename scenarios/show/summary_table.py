@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from scenarios.metrics.fidelity import Row, ValidationDocument, is_flagged, was_stopped
+from scenarios.metrics.fidelity import ValidationDocument, is_flagged, was_stopped
 from scenarios.metrics.metric_catalogue import ATTAINMENT, MEASURES
 from scenarios.metrics.router_comparison import (
     ComparisonDocument,
@@ -39,11 +39,11 @@ _LONG_RUN: Final = "Of many runs as long as these, as far as simulation tells of
 def format_summary(
     comparison: ComparisonDocument | None,
     validation: ValidationDocument | None,
-    more: Sequence[Answer] = (),
-    rest: str = "",
+    extra_answers: Sequence[Answer] = (),
+    ending: str = "",
 ) -> str:
     """Format answers (and more, if there are any), the table, below it the warnings on its runs, and the rest."""
-    found = answers(comparison, validation)
+    replies = answers(comparison, validation)
     warnings = [*comparison_table(comparison).warnings] if comparison else []
     if validation is not None:
         judged = [*errors_tables(validation), *saturation_tables(validation)]
@@ -51,8 +51,8 @@ def format_summary(
         warnings += disturbance_warnings(validation, "rows that the report flags")
         warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # or its command's error has them
     tables = [summary_table(comparison, validation), compared_classes(comparison), validated_classes(validation)]
-    text = to_text([[*found, *more] if found else [], *filter(None, tables), "\n".join(warnings)])
-    return f"{text}\n\n{rest}" if rest else text  # to be copied: never broken
+    text = to_text([[*replies, *extra_answers] if replies else [], *filter(None, tables), "\n".join(warnings)])
+    return f"{text}\n\n{ending}" if ending else text  # to be copied: never broken
 
 
 def compared_classes(comparison: ComparisonDocument | None) -> Table | None:
@@ -109,7 +109,7 @@ def _of_simulation(comparison: ComparisonDocument) -> Table:
     if comparison["pareto"]["bounds"].get(_MEAN.name):
         gaps = {row["router"]: row["gap_pct"] for row in comparison["pareto"]["fronts"][_MEAN.name]}
         head[-1] = Column(f"{_MEAN.head} over bound", "%", 0, signed=True)
-        cells = [[*known[:-1], gaps.get(row["router"])] for known, row in zip(cells, rows, strict=True)]
+        cells = [[*values[:-1], gaps.get(row["router"])] for values, row in zip(cells, rows, strict=True)]
     title = f"{comparison['scenario']}, simulated ({provenance(comparison)}; {_seeds(rows)})"
     return Table(head, cells, title, marks=places(comparison, None))
 
@@ -123,21 +123,18 @@ def _of_both_worlds(comparison: ComparisonDocument | None, validation: Validatio
     real = {row["router"]: row for row in rows_at_middle(validation["rows"])}
     long = {} if comparison is None else {row["router"]: row for row in comparison["rows"]}
     ranking = _ranking(comparison, validation)
-    judged = {} if ranking is None else {one.router: one.accuracy for one in ranking.judged}
+    judged = {} if ranking is None else {each.router: each.accuracy for each in ranking.judged}
     accuracies = {**long_run_accuracies(comparison), **judged}
     accuracy = replace(column(_ACCURACY, "accuracy"), meaning=_LONG_RUN)
     head = [Column("router"), accuracy, *prediction_columns(_P99, "p99")[:2], Column("inside", is_text=True)]
     head.append(column(_P99, "p99 of all seeds") if long else Column("p99 error", "%", 1, signed=True))
     rows: list[list[Cell]] = []
     for router in dict.fromkeys([*long, *real]):
-        one, many = real.get(router), long.get(router)
-        last = _P99.of(many) if many else None if long or one is None else one["error_pct"].get(_P99.stem)
-        name = flagged(router, _is_flagged(one, many))
-        rows.append([name, accuracies.get(router), *prediction_cells(one, _P99), last])
+        row, long_row = real.get(router), long.get(router)
+        last = _P99.of(long_row) if long_row else None if long or row is None else row["error_pct"].get(_P99.stem)
+        leaves_many = (row is not None and is_flagged(row["served"])) or bool(long_row and long_row["is_flagged"])
+        name = flagged(router, leaves_many)
+        rows.append([name, accuracies.get(router), *prediction_cells(row, _P99), last])
     title = f"{validation['scenario']}: {title_at_middle(validation)}"
     title += f", {_seeds([*long.values()])} simulated" if long else ""
     return Table(head, rows, title, marks=places(comparison, validation))
-
-
-def _is_flagged(real: Row | None, long: Mapping[str, Any] | None) -> bool:
-    return (real is not None and is_flagged(real["served"])) or (long is not None and long["is_flagged"])

@@ -64,8 +64,8 @@ def ratio_change(ratio: PairedRatio) -> str:
     """Format a ratio and its interval as `-10.3 (-14.1 to -6.3) %`, which never passes -100 %; `-` for none."""
     if ratio["ratio"] is None:
         return NONE
-    known = [each for each in (ratio["ratio"], ratio["low"], ratio["high"]) if each is not None]
-    mean, *ends = (number(each - 1, 1, 100, signed=True) for each in known)
+    values = [each for each in (ratio["ratio"], ratio["low"], ratio["high"]) if each is not None]
+    mean, *ends = (number(each - 1, 1, 100, signed=True) for each in values)
     return f"{mean} ({' to '.join(ends)}) %" if ends else f"{mean} %"
 
 
@@ -84,9 +84,9 @@ def duration(value_s: float | None) -> str:
     return NONE if value_s is None else f"{value_s:.3f} s" if value_s >= 1 else f"{value_s * 1000:.2f} ms"
 
 
-def plural(count: int, word: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Format a count with its word: `1 seed`, `2 seeds`."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 NAME_SHARE: Final = 0.375  # of a line, for the words of one column
@@ -159,8 +159,8 @@ class Table:
 
 def column(measure: Measure, head: str = "", provenance: str = "") -> Column:
     """Return the column of a measure, as the catalogue heads it or under another head."""
-    named, digits = head or measure.head, measure.digits
-    return Column(named, measure.unit, digits, measure.scale, meaning=measure.meaning, provenance=provenance)
+    number_format = measure.unit, measure.digits, measure.scale
+    return Column(head or measure.head, *number_format, meaning=measure.meaning, provenance=provenance)
 
 
 def columns(*heads: str) -> list[Column]:
@@ -193,23 +193,23 @@ def to_text(parts: Iterable[Table | str | Sequence[Answer]], width: int | None =
             shown in several blocks, each with the first column.
     """
     wide = width or screen_width()
-    return "\n\n".join(_written(part, wide) for part in parts if part)
+    return "\n\n".join(_part_text(part, wide) for part in parts if part)
 
 
-def _written(part: Table | str | Sequence[Answer], width: int) -> str:
+def _part_text(part: Table | str | Sequence[Answer], width: int) -> str:
     if not isinstance(part, Table | str):
         return _labelled(part, min(width, PIPED))  # no wider than is good to read
-    drawn = [part] if isinstance(part, str) else _drawn(part, width)
+    blocks = [part] if isinstance(part, str) else _drawn(part, width)
     console = Console(file=StringIO(), width=width, color_system=None, markup=False, highlight=False, emoji=False)
-    with console.capture() as written:
-        for each in drawn:
-            console.print(each)
-    return "\n".join(line.rstrip() for line in written.get().splitlines())
+    with console.capture() as capture:
+        for block in blocks:
+            console.print(block)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def _labelled(answers: Sequence[Answer], width: int) -> str:
     """Return labels in a column, and the lines of each next to it."""
-    lines = [(line, "" if place else each.label) for each in answers for place, line in enumerate(each.lines)]
+    lines = [(line, "" if index else answer.label) for answer in answers for index, line in enumerate(answer.lines)]
     return "\n".join(
         fill(visible(text), width, initial_indent=f"  {label:<{LABEL}} ", subsequent_indent=" " * (LABEL + 3),
              break_on_hyphens=False)
@@ -230,29 +230,28 @@ def _blocks(table: Table, width: int) -> list[Grid]:
     First heads are broken, then words, which take a share of the line at most; numbers are whole.
     """
     heads = [column.title for column in table.columns]
-    cells = [max([1, *(cell_len(visible(row[place])) for row in table.rows)]) for place in range(len(heads))]
-    are_words = [place == 0 or column.is_text for place, column in enumerate(table.columns)]
+    cells = [max([1, *(cell_len(visible(row[index])) for row in table.rows)]) for index in range(len(heads))]
+    are_words = [index == 0 or column.is_text for index, column in enumerate(table.columns)]
     widths = [max(cell_len(head), cell) for head, cell in zip(heads, cells, strict=True)]
     if sum(widths) + GAP * (len(heads) - 1) > width:
         widths = [max([cell, *map(cell_len, head.split())]) for head, cell in zip(heads, cells, strict=True)]
-    least = [
-        min(wide, int(NAME_SHARE * width)) if words else wide for wide, words in zip(widths, are_words, strict=True)
-    ]
-    blocks, left = [[0]], width - least[0]
-    for place in range(1, len(heads)):
-        if GAP + least[place] > left and len(blocks[-1]) > 1:
+    longest = int(NAME_SHARE * width)
+    least = [min(wide, longest) if is_words else wide for wide, is_words in zip(widths, are_words, strict=True)]
+    blocks, room = [[0]], width - least[0]
+    for index in range(1, len(heads)):
+        if GAP + least[index] > room and len(blocks[-1]) > 1:
             blocks.append([0])
-            left = width - least[0]
-        blocks[-1].append(place)
-        left -= GAP + least[place]
+            room = width - least[0]
+        blocks[-1].append(index)
+        room -= GAP + least[index]
     grids = []
-    for places in blocks:
+    for block in blocks:
         grids.append(Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0)))
-        for place in places:
-            style: Any = {"overflow": "fold"} if are_words[place] else {"justify": "right", "width": widths[place]}
-            grids[-1].add_column(heads[place], **style)
+        for index in block:
+            style: Any = {"overflow": "fold"} if are_words[index] else {"justify": "right", "width": widths[index]}
+            grids[-1].add_column(heads[index], **style)
         for row in table.rows:
-            grids[-1].add_row(*(Text(visible(row[place])) for place in places))
+            grids[-1].add_row(*(Text(visible(row[index])) for index in block))
     return grids
 
 
@@ -262,8 +261,5 @@ def _blocks(table: Table, width: int) -> list[Grid]:
 def to_markdown(table: Table) -> str:
     """Format a pipe table; a `|` in a cell would end it, so it becomes `/`."""
     lines = [[head.title for head in table.columns], ["---"] * len(table.columns), *table.rows]
-    return "\n".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |" for line in lines)
-
-
-def _markdown_cell(cell: str) -> str:
-    return cell.replace("|", "/").replace(PLUS_MINUS, " ± ")
+    texts = [[cell.replace("|", "/").replace(PLUS_MINUS, " ± ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in texts)

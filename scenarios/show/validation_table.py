@@ -48,14 +48,14 @@ class _Disturbance:
 
     Attributes:
         key: of a row.
-        share: what is shown, in percent; a row that has more than `limit` is flagged with the word.
+        share: what is shown, in percent; a row that has more than `limit` is marked with the flag.
     """
 
     key: Literal["background_load", "lateness_s", "cpu"]
     head: str
     share: Callable[[Any], float]
     limit: float
-    word: str
+    flag: str
     meaning: str
 
     def is_strong(self, validation: ValidationDocument) -> bool:
@@ -70,7 +70,7 @@ class _Disturbance:
         stolen = load.get("stolen", 0.0)
         parts = [number(self.share(load), 0, 100)]
         parts += [f"({number(stolen, 0, 100)} stolen)"] if stolen > NOTABLE else []
-        return " ".join([*parts, *([self.word] if self.share(load) > self.limit else [])])
+        return " ".join([*parts, *([self.flag] if self.share(load) > self.limit else [])])
 
 
 _FOREIGN = _Disturbance(
@@ -91,7 +91,7 @@ _DISTURBANCES: Final = (
 
 def emulated_devices(validation: ValidationDocument) -> str:
     """Describe the executors' devices if they were emulated, `emulated x20`; empty if they were real."""
-    slowdowns = {k for pair in validation["pairs"] for k in pair["hardware"]["emulated_slowdowns"]}
+    slowdowns = {slowdown for pair in validation["pairs"] for slowdown in pair["hardware"]["emulated_slowdowns"]}
     return origin_of("emulated", sorted(slowdowns)) if slowdowns else ""
 
 
@@ -113,8 +113,8 @@ def title_at_middle(validation: ValidationDocument) -> str:
 
 def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the load that charts show."""
-    chosen = middle_load(row["load"] for row in rows)
-    return [row for row in rows if row["load"] == chosen]
+    load = middle_load(row["load"] for row in rows)
+    return [row for row in rows if row["load"] == load]
 
 
 def _is_slowed(row: Row) -> bool:
@@ -127,9 +127,9 @@ def _all_rows(validation: ValidationDocument) -> list[AnyRow]:
 
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """Return columns of what was measured, and each row's cells of them."""
-    known = [each for each in _DISTURBANCES if any(row[each.key] for row in rows)]
-    head = [Column(each.head, "%", meaning=each.meaning) for each in known]
-    return head, [[each.text(row[each.key]) for each in known] for row in rows]
+    measured = [each for each in _DISTURBANCES if any(row[each.key] for row in rows)]
+    head = [Column(each.head, "%", meaning=each.meaning) for each in measured]
+    return head, [[each.text(row[each.key]) for each in measured] for row in rows]
 
 
 def errors_tables(validation: ValidationDocument) -> list[Table]:
@@ -149,7 +149,7 @@ def _errors_table(rows: Sequence[Row], title: str) -> Table:
     background_head, background_cells = _disturbances(rows)
     head += [*([Column("device slowdown", "", 2)] if slowed else []), *background_head]
     measures = [each for each in VALIDATED if any(row["error_pct"].get(each.stem) is not None for row in rows)]
-    head += [Column(f"{of.title} error", "%", 1, signed=True, meaning=of.meaning) for of in measures]
+    head += [Column(f"{measure.title} error", "%", 1, signed=True, meaning=measure.meaning) for measure in measures]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
         predicted = [cell for measure in PREDICTED for cell in prediction_cells(row, measure)]
@@ -161,7 +161,7 @@ def _errors_table(rows: Sequence[Row], title: str) -> Table:
 
 def prediction_columns(measure: Measure, name: str) -> list[Column]:
     """Return columns of what was predicted, what was measured, and how many values are inside."""
-    head = [column(measure, f"{name} {word}") for word in ("predicted", "measured")]
+    head = [column(measure, f"{name} {kind}") for kind in ("predicted", "measured")]
     return [*head, Column(f"{name} inside", is_text=True)]
 
 
@@ -205,7 +205,7 @@ def _both(row: AnyRow, measure: Measure) -> str:
 def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
     """Return which routers left images unserved, simulated or on executors: few, and many."""
     return unserved_lines(
-        (row["router"], f" {words}", row["served"][world]) for row in rows for world, words in WORLDS.items()
+        (row["router"], f" {text}", row["served"][world]) for row in rows for world, text in WORLDS.items()
     )
 
 
@@ -233,9 +233,9 @@ def saturation_tables(validation: ValidationDocument) -> list[Table]:
     head += [Column("kept up", is_text=True), *background_head]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
-        found = row["rate_img_s"], row["simulated_img_s"], row["hardware_img_s"], row["error_pct"]
+        figures = row["rate_img_s"], row["simulated_img_s"], row["hardware_img_s"], row["error_pct"]
         allowed = _allowed(row["target_pct"], row["met"])
-        body.append([_name(row), *served, *found, allowed, _kept_up(row), *background])
+        body.append([_name(row), *served, *figures, allowed, _kept_up(row), *background])
     title = _titled("saturated: arrivals just above capacity", validation)
     return [Table(head, body, title, *_unserved_lines(rows))]
 

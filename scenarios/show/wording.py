@@ -38,20 +38,20 @@ def environment() -> Environment:
     return templates
 
 
-def say(template: str, macro: str, *facts: Any, **more: Any) -> str:
+def say(template: str, macro: str, *facts: Any, **options: Any) -> str:
     """Return what a macro of a template of sentences makes of some facts, in one line."""
-    return _in_a_line(_made(template, macro, *facts, **more))
+    return _in_a_line(_rendered(template, macro, *facts, **options))
 
 
-def lines_of(template: str, macro: str, *facts: Any, **more: Any) -> list[str]:
+def lines_of(template: str, macro: str, *facts: Any, **options: Any) -> list[str]:
     """Return what a macro makes of some facts, line by line."""
-    lines = re.split(r"^\s*\| ", _made(template, macro, *facts, **more), flags=re.MULTILINE)
+    lines = re.split(r"^\s*\| ", _rendered(template, macro, *facts, **options), flags=re.MULTILINE)
     return list(filter(None, map(_in_a_line, lines)))
 
 
-def _made(template: str, macro: str, *facts: Any, **more: Any) -> str:
-    words: Any = getattr(environment().get_template(f"{template}.j2").module, macro)
-    return str(words(*facts, **more))
+def _rendered(template: str, macro: str, *facts: Any, **options: Any) -> str:
+    render: Any = getattr(environment().get_template(f"{template}.j2").module, macro)
+    return str(render(*facts, **options))
 
 
 def _in_a_line(text: str) -> str:

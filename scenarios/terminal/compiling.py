@@ -64,14 +64,14 @@ class _Signals:
     """
 
     def __init__(self) -> None:
-        self._here, there = socket.socketpair()
-        self._here.setblocking(False)
-        self._before = signal.set_wakeup_fd(self._here.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=_end_late, args=(there,), daemon=True).start()
+        self._sender, receiver = socket.socketpair()
+        self._sender.setblocking(False)
+        self._before = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=_end_late, args=(receiver,), daemon=True).start()
 
     def close(self) -> None:
         signal.set_wakeup_fd(self._before)
-        self._here.close()
+        self._sender.close()
 
 
 def _end_late(signals: socket.socket) -> None:
@@ -99,5 +99,5 @@ def telling(say: Say) -> Iterator[None]:
 
 def compiling_text(module: str) -> str:
     """Return the message before an entry of this module is compiled."""
-    what = next((text for part, text in _PARTS.items() if module.startswith(part)), module)
-    return f"compiling {what}; {cache_problem() or f'once, it is kept in {cache_folder()}'}"
+    subject = next((text for part, text in _PARTS.items() if module.startswith(part)), module)
+    return f"compiling {subject}; {cache_problem() or f'once, it is kept in {cache_folder()}'}"

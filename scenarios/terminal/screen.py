@@ -42,18 +42,18 @@ def screen_width() -> int:
 
 def visible(name: str) -> str:
     """Return a name in one line."""
-    return _IN_NAMES.sub(lambda found: _escaped(found[0]), name)
+    return _IN_NAMES.sub(lambda match: _escaped(match[0]), name)
 
 
 def visible_text(text: str) -> str:
     """Return lines of text, which stay lines."""
-    return _IN_TEXT.sub(lambda found: _escaped(found[0]), text)
+    return _IN_TEXT.sub(lambda match: _escaped(match[0]), text)
 
 
 def one_line(text: str) -> str:
     """Return a message of any bytes in one line: unprintable bytes are written out, and a long one loses its middle."""
-    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
-    return "".join(each if each.isprintable() else _escaped(each) for each in shown)
+    shortened = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return "".join(character if character.isprintable() else _escaped(character) for character in shortened)
 
 
 def _escaped(character: str) -> str:
@@ -81,7 +81,7 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
         if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        return _complain(name, _said(error) if isinstance(error, OSError) else str(error), 1)
+        return _complain(name, _error_text(error) if isinstance(error, OSError) else str(error), 1)
     except KeyboardInterrupt:
         return _complain(name, interrupted(), 130)
 
@@ -100,8 +100,7 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _said(error: OSError) -> str:
-    """Describe which file, what is wrong with it, and what helps."""
+def _error_text(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename is not None else ""
     helps = "; make room, and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return f"{where}{error.strerror or error}{helps}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +38,8 @@ FEW_DAYS: Final = 28.0
 
 def unit_of(value_s: float) -> tuple[float, str]:
     """Return the unit that a time reads best in: its seconds, and its name."""
-    known = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"))
-    return next(((unit_s, unit) for unit_s, unit in known if abs(value_s) >= 2 * unit_s), (1.0, "s"))
+    units = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"))
+    return next(((unit_s, unit) for unit_s, unit in units if abs(value_s) >= 2 * unit_s), (1.0, "s"))
 
 
 def time_text(value_s: float | None, sign: str = "") -> str:
@@ -104,8 +103,8 @@ def _templates() -> Environment:
 
 def say(macro: str, *facts: Any) -> str:
     """Return what a macro of the sentences makes of some facts."""
-    words = getattr(_templates().get_template("sentences.j2").module, macro)
-    lines = (" ".join(line.split()) for line in str(words(*facts)).split("¶"))
+    render = getattr(_templates().get_template("sentences.j2").module, macro)
+    lines = (" ".join(line.split()) for line in str(render(*facts)).split("¶"))
     return "\n".join(re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", line) for line in lines if line)
 
 
@@ -123,14 +122,14 @@ def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str]
         heads: values of the braces in its heads.
     """
     cells = _columns(name)
-    written = [[str(cell(row)) for cell in cells.values()] for row in rows]
-    shown = columns(*(head.format(**heads).rstrip() for head in cells))
-    return Table(shown, written, title=title, notes=list(filter(None, notes)))
+    texts = [[str(cell(row)) for cell in cells.values()] for row in rows]
+    head_columns = columns(*(head.format(**heads).rstrip() for head in cells))
+    return Table(head_columns, texts, title=title, notes=list(filter(None, notes)))
 
 
-def _first(rows: Sequence[Any], what: str) -> list[str]:
+def _first(rows: Sequence[Any], noun: str) -> list[str]:
     """Return the note below the first rows of many."""
-    return [f"And {len(rows) - MAX_ROWS:,} {what}."] if len(rows) > MAX_ROWS else []
+    return [f"And {len(rows) - MAX_ROWS:,} {noun}."] if len(rows) > MAX_ROWS else []
 
 
 # ------------------------------------------------------------------------------------------------------------- a trace
@@ -138,13 +137,13 @@ def _first(rows: Sequence[Any], what: str) -> list[str]:
 
 def imported_text(imported: Imported, log: Path, out: Path) -> str:
     """Describe what was read, left out and noted, and the trace's path."""
-    tally = imported.tally
+    counts = imported.tally.document()
     reasons = [
         _table("reasons", rows, head=head)
-        for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(tally.document()), strict=True)
+        for head, rows in (("left out", counts["left_out"]), ("kept, but", counts["noted"]))
         if rows
     ]
-    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in tally.told)])
+    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in imported.tally.told)])
 
 
 def summary_text(trace: Row, name: str) -> str:
@@ -207,8 +206,8 @@ def answers(comparison: Row) -> list[Answer]:
         return []
     base = rows[comparison["baseline"]]
     best, *staying = (rows[name] for name in comparison["least"])
-    least = [say("least", row, base, _alike(comparison, row)) for row in (best, *staying)]
-    least[1:] = [f"of those that stop no job: {each}" for each in least[1:]]
+    least = [say("least", row, base, _ties(comparison, row)) for row in (best, *staying)]
+    least[1:] = [f"of those that stop no job: {text}" for text in least[1:]]
     if (guarded := rows.get(comparison.get("guarded"))) is not None and guarded not in (best, *staying):
         least.append(say("guarded", guarded))
     replies = [Answer("Least wait", least)]
@@ -225,11 +224,10 @@ def answers(comparison: Row) -> list[Answer]:
 
 
 def _rise_s(group: Row) -> float:
-    """Return by how much the mean wait of a group rises."""
     return float((group["wait_mean_s"] or 0.0) - (group["baseline_wait_mean_s"] or 0.0))
 
 
-def _alike(comparison: Row, best: Row) -> list[str]:
+def _ties(comparison: Row, best: Row) -> list[str]:
     """Return policies with longer waits, but not significantly."""
     return [
         row["policy"]
@@ -294,16 +292,16 @@ def _coverage(document: Row) -> str:
 
 def _groups(comparison: Row) -> list[Table]:
     """Return mean waits by size and by virtual cluster, and the shares of jobs that wait less or more than before."""
-    base, others = comparison["baseline"], [row for row in comparison["policies"] if "groups" in row]
+    base, grouped = comparison["baseline"], [row for row in comparison["policies"] if "groups" in row]
     tables = []
     for kind, head, title in (("size", "GPUs", "size"), ("vc", "VC", "virtual cluster")):
-        by_policy = [{group["name"]: group for group in row["groups"] if group["kind"] == kind} for row in others]
+        by_policy = [{group["name"]: group for group in row["groups"] if group["kind"] == kind} for row in grouped]
         names = list(by_policy[0]) if by_policy else []
         if names:
             rows = [_group_row(name, by_policy) for name in names[:MAX_ROWS]]
             note = f"Mean wait; in brackets the share of jobs that wait less, and more, than under {base}."
             notes = [note, *_first(names, "more with fewer jobs")]
-            heads = columns(head, "jobs", base, *(row["policy"] for row in others))
+            heads = columns(head, "jobs", base, *(row["policy"] for row in grouped))
             tables.append(Table(heads, rows, f"Who wins and who loses, by {title}", notes))
     return tables
 

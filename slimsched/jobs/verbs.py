@@ -120,26 +120,27 @@ def import_log(
 
     log = Path(log)
     require_within("--gpus-per-node", gpus_per_node, 1, 1024)
-    place = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
-    if place.is_file() and not is_imported(place):
-        raise InputError(str(place), "", "is there, and no trace that `jobs import` made; name another file with --out")
-    named, units_s = dict(columns or {}), dict[str, float]()
-    for name, column in named.items():
+    target = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
+    if target.is_file() and not is_imported(target):
+        problem = "is there, and no trace that `jobs import` made; name another file with --out"
+        raise InputError(str(target), "", problem)
+    column_names, units_s = dict(columns or {}), dict[str, float]()
+    for name, column in column_names.items():
         before, _, own = column.rpartition(":")
         if before and own in UNITS_S:
-            named[name], units_s[name] = before, UNITS_S[own]
+            column_names[name], units_s[name] = before, UNITS_S[own]
     options = Options(
         gpus_per_node=gpus_per_node,
         vc=vc,
         timezone=_timezone(timezone),
-        columns=named,
+        columns=column_names,
         unit_s=UNITS_S[unit],
         units_s=units_s,
         tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
-        imported = read_log(log, place, format, options, sums=attempts == "sum", told=progress.set)
-    return CommandResult({**imported.document(), "trace": str(place)}, imported_text(imported, log, place))
+        imported = read_log(log, target, format, options, sums=attempts == "sum", told=progress.set)
+    return CommandResult({**imported.document(), "trace": str(target)}, imported_text(imported, log, target))
 
 
 @verb
@@ -200,7 +201,7 @@ def generate(
     require_within("--gpus", gpus, 1, 1_000_000)
     require_within("--seed", seed, 0, LONGEST)
     _require_load(load)
-    place = writable_file(Path(out))
+    target = writable_file(Path(out))
     trace = drawing.draw(
         drawing.Drawing(
             jobs=jobs,
@@ -212,9 +213,10 @@ def generate(
             seed=seed,
         )
     )
-    write_trace(place, trace)
+    write_trace(target, trace)
     document = summarize(trace, gpus)
-    return CommandResult({**document, "trace": str(place)}, f"trace: {place}\n\n{summary_text(document, place.name)}")
+    text = f"trace: {target}\n\n{summary_text(document, target.name)}"
+    return CommandResult({**document, "trace": str(target)}, text)
 
 
 @verb
@@ -239,9 +241,9 @@ def init(
     from jobs.what_if import nodes_of, site_of, starter, typed
     from slimsched.jobs.texts import say
 
-    place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
-    if place.exists():
-        raise InputError(str(place), "", "is there already; name another file with --out, or remove it")
+    target = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
+    if target.exists():
+        raise InputError(str(target), "", "is there already; name another file with --out, or remove it")
     if not nodes and slurm_conf is None:
         raise InputError("--nodes", "", "is missing: equal nodes, such as 64x8; or --slurm-conf FILE, which names them")
     conf = None if slurm_conf is None else read_slurm_conf(Path(slurm_conf))
@@ -249,9 +251,9 @@ def init(
     path, groups = Path(trace).absolute(), typed(groups, jobs)
     with _progress("what the site runs", unit="policy") as progress:
         site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1, conf, progress.set)
-    write_text(place, starter(jobs, Path(os.path.relpath(path, place.absolute().parent)), groups, site))
-    text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
-    document = {"scenario": str(place), "baseline": site.policy, **asdict(site)}
+    write_text(target, starter(jobs, Path(os.path.relpath(path, target.absolute().parent)), groups, site))
+    text = f"scenario: {target}; next: slimsched jobs compare {shlex.quote(str(target))}"
+    document = {"scenario": str(target), "baseline": site.policy, **asdict(site)}
     return CommandResult(document, f"{say('site', site, sum(each.nodes * each.gpus for each in groups))}\n{text}")
 
 
@@ -308,12 +310,12 @@ def compare(
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
     if len(runs) > 1:
         document = comparison_document(case, runs, bounds)
-        if (more := guarded(case, document)) is not None:
-            with _progress(f"{more.name}, as the longest wait grows", 1) as progress:
-                runs |= run_all(replace(case, policies=(more,)), 1, folder)
+        if (guard := guarded(case, document)) is not None:
+            with _progress(f"{guard.name}, as the longest wait grows", 1) as progress:
+                runs |= run_all(replace(case, policies=(guard,)), 1, folder)
                 progress.update()
-            case = replace(case, policies=(*case.policies, more))
-            document = comparison_document(case, runs, bounds) | {"guarded": more.name}
+            case = replace(case, policies=(*case.policies, guard))
+            document = comparison_document(case, runs, bounds) | {"guarded": guard.name}
         if case.scenario.jitter_s:
             document["jitter"] = jitter_document(case, core_count())
     else:
@@ -374,7 +376,7 @@ def whatif(
 
     if not changes:
         raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
-    changed = _changed(changes)
+    changed = _read_changes(changes)
     now, then = _case(scenario, policies), _case(scenario, policies, changes=changed)
     runs = 2 * len(now.policies)
     with _progress("what if", runs) as progress:
@@ -459,36 +461,36 @@ def advise(
     slurm = Slurm()
     doubts = advice.doubts_of(slurm.ask(*advice.CONFIG_COMMAND))
     if undo is not None:
-        return _undone(Path(undo))
-    place = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
+        return _undo(Path(undo))
+    journal_path = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
     case = _case(scenario)
-    named = named_policy(policy, case.scenario, "--policy")
-    advice.require_order(named, "--policy")
+    order = named_policy(policy, case.scenario, "--policy")
+    advice.require_order(order, "--policy")
     guard_ns = _DAY_NS if age_guard_s is None else round(age_guard_s * NS_PER_S)
-    if age_guard_s is not None or not named.policy.age_guard_ns:
-        named = replace(named, policy=replace(named.policy, age_guard_ns=guard_ns))
+    if age_guard_s is not None or not order.policy.age_guard_ns:
+        order = replace(order, policy=replace(order.policy, age_guard_ns=guard_ns))
     with _progress("judging what the site runs", 1) as progress:
         error = advice.require_near(case)
         progress.update()
-    known = advice.read_journal(read_text(place), str(place)) if place.is_file() else []
-    with opened_journal(place) if apply else nullcontext((known, None)) as (lines, write):
+    recorded = advice.read_journal(read_text(journal_path), str(journal_path)) if journal_path.is_file() else []
+    with opened_journal(journal_path) if apply else nullcontext((recorded, None)) as (lines, write):
 
         def one_pass() -> Document:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
-            document = advice.advice_document(case, named, jobs, lines, time.time(), processes)
-            document |= {"log_error": error, "journal": str(place), "doubts": doubts}
+            document = advice.advice_document(case, order, jobs, lines, time.time(), processes)
+            document |= {"log_error": error, "journal": str(journal_path), "doubts": doubts}
             if write is not None:
                 document |= carry_out(slurm, [advice.Change(**each) for each in document["changes"]], write)
             return document
 
         document = one_pass()
         if every_s is not None:
-            document = _repeated(document, one_pass, every_s)
+            document = _repeat(document, one_pass, every_s)
     return CommandResult(document, advice_text(document))
 
 
-def _repeated(document: Document, one_pass: Callable[[], Document], every_s: float) -> Document:
+def _repeat(document: Document, one_pass: Callable[[], Document], every_s: float) -> Document:
     """Return the last of many passes, each reported in a line; SIGTERM or Ctrl-C ends them.
 
     Raises:
@@ -496,22 +498,22 @@ def _repeated(document: Document, one_pass: Callable[[], Document], every_s: flo
     """
     from slimsched.jobs.texts import say
 
-    failures, said = 0, say("advice_pass", document)
+    failures, text = 0, say("advice_pass", document)
     with suppress(KeyboardInterrupt), terminated_as_interrupted():
         while True:
-            observer().remark(said)
+            observer().remark(text)
             time.sleep(every_s)
             try:
                 document, failures = one_pass(), 0
-                said = say("advice_pass", document)
+                text = say("advice_pass", document)
             except InputError as error:  # the controller may be away for a moment
-                failures, said = failures + 1, str(error)
+                failures, text = failures + 1, str(error)
                 if failures == _PATIENT:
                     raise
     return document
 
 
-def _undone(journal: Path) -> CommandResult:
+def _undo(journal: Path) -> CommandResult:
     """Put back what was changed according to a journal."""
     from jobs.advice import undoing
     from slimsched.jobs.slurm_commands import Slurm, carry_out, opened_journal, queue_of
@@ -521,8 +523,8 @@ def _undone(journal: Path) -> CommandResult:
         raise InputError("--undo", "", f"{journal}: no such file; name the journal that --apply told")
     slurm = Slurm()
     with opened_journal(journal) as (lines, write):
-        changes, left = undoing(lines, queue_of(slurm))
-        document = {"schema": "slimsched.jobsundo/1", "left": left, **carry_out(slurm, changes, write)}
+        changes, remaining = undoing(lines, queue_of(slurm))
+        document = {"schema": "slimsched.jobsundo/1", "left": remaining, **carry_out(slurm, changes, write)}
     return CommandResult(document, say("undone", document))
 
 
@@ -573,7 +575,7 @@ def train(
         require_within(flag, number, 1, LONGEST)
     if not Path(out).name.endswith(LEARNED_SUFFIX):
         raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
-    place = writable_file(Path(out))
+    target = writable_file(Path(out))
     order = policy_of(base)
     case = _case(scenario, (), load)
     earlier, later = Windows.split(case.jobs, case.world, length=window, warm=window)
@@ -581,25 +583,25 @@ def train(
     config = TrainingConfig(spec, earlier, epochs=epochs, episodes=episodes, seed=seed)
     processes = jobs or core_count()
     with _progress("epochs", epochs, unit="epoch") as progress:
-        learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
+        learned = learn(config, target, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, 0, "judging").tolist()
-    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), place, later, starts, processes)
+    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), target, later, starts, processes)
 
 
-def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
+def _judged(learned: NamedPolicy, target: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
     """Judge what was learned against the baselines, on later windows."""
     from jobs.learning.training import BASELINES, judge, table_of
 
-    waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
+    waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, learned], later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
-        "file": str(place),
-        "base": f"{named.policy.order}-{named.policy.estimate}",
+        "file": str(target),
+        "base": f"{learned.policy.order}-{learned.policy.estimate}",
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }
-    head = f"written: {place}\n{len(starts)} later windows of {later.length} jobs, above it: than {named.name}"
-    return CommandResult(document, f"{head}\n\n{table_of(waits, named.name)}")
+    head = f"written: {target}\n{len(starts)} later windows of {later.length} jobs, above it: than {learned.name}"
+    return CommandResult(document, f"{head}\n\n{table_of(waits, learned.name)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
@@ -621,9 +623,9 @@ def _case(
     if load is not None:
         _require_load(load)
         changes = {**(changes or {}), "load": load}
-    named = require_unique("--policy", [*map(str, policies)])
-    read = read_scenario(Path(scenario), changes, named)
-    case = read_case(read, str(scenario), profile_images_s, "--policy" if named else "")
+    names = require_unique("--policy", [*map(str, policies)])
+    read = read_scenario(Path(scenario), changes, names)
+    case = read_case(read, str(scenario), profile_images_s, "--policy" if names else "")
     require_a_fit(case)
     for doubt in warnings_of(case):
         observer().remark(f"warning: {doubt}")
@@ -646,12 +648,12 @@ def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bou
         return bounds_of(case, kinds, progress.update)
 
 
-def _changed(given: Sequence[str]) -> dict[str, Any]:
+def _read_changes(arguments: Sequence[str]) -> dict[str, Any]:
     """Read `cluster.nodes.0.count=74`: values as a scenario's file would have them."""
     from kit import strict
 
     changes: dict[str, Any] = {}
-    for text in given:
+    for text in arguments:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
@@ -680,9 +682,9 @@ def _timezone(name: str | None) -> str | None:
     return name
 
 
-def profile_images_s(named: Path, source: str, key: str) -> float:
+def profile_images_s(profile: Path, source: str, key: str) -> float:
     """Return images a second by a profile: its file, or a bundled one's name; raises `InputError` otherwise."""
-    return images_s(read_profile(named, source, key))
+    return images_s(read_profile(profile, source, key))
 
 
 def images_s(profile: Profile) -> float:

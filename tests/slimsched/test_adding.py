@@ -89,15 +89,15 @@ def weights(tmp_path: Path) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are not measured: two with known curves stand for those here."""
 
-    def calibrated(written: models._Written, widths: Sequence[float]) -> Mapping[str, Profile]:
+    def calibrated(written: models._FamilyFolder, widths: Sequence[float]) -> Mapping[str, Profile]:
         written._write_scenario(120.0)
         return {name: _profile(written, widths, speed) for name, speed in (("cpu0", 1.0), ("cpu1", 0.5))}
 
-    monkeypatch.setattr(models._Written, "calibrated", calibrated)
+    monkeypatch.setattr(models._FamilyFolder, "calibrated", calibrated)
     monkeypatch.setattr(models, "_held_together", lambda scenario, spec: {"cpu1": [spec.labels[0]]})
 
 
-def _profile(written: models._Written, widths: Sequence[float], speed: float) -> Profile:
+def _profile(written: models._FamilyFolder, widths: Sequence[float], speed: float) -> Profile:
     spec = ModelFile(written.folder / models.MODEL, Network(f"{__name__}:Pooled")).build().spec
     known = worlds.profile("a", speed=speed, segments=1, widths=tuple(widths))
     model = known.model.model_copy(update={"labels": spec.labels, "nests": spec.nests})
