@@ -22,15 +22,15 @@ Write = Callable[[Change], None]
 class Slurm:
     """Its commands, on this machine."""
 
-    def ask(self, *words: str) -> str:
+    def ask(self, *arguments: str) -> str:
         """Return what a command prints.
 
         Raises:
             InputError: there is none, or it fails, or it gets no answer.
         """
-        done = self._done(words)
+        done = self._done(arguments)
         if done.returncode:
-            self._refuse(words, done)
+            self._refuse(arguments, done)
         return done.stdout
 
     def change(self, change: Change) -> bool:
@@ -40,23 +40,23 @@ class Slurm:
             InputError: as for `ask`.
         """
         done = self._done(change.command)
-        is_gone = any(words in done.stderr.lower() for words in _JOB_IS_GONE)
+        is_gone = any(text in done.stderr.lower() for text in _JOB_IS_GONE)
         if done.returncode and not is_gone:
             self._refuse(change.command, done)
         return not done.returncode
 
-    def _refuse(self, words: Sequence[str], done: subprocess.CompletedProcess[str]) -> None:
+    def _refuse(self, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> None:
         remedy = _PING
         if "ermission denied" in done.stderr:
             remedy = "an operator may (`sacctmgr modify user NAME set AdminLevel=Operator`), or root"
-        raise InputError(" ".join(words[:2]), "", f"{in_a_line(done.stderr or done.stdout)}; {remedy}")
+        raise InputError(" ".join(arguments[:2]), "", f"{in_a_line(done.stderr or done.stdout)}; {remedy}")
 
-    def _done(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def _done(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # would hide jobs
         environment = {**own, "SLURM_TIME_FORMAT": "%s"}
         try:
             return subprocess.run(  # noqa: S603 - constants and numbers
-                words,
+                arguments,
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -66,9 +66,9 @@ class Slurm:
             )
         except OSError:
             remedy = "give this command where Slurm's are, with SLURM_CONF where slurm.conf lies elsewhere"
-            raise InputError(words[0], "", f"there is no such command here; {remedy}") from None
+            raise InputError(arguments[0], "", f"there is no such command here; {remedy}") from None
         except subprocess.TimeoutExpired:
-            raise InputError(words[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
+            raise InputError(arguments[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
 
 
 def queue_of(slurm: Slurm) -> list[LiveJob]:
@@ -106,9 +106,9 @@ def opened_journal(path: Path) -> Iterator[tuple[Journal, Write]]:
 
 def carry_out(slurm: Slurm, changes: Sequence[Change], write: Write) -> dict[str, int]:
     """Record each change, then make it: returns how many were made, and of how many the job was gone."""
-    made = 0
+    written = 0
     for change in changes:
         write(change)
         if slurm.change(change):
-            made += 1
-    return {"written": made, "gone": len(changes) - made}
+            written += 1
+    return {"written": written, "gone": len(changes) - written}

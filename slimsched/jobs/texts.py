@@ -39,8 +39,8 @@ FEW_DAYS: Final = 28.0
 
 def unit_of(value_s: float) -> tuple[float, str]:
     """Return the unit that a time reads best in: its seconds, and its name."""
-    known = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"))
-    return next(((unit_s, unit) for unit_s, unit in known if abs(value_s) >= 2 * unit_s), (1.0, "s"))
+    units = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"))
+    return next(((unit_s, unit) for unit_s, unit in units if abs(value_s) >= 2 * unit_s), (1.0, "s"))
 
 
 def time_text(value_s: float | None, sign: str = "") -> str:
@@ -104,8 +104,8 @@ def _templates() -> Environment:
 
 def say(macro: str, *facts: Any) -> str:
     """Return what a macro of the sentences makes of some facts."""
-    words = getattr(_templates().get_template("sentences.j2").module, macro)
-    lines = (" ".join(line.split()) for line in str(words(*facts)).split("¶"))
+    template = getattr(_templates().get_template("sentences.j2").module, macro)
+    lines = (" ".join(line.split()) for line in str(template(*facts)).split("¶"))
     return "\n".join(re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", line) for line in lines if line)
 
 
@@ -138,13 +138,13 @@ def _first(rows: Sequence[Any], what: str) -> list[str]:
 
 def imported_text(imported: Imported, log: Path, out: Path) -> str:
     """Describe what was read, left out and noted, and the trace's path."""
-    tally = imported.tally
+    stats = imported.stats
     reasons = [
         _table("reasons", rows, head=head)
-        for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(tally.document()), strict=True)
+        for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(stats.document()), strict=True)
         if rows
     ]
-    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in tally.told)])
+    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in stats.messages)])
 
 
 def summary_text(trace: Row, name: str) -> str:
@@ -208,7 +208,7 @@ def answers(comparison: Row) -> list[Answer]:
     base = rows[comparison["baseline"]]
     best, *staying = (rows[name] for name in comparison["least"])
     least = [say("least", row, base, _alike(comparison, row)) for row in (best, *staying)]
-    least[1:] = [f"of those that stop no job: {each}" for each in least[1:]]
+    least[1:] = [f"of those that stop no job: {text}" for text in least[1:]]
     if (guarded := rows.get(comparison.get("guarded"))) is not None and guarded not in (best, *staying):
         least.append(say("guarded", guarded))
     replies = [Answer("Least wait", least)]

@@ -56,7 +56,7 @@ else:
         """Read `a=b,c=d`: words by other words."""
         pairs: dict[str, str] = {}
         for part in text.split(","):
-            key, equals, value = (each.strip() for each in part.partition("="))
+            key, equals, value = (cell.strip() for cell in part.partition("="))
             if not (key and equals and value) or key in pairs:
                 raise ValueError(f"{part!r:.80}: must be pairs such as a=b,c=d, each word once")
             pairs[key] = value
@@ -120,26 +120,26 @@ def import_log(
 
     log = Path(log)
     require_within("--gpus-per-node", gpus_per_node, 1, 1024)
-    place = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
-    if place.is_file() and not is_imported(place):
-        raise InputError(str(place), "", "is there, and no trace that `jobs import` made; name another file with --out")
-    named, units_s = dict(columns or {}), dict[str, float]()
-    for name, column in named.items():
+    file = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
+    if file.is_file() and not is_imported(file):
+        raise InputError(str(file), "", "is there, and no trace that `jobs import` made; name another file with --out")
+    names, units_s = dict(columns or {}), dict[str, float]()
+    for name, column in names.items():
         before, _, own = column.rpartition(":")
         if before and own in UNITS_S:
-            named[name], units_s[name] = before, UNITS_S[own]
+            names[name], units_s[name] = before, UNITS_S[own]
     options = Options(
         gpus_per_node=gpus_per_node,
         vc=vc,
         timezone=_timezone(timezone),
-        columns=named,
+        columns=names,
         unit_s=UNITS_S[unit],
         units_s=units_s,
         tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
-        imported = read_log(log, place, format, options, sums=attempts == "sum", told=progress.set)
-    return CommandResult({**imported.document(), "trace": str(place)}, imported_text(imported, log, place))
+        imported = read_log(log, file, format, options, sums=attempts == "sum", on_progress=progress.set)
+    return CommandResult({**imported.document(), "trace": str(file)}, imported_text(imported, log, file))
 
 
 @verb
@@ -200,7 +200,7 @@ def generate(
     require_within("--gpus", gpus, 1, 1_000_000)
     require_within("--seed", seed, 0, LONGEST)
     _require_load(load)
-    place = writable_file(Path(out))
+    file = writable_file(Path(out))
     trace = drawing.draw(
         drawing.Drawing(
             jobs=jobs,
@@ -212,9 +212,9 @@ def generate(
             seed=seed,
         )
     )
-    write_trace(place, trace)
+    write_trace(file, trace)
     document = summarize(trace, gpus)
-    return CommandResult({**document, "trace": str(place)}, f"trace: {place}\n\n{summary_text(document, place.name)}")
+    return CommandResult({**document, "trace": str(file)}, f"trace: {file}\n\n{summary_text(document, file.name)}")
 
 
 @verb
@@ -239,20 +239,20 @@ def init(
     from jobs.what_if import nodes_of, site_of, starter, typed
     from slimsched.jobs.texts import say
 
-    place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
-    if place.exists():
-        raise InputError(str(place), "", "is there already; name another file with --out, or remove it")
+    file = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
+    if file.exists():
+        raise InputError(str(file), "", "is there already; name another file with --out, or remove it")
     if not nodes and slurm_conf is None:
         raise InputError("--nodes", "", "is missing: equal nodes, such as 64x8; or --slurm-conf FILE, which names them")
     conf = None if slurm_conf is None else read_slurm_conf(Path(slurm_conf))
     groups, jobs = tuple(nodes_of(text) for text in nodes) or (conf.nodes if conf else ()), read_trace(Path(trace))
-    path, groups = Path(trace).absolute(), typed(groups, jobs)
+    trace_path, groups = Path(trace).absolute(), typed(groups, jobs)
     with _progress("what the site runs", unit="policy") as progress:
-        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1, conf, progress.set)
-    write_text(place, starter(jobs, Path(os.path.relpath(path, place.absolute().parent)), groups, site))
-    text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
-    document = {"scenario": str(place), "baseline": site.policy, **asdict(site)}
-    return CommandResult(document, f"{say('site', site, sum(each.nodes * each.gpus for each in groups))}\n{text}")
+        site = site_of(jobs, trace_path, groups, core_count() if len(jobs) > _FEW else 1, conf, progress.set)
+    write_text(file, starter(jobs, Path(os.path.relpath(trace_path, file.absolute().parent)), groups, site))
+    text = f"scenario: {file}; next: slimsched jobs compare {shlex.quote(str(file))}"
+    document = {"scenario": str(file), "baseline": site.policy, **asdict(site)}
+    return CommandResult(document, f"{say('site', site, sum(group.nodes * group.gpus for group in groups))}\n{text}")
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -298,11 +298,11 @@ def compare(
     folder = None if out is None else Path(out)
     with _progress("policies", len(case.policies), unit="run") as progress:
 
-        def told(name: str, was_there: bool) -> None:
+        def on_run(name: str, was_there: bool) -> None:
             progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
             progress.update()
 
-        runs = run_all(case, min(core_count(), len(case.policies)), folder, told)
+        runs = run_all(case, min(core_count(), len(case.policies)), folder, on_run)
     first = case.policies[0]
     kinds = (False, True) if len(runs) > 1 else (first.policy.is_preemptive,)
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
@@ -412,10 +412,10 @@ def capacity(
     if case.snapshot is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
 
-    def told(value: float, there_s: float) -> None:
-        observer().remark(say("tried", value, there_s, by))
+    def on_trial(value: float, measured_s: float) -> None:
+        observer().remark(say("tried", value, measured_s, by))
 
-    document = capacity_document(case, wait_s, of, by, told)
+    document = capacity_document(case, wait_s, of, by, on_trial)
     return CommandResult(document, capacity_text(document))
 
 
@@ -460,7 +460,7 @@ def advise(
     doubts = advice.doubts_of(slurm.ask(*advice.CONFIG_COMMAND))
     if undo is not None:
         return _undone(Path(undo))
-    place = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
+    journal_path = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
     case = _case(scenario)
     named = named_policy(policy, case.scenario, "--policy")
     advice.require_order(named, "--policy")
@@ -470,16 +470,16 @@ def advise(
     with _progress("judging what the site runs", 1) as progress:
         error = advice.require_near(case)
         progress.update()
-    known = advice.read_journal(read_text(place), str(place)) if place.is_file() else []
-    with opened_journal(place) if apply else nullcontext((known, None)) as (lines, write):
+    past = advice.read_journal(read_text(journal_path), str(journal_path)) if journal_path.is_file() else []
+    with opened_journal(journal_path) if apply else nullcontext((past, None)) as (lines, write):
 
         def one_pass() -> Document:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
             document = advice.advice_document(case, named, jobs, lines, time.time(), processes)
-            document |= {"log_error": error, "journal": str(place), "doubts": doubts}
+            document |= {"log_error": error, "journal": str(journal_path), "doubts": doubts}
             if write is not None:
-                document |= carry_out(slurm, [advice.Change(**each) for each in document["changes"]], write)
+                document |= carry_out(slurm, [advice.Change(**change) for change in document["changes"]], write)
             return document
 
         document = one_pass()
@@ -496,16 +496,16 @@ def _repeated(document: Document, one_pass: Callable[[], Document], every_s: flo
     """
     from slimsched.jobs.texts import say
 
-    failures, said = 0, say("advice_pass", document)
+    failures, text = 0, say("advice_pass", document)
     with suppress(KeyboardInterrupt), terminated_as_interrupted():
         while True:
-            observer().remark(said)
+            observer().remark(text)
             time.sleep(every_s)
             try:
                 document, failures = one_pass(), 0
-                said = say("advice_pass", document)
+                text = say("advice_pass", document)
             except InputError as error:  # the controller may be away for a moment
-                failures, said = failures + 1, str(error)
+                failures, text = failures + 1, str(error)
                 if failures == _PATIENT:
                     raise
     return document
@@ -573,7 +573,7 @@ def train(
         require_within(flag, number, 1, LONGEST)
     if not Path(out).name.endswith(LEARNED_SUFFIX):
         raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
-    place = writable_file(Path(out))
+    file = writable_file(Path(out))
     order = policy_of(base)
     case = _case(scenario, (), load)
     earlier, later = Windows.split(case.jobs, case.world, length=window, warm=window)
@@ -581,24 +581,24 @@ def train(
     config = TrainingConfig(spec, earlier, epochs=epochs, episodes=episodes, seed=seed)
     processes = jobs or core_count()
     with _progress("epochs", epochs, unit="epoch") as progress:
-        learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
+        learned = learn(config, file, processes, on_epoch=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, 0, "judging").tolist()
-    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), place, later, starts, processes)
+    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), file, later, starts, processes)
 
 
-def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
+def _judged(named: NamedPolicy, file: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
     """Judge what was learned against the baselines, on later windows."""
     from jobs.learning.training import BASELINES, judge, table_of
 
-    waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
+    waits = {policy.name: waits_s for policy, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
-        "file": str(place),
+        "file": str(file),
         "base": f"{named.policy.order}-{named.policy.estimate}",
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }
-    head = f"written: {place}\n{len(starts)} later windows of {later.length} jobs, above it: than {named.name}"
+    head = f"written: {file}\n{len(starts)} later windows of {later.length} jobs, above it: than {named.name}"
     return CommandResult(document, f"{head}\n\n{table_of(waits, named.name)}")
 
 
@@ -621,9 +621,9 @@ def _case(
     if load is not None:
         _require_load(load)
         changes = {**(changes or {}), "load": load}
-    named = require_unique("--policy", [*map(str, policies)])
-    read = read_scenario(Path(scenario), changes, named)
-    case = read_case(read, str(scenario), profile_images_s, "--policy" if named else "")
+    names = require_unique("--policy", [*map(str, policies)])
+    parsed = read_scenario(Path(scenario), changes, names)
+    case = read_case(parsed, str(scenario), profile_images_s, "--policy" if names else "")
     require_a_fit(case)
     for doubt in warnings_of(case):
         observer().remark(f"warning: {doubt}")
@@ -646,12 +646,12 @@ def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bou
         return bounds_of(case, kinds, progress.update)
 
 
-def _changed(given: Sequence[str]) -> dict[str, Any]:
+def _changed(texts: Sequence[str]) -> dict[str, Any]:
     """Read `cluster.nodes.0.count=74`: values as a scenario's file would have them."""
     from kit import strict
 
     changes: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
