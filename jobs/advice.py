@@ -219,9 +219,9 @@ def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], di
 # ------------------------------------------------------------------------------------------------------------ who, when
 
 
-def require_order(named: NamedPolicy, source: str) -> None:
+def require_order(candidate: NamedPolicy, source: str) -> None:
     """Raise `InputError` if a policy is not an order of waiting jobs that is known without their run times."""
-    policy = named.policy
+    policy = candidate.policy
     if policy.is_preemptive or policy.learned or policy.queueing == ROUNDS or policy.order == MULTIFACTOR:
         problem = "stops jobs, is learned, or is Slurm's own"
     elif policy.estimate == ORACLE:
@@ -229,7 +229,7 @@ def require_order(named: NamedPolicy, source: str) -> None:
     else:
         return
     allowed = "saf-requested (smallest requested GPU time first), qssf, smallest, sjf-history, fifo and the like"
-    raise InputError(source, "", f"{named.name} {problem}; allowed are {allowed}")
+    raise InputError(source, "", f"{candidate.name} {problem}; allowed are {allowed}")
 
 
 def require_near(case: JobsCase) -> float | None:
@@ -252,14 +252,14 @@ def require_near(case: JobsCase) -> float | None:
 _NEAREST: Final = "`slimsched jobs init TRACE --slurm-conf FILE` finds the policy that is nearest"
 
 
-def wanted_order(case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
+def wanted_order(case: JobsCase, candidate: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
     """Return the jobs that fit on the scenario's nodes, in the policy's order."""
     waiting = sorted(jobs, key=lambda job: (job.since_s, job.job_id))
     if not waiting:
         return []
     begin_s = min(waiting[0].since_s, now_s)
     now_ns = round((now_s - begin_s) * NS_PER_S)
-    scheduler = JobScheduler(named.policy, case.world.groups, case.world.speeds, None, case.past)
+    scheduler = JobScheduler(candidate.policy, case.world.groups, case.world.speeds, None, case.past)
     for arrival in _trace(case, waiting, [min(job.since_s, now_s) - begin_s for job in waiting]).arrivals():
         scheduler.handle(arrival, now_ns)
     fits = np.array(sorted(scheduler.class_of), np.int64)
@@ -295,12 +295,7 @@ def why_left(job: LiveJob, last: Mapping[int, Change]) -> str:
 
 
 def advice_document(
-    case: JobsCase,
-    named: NamedPolicy,
-    jobs: Sequence[LiveJob],
-    journal: Journal,
-    now_s: float,
-    processes: int = 1,
+    case: JobsCase, candidate: NamedPolicy, jobs: Sequence[LiveJob], journal: Journal, now_s: float, processes: int = 1
 ) -> dict[str, Any]:
     """Build the advice: waiting jobs in Slurm's order and in the advised one, changes to write, expected waits of both.
 
@@ -308,20 +303,20 @@ def advice_document(
         journal: changes written before.
         now_s: the time, in seconds since 1970.
     """
-    if HISTORY in (named.policy.estimate, case.baseline.policy.estimate):
+    if HISTORY in (candidate.policy.estimate, case.baseline.policy.estimate):
         ended = zip(case.jobs.arrivals(), case.jobs.work_ns.tolist(), strict=True)
         case = replace(case, past=(*case.past, *ended))
     last = {change.job: change for change in journal}
     why = {job.name: why_left(job, last) for job in jobs if job.state == "PENDING"}
     standing = sorted((job for job in jobs if job.waits), key=lambda job: job.standing)
-    ordered = wanted_order(case, named, standing, now_s)
+    ordered = wanted_order(case, candidate, standing, now_s)
     free, fitting = [job for job in ordered if not why[job.name]], {job.name for job in ordered}
     factors = _factors_by_group(free)
     moved = {job.name: job.own_priority + factors[job.job_id] for job in free}
     now = [job for job in standing if job.name in fitting]
     then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
     running = [job for job in jobs if job.state == "RUNNING" and job.gpus]
-    site, guard_s = _simulated_site(case, len(now)), named.policy.age_guard_ns / NS_PER_S
+    site, guard_s = _simulated_site(case, len(now)), candidate.policy.age_guard_ns / NS_PER_S
     simulated = replace(
         case, policies=(site,), scenario=case.scenario.model_copy(update={"baseline": None, "warmup_s": 0.0})
     )
@@ -339,7 +334,7 @@ def advice_document(
         "schema": SCHEMA,
         "scenario": case.scenario.name,
         "site": site.name,
-        "policy": named.name,
+        "policy": candidate.name,
         "age_guard_s": guard_s,
         "late": sum(job.since_s < now_s - guard_s for job in now),
         "running": len(running),

@@ -156,7 +156,7 @@ class JobsCase:
         name = self.scenario.baseline
         return self.policies[0 if name is None else self.scenario.policies.index(name)]
 
-    def run_of(self, named: NamedPolicy) -> JobRun:
+    def run_of(self, candidate: NamedPolicy) -> JobRun:
         """Build one policy's run.
 
         Raises:
@@ -165,12 +165,12 @@ class JobsCase:
         with _of_file(self.source):
             return JobRun(
                 self.jobs,
-                named.policy,
+                candidate.policy,
                 self.scenario.warmup_s,
                 self.snapshot,
                 round(self.scenario.longest_s * NS_PER_S),
                 self.past,
-                named.choosing(self.scenario.seed),
+                candidate.choosing(self.scenario.seed),
             )
 
 
@@ -260,17 +260,17 @@ def named_policy(name: str, scenario: JobsScenario, source: str, key: str = "") 
     """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
-        named = _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
+        candidate = _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
     elif name.endswith(POLICY_SUFFIX):
-        named = read_policy(Path(name), scenario.cluster)
+        candidate = read_policy(Path(name), scenario.cluster)
     else:
         try:
             policy = _with_numbers(policy_of(name), scenario.preemption, scenario.multifactor, scenario.cluster)
         except InputError as error:
             raise InputError(source, key, error.problem) from None
-        named = NamedPolicy(shown_name(policy), policy)
+        candidate = NamedPolicy(shown_name(policy), policy)
     interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
-    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
+    return replace(candidate, policy=replace(candidate.policy, bf_interval_ns=interval_ns))
 
 
 def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
@@ -426,9 +426,10 @@ def warnings_of(case: JobsCase) -> Iterator[str]:
     yield from _idle_nodes(case)
     yield from _short_rounds(case)
     yield from _whole_for_shares(case)
-    unknown = _classes_without_speeds(case)
-    if unknown:
-        yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
+    unknown = sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class))
+    if unknown and cluster.throughputs is not None:
+        doubt = f"no throughputs are known of {_some(unknown)}"
+        yield f"{doubt}: such jobs run equally fast everywhere; a row `*` would be theirs"
 
 
 def require_a_fit(case: JobsCase) -> None:
@@ -508,12 +509,6 @@ def _idle_nodes(case: JobsCase) -> Iterator[str]:
             yield f"{without.sum():,} jobs are of VC {_some(names)}, which has no nodes, and are refused"
     if unused := sorted(vcs - {""} - set(jobs.vc.tolist())):
         yield f"no job is of VC {_some(unused)}, so its nodes stand idle; {nearest(unused[0], set(jobs.vc.tolist()))}"
-
-
-def _classes_without_speeds(case: JobsCase) -> str:
-    if case.scenario.cluster.throughputs is None:
-        return ""
-    return _some(sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class)))
 
 
 def _some(names: list[str]) -> str:

@@ -138,8 +138,7 @@ class SlurmSection(StrictModel):
     """Slurm's delays, by its own names if it has one."""
 
     start_delay_s: Time = Field(
-        0.0,
-        description="time that a job holds its GPUs before it works, at each start: rounds, prolog, epilog",
+        0.0, description="time that a job holds its GPUs before it works, at each start: rounds, prolog, epilog"
     )
     bf_interval_s: Time = Field(
         0.0,
@@ -174,15 +173,13 @@ class JobsScenario(StrictModel):
         "single seconds; 0: none",
     )
     begin: Literal["empty", "snapshot"] = Field(
-        "empty",
-        description="state at the start: an empty cluster, or the log's running and waiting jobs",
+        "empty", description="state at the start: an empty cluster, or the log's running and waiting jobs"
     )
     warmup_s: Time = Field(
         0.0, description="jobs submitted within this time of the start are run, and left out of figures"
     )
     history: Literal["none", "earlier"] = Field(
-        "earlier",
-        description="history of policies that use one: none, or jobs that ended before the window",
+        "earlier", description="history of policies that use one: none, or jobs that ended before the window"
     )
     longest_s: Span = Field(366 * 86400.0, description="limit of the run after the last submission")
     preemption: PreemptionKnobs = Field(

@@ -424,11 +424,7 @@ def _load(trace: JobTrace, gpus: int | None) -> dict[str, Any]:
 
 def _spread(values: Numbers) -> dict[str, Any]:
     mean = float(values.mean())
-    return {
-        "mean_s": mean,
-        "cv2": float(values.var()) / mean**2 if mean else None,
-        "quantiles_s": _quantiles(values),
-    }
+    return {"mean_s": mean, "cv2": float(values.var()) / mean**2 if mean else None, "quantiles_s": _quantiles(values)}
 
 
 def _quantiles(values: Numbers) -> dict[str, float]:

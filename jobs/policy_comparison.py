@@ -35,24 +35,17 @@ _KEY: Final = b"slimsched"
 _SCALARS: Final = ("policy", "begun_ns", "ended_ns", "capacity_gpu_ns", "down_gpu_ns", "in_system_ns")
 _OF_THE_TRACE: Final = ("job_id", "submit_ns", "gpus", "gpu_share", "user", "vc", "work_ns")
 _COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in (*_SCALARS, "jobs"))
-_NOT_IN_A_RUN: Final = (
-    "name",
-    "policies",
-    "baseline",
-    "bound",
-    "preemption",
-    "multifactor",
-    "jitter_s",
-)  # a policy brings its own numbers
+# A policy brings its own numbers of preemption and priorities.
+_NOT_IN_A_RUN: Final = ("name", "policies", "baseline", "bound", "preemption", "multifactor", "jitter_s")
 
 
-def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
+def fingerprint(case: JobsCase, candidate: NamedPolicy) -> str:
     """Return a hash of all that a run depends on: the scenario's keys, the files that it names, the policy."""
     scenario = with_paths(case.scenario, lambda text: Path(text).name)
     keys = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
     paths = [file.path for file in named_files(case.scenario) if file.key.partition(".")[0] not in _NOT_IN_A_RUN]
-    learned = None if named.learned is None else named.learned.content()
-    return inputs_hash(RUN_SCHEMA, keys, repr(case.world.speeds), named.name, repr(named.policy), learned, *paths)
+    net = None if candidate.learned is None else candidate.learned.content()
+    return inputs_hash(RUN_SCHEMA, keys, repr(case.world.speeds), candidate.name, repr(candidate.policy), net, *paths)
 
 
 def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
@@ -189,9 +182,9 @@ ByJob = Mapping[str, Numbers]  # as `figures.by_job` has it
 SAME_S: Final = 1.0  # waits that differ by less are the same
 
 
-def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
+def run_policy(case: JobsCase, candidate: NamedPolicy) -> JobsRecord:
     """Run one policy on a case."""
-    return JobSimulation(case.world, case.run_of(named)).run()
+    return JobSimulation(case.world, case.run_of(candidate)).run()
 
 
 def run_all(
@@ -210,20 +203,20 @@ def run_all(
     records: dict[str, JobsRecord] = {}
     files: dict[str, tuple[Path, str]] = {}  # file and fingerprint
     if folder is not None:
-        for named in case.policies:
-            file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
-            files[named.name] = folder / file, fingerprint(case, named)
-            if (record := read_run(*files[named.name], case.jobs)) is not None:
-                records[named.name] = record
-                on_run(named.name, True)
-    missing = [named for named in case.policies if named.name not in records]
+        for candidate in case.policies:
+            file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', candidate.name)}{SUFFIX}"
+            files[candidate.name] = folder / file, fingerprint(case, candidate)
+            if (record := read_run(*files[candidate.name], case.jobs)) is not None:
+                records[candidate.name] = record
+                on_run(candidate.name, True)
+    missing = [candidate for candidate in case.policies if candidate.name not in records]
     for index, record in each(run_policy, case, missing, jobs):
         name = missing[index].name
         records[name] = record
         if name in files:
             write_run(*files[name], record)
         on_run(name, False)
-    return {named.name: records[named.name] for named in case.policies}
+    return {candidate.name: records[candidate.name] for candidate in case.policies}
 
 
 GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the result a warning
@@ -239,9 +232,10 @@ def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None
         None if no longest wait grows, or the policy already has a guard or cannot have one.
     """
     longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
-    named = next((named for named in case.policies if [named.name] == comparison["least"][-1:]), case.baseline)
-    policy, base_s = named.policy, longest_s[case.baseline.name]
-    if not 0 < GROWN * base_s < longest_s[named.name] or policy.is_preemptive or policy.learned or policy.age_guard_ns:
+    candidate = next((each for each in case.policies if [each.name] == comparison["least"][-1:]), case.baseline)
+    policy, base_s = candidate.policy, longest_s[case.baseline.name]
+    grows = 0 < GROWN * base_s < longest_s[candidate.name]
+    if not grows or policy.is_preemptive or policy.learned or policy.age_guard_ns:
         return None
     unit_s = 3600 if base_s >= 6 * 3600 else 60
     guard_ns = max(1, round(base_s / 3 / unit_s)) * unit_s * NS_PER_S
@@ -319,8 +313,8 @@ def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
     waits_s = jittered_waits_s(case, jobs)
     base_s = waits_s[:, case.policies.index(case.baseline)]
     rows = [
-        {"policy": named.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
-        for named, mine_s in zip(case.policies, waits_s.T, strict=True)
+        {"policy": candidate.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
+        for candidate, mine_s in zip(case.policies, waits_s.T, strict=True)
     ]
     return {"jitter_s": case.scenario.jitter_s, "draws": DRAWS, "policies": rows}
 
@@ -329,14 +323,14 @@ def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
 
 
 def result_document(
-    case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
+    case: JobsCase, candidate: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
 ) -> dict[str, Any]:
     """Return one policy's run as a document, with the bounds of its kind."""
-    gpus, is_preemptive = case.scenario.cluster.gpus, named.policy.is_preemptive
+    gpus, is_preemptive = case.scenario.cluster.gpus, candidate.policy.is_preemptive
     return {
         "schema": RESULT_SCHEMA,
         "scenario": case.scenario.name,
-        "policy": named.name,
+        "policy": candidate.name,
         "is_preemptive": is_preemptive,
         "load": case.offered_load,
         **figures(record, gpus),
@@ -353,20 +347,20 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
     base = columns[case.baseline.name]
     blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
     rows = []
-    for named in case.policies:
-        record, mine = runs[named.name], columns[named.name]
+    for candidate in case.policies:
+        record, mine = runs[candidate.name], columns[candidate.name]
         row = {
-            "policy": named.name,
-            "is_preemptive": named.policy.is_preemptive,
+            "policy": candidate.name,
+            "is_preemptive": candidate.policy.is_preemptive,
             **figures(record, gpus),
-            "intervals": {name: blocks.mean(values, done[named.name]) for name, values in mine.items()},
-            "above_bound": _above(mine, bounds, named.policy.is_preemptive),
-            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[named.name]),
-            "slurm": asdict(in_slurm(named.policy)),
+            "intervals": {name: blocks.mean(values, done[candidate.name]) for name, values in mine.items()},
+            "above_bound": _above(mine, bounds, candidate.policy.is_preemptive),
+            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[candidate.name]),
+            "slurm": asdict(in_slurm(candidate.policy)),
         }
         if mine is not base:
             row["against_baseline"] = against(mine, base, blocks)
-            is_compared = done[named.name] & done[case.baseline.name]
+            is_compared = done[candidate.name] & done[case.baseline.name]
             groups = groups_of(record, is_compared, wait_mean_s=mine["wait_s"], baseline_wait_mean_s=base["wait_s"])
             row["groups"] = [group | _won(mine, base, members) for group, members in groups]
         rows.append(row)
@@ -457,7 +451,4 @@ def _won(mine: ByJob, base: ByJob, is_compared: NDArray[np.bool_]) -> dict[str, 
     if not is_compared.any():
         return {"less_wait_share": None, "more_wait_share": None}
     change_s = (mine["wait_s"] - base["wait_s"])[is_compared]
-    return {
-        "less_wait_share": float((change_s < -SAME_S).mean()),
-        "more_wait_share": float((change_s > SAME_S).mean()),
-    }
+    return {"less_wait_share": float((change_s < -SAME_S).mean()), "more_wait_share": float((change_s > SAME_S).mean())}

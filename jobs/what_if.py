@@ -157,8 +157,8 @@ def _case(
     return read_case(strict.validate(JobsScenario, raw, str(path)), str(path))
 
 
-def _error(case: JobsCase, named: NamedPolicy) -> float | None:
-    return log_error(case, by_job(run_policy(case, named), case.scenario.cluster.gpus))
+def _error(case: JobsCase, candidate: NamedPolicy) -> float | None:
+    return log_error(case, by_job(run_policy(case, candidate), case.scenario.cluster.gpus))
 
 
 # -------------------------------------------------------------------------------------------------------------- starter
@@ -254,8 +254,8 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
     records = results(_run, (now, then), [(world, index) for world in (0, 1) for index in indices], jobs)
     pairs = zip(records[: len(indices)], records[len(indices) :], now.policies, strict=True)
     rows = [
-        {"policy": named.name, "jitter_share": None, **_change((now, before), (then, after))}
-        for before, after, named in pairs
+        {"policy": candidate.name, "jitter_share": None, **_change((now, before), (then, after))}
+        for before, after, candidate in pairs
     ]
     if now.scenario.jitter_s:
         before_s, after_s = (jittered_waits_s(case, jobs).T for case in (now, then))
@@ -281,7 +281,6 @@ def _run(cases: tuple[JobsCase, JobsCase], task: tuple[int, int]) -> JobsRecord:
 
 
 def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
-    """Compare one policy's runs before and after."""
     before, after = (by_job(record, case.scenario.cluster.gpus) for case, record in runs)
     now, then = (figures(record, case.scenario.cluster.gpus) for case, record in runs)
     blocks = Blocks.of(runs[0][0].jobs.submit_ns / NS_PER_S)
@@ -414,13 +413,13 @@ FACTOR: Final = 2.0
 Numbers = NDArray[np.float64]
 
 
-def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
+def validation_document(case: JobsCase, candidate: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
     """Compare one policy's waits with the recorded ones, of jobs that have both.
 
     Raises:
         InputError: the log recorded no waits, or too few.
     """
-    record = run_policy(case, named)
+    record = run_policy(case, candidate)
     columns = by_job(record, case.scenario.cluster.gpus)
     recorded_s, is_compared = recorded(case, columns)
     if is_compared.sum() < 2:
@@ -433,7 +432,7 @@ def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> di
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
-        "policy": named.name,
+        "policy": candidate.name,
         "load": case.offered_load,
         "gpus": gpus,
         "busy_gpus": busy_of(case.jobs, gpus)[0],
@@ -442,7 +441,7 @@ def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> di
         "simulated_s": spread(simulated[is_compared]),
         "recorded_s": spread(recorded_s[is_compared]),
         "jitter_s": jitter_s,
-        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(named,)), jobs)) if jitter_s else None,
+        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(candidate,)), jobs)) if jitter_s else None,
         "error_share": blocks.share(simulated, recorded_s, is_compared),
         "error_s": float((simulated - recorded_s)[is_compared].mean()),
         "log_error": log_error(case, columns),

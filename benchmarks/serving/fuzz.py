@@ -144,7 +144,7 @@ class Fuzz:
     def _slow(self) -> Case:
         whole = self.request(self._json())
         cuts = sorted(1 + self._below(len(whole) - 1) for _ in range(8))
-        parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
         return Case(parts, pause_s=0.1)
 
 
@@ -236,7 +236,7 @@ async def _probe(port: int, fuzz: Fuzz, findings: Findings) -> None:
         status, body = await _try(port, case)
         findings.probes += 1
         allowed = (200, 429, 503, 0) if findings.is_crowded else (200, 429)
-        findings.refused_probes += status != 200
+        findings.refused_probes += 1 if status != 200 else 0
         if status not in allowed or (status and _problem(case, status, body)):
             findings.wrong.append(f"a good client: {status}")
         await asyncio.sleep(0.1)
@@ -248,10 +248,10 @@ async def _crowd(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
     opened = await asyncio.gather(
         *(asyncio.open_connection("127.0.0.1", port) for _ in range(count)), return_exceptions=True
     )
-    for each in opened[:: count // 100]:
-        if isinstance(each, BaseException):
+    for connection in opened[:: count // 100]:
+        if isinstance(connection, BaseException):
             continue
-        reader, writer = each
+        reader, writer = connection
         writer.write(fuzz.request(b"{}"))
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -263,9 +263,9 @@ async def _crowd(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
         findings.codes[str(status)] += 1
         if status and (problem := _problem(Case([]), status, body)):
             findings.wrong.append(f"{count} connections: {problem}")
-    for each in opened:
-        if not isinstance(each, BaseException):
-            each[1].close()
+    for connection in opened:
+        if not isinstance(connection, BaseException):
+            connection[1].close()
     await asyncio.sleep(2.0)
     findings.is_crowded = False
 
@@ -338,14 +338,14 @@ def fuzz(stand: Stand) -> list[Row]:
             server.token = TOKEN
             shape = tuple(json.loads(server.ask(server.path))["inputs"][0]["shape"][1:])
             cases = Fuzz(server.path, shape, stream(7, "fuzz"))
-            seen = asyncio.run(_everything(server, cases, count, findings))
-    before, after = seen["before"], seen["after"]
+            states = asyncio.run(_everything(server, cases, count, findings))
+    before, after = states["before"], states["after"]
     probes = {"probes": findings.probes, "refused_probes": findings.refused_probes}
     detail = {"codes": dict(findings.codes), "wrong": findings.wrong[:20], **probes}
     return [
         row("fuzz", f"wrong answers to {count:,} requests", len(findings.wrong), 0.0, detail=detail),
         row("fuzz", "processes that died", len({*before["pids"]} - {*after["pids"]}), 0.0),
-        row("fuzz", "RSS, all / the first fifth", after["rss"] / before["rss"], 1.02, detail=seen),
-        row("fuzz", "images left inside", seen["inside"], 0.0),
+        row("fuzz", "RSS, all / the first fifth", after["rss"] / before["rss"], 1.02, detail=states),
+        row("fuzz", "images left inside", states["inside"], 0.0),
         row("fuzz", "descriptors left open", after["descriptors"] - before["descriptors"], 0.0),
     ]

@@ -506,11 +506,7 @@ BASELINES: Final = (
 
 
 def judge(
-    candidates: Iterable[NamedPolicy],
-    windows: Windows,
-    starts: Iterable[int],
-    seed: int = 0,
-    jobs: int = 1,
+    candidates: Iterable[NamedPolicy], windows: Windows, starts: Iterable[int], seed: int = 0, jobs: int = 1
 ) -> Iterator[tuple[NamedPolicy, Numbers]]:
     """Yield (candidate, (windows,) mean wait of the jobs that count in each window, seconds), one after another."""
     tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]

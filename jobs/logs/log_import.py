@@ -82,7 +82,13 @@ class Log:
             order, _ = self._ended(order, order + 1)
             has_run = self.numbers["run_s"][order] > 0
             self.stats.left_out.add(RAN_NOT, self.numbers["line"][order[~has_run]])
-            return order[has_run] if ids is None else self._first_of_each(order[has_run], ids)
+            order = order[has_run]
+            if ids is None:
+                return order
+            order = order[np.argsort(ids[order], kind="stable")]
+            is_first = is_next(ids[order])
+            self.stats.left_out.add(AGAIN, self.numbers["line"][order[~is_first]])
+            return order[is_first]
         for name, column in self.numbers.items():
             self.numbers[name] = column.copy()  # Arrow's memory is read-only
         keys = ids, self.texts["whose"].combine_chunks().indices.to_numpy()
@@ -96,12 +102,6 @@ class Log:
 
     def _of(self, *names: str, rows: Any = slice(None)) -> list[NDArray[Any]]:
         return [self.numbers[name][rows] for name in names]
-
-    def _first_of_each(self, order: Indices, ids: Indices) -> Indices:
-        order = order[np.argsort(ids[order], kind="stable")]
-        is_first = is_next(ids[order])
-        self.stats.left_out.add(AGAIN, self.numbers["line"][order[~is_first]])
-        return order[is_first]
 
     def _without_twins(self, order: Indices, keys: Sequence[Indices]) -> Indices:
         """Drop duplicates: attempts of one id with the same submission and start."""

@@ -107,7 +107,7 @@ def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], a
     values = mapped(texts, one) if plain is None else unit * plain
     if not (is_odd := np.isinf(values)).any():
         return Cells(values, 0, texts, allowed)
-    return Cells(np.where(is_odd, np.nan, values), UNREAD * is_odd, texts, allowed)
+    return Cells(np.where(is_odd, np.nan, values), np.where(is_odd, UNREAD, 0), texts, allowed)
 
 
 def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_is_nothing: bool = False) -> Cells:

@@ -221,12 +221,7 @@ class Choices:
     # -------------------------------------------------------------------------------------------------------- views
 
     def _view(
-        self,
-        line: CompetingClasses,
-        classes: Sequence[WaitingClass],
-        jobs: Counts,
-        number: Counts,
-        ledger: JobLedger,
+        self, line: CompetingClasses, classes: Sequence[WaitingClass], jobs: Counts, number: Counts, ledger: JobLedger
     ) -> View:
         if self._fields[0] != len(line.classes):
             self._fields = len(line.classes), *_joined(line.classes)
@@ -419,7 +414,7 @@ class Programme:
             options = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first row: not placed
             rows, option = np.nonzero((free[:, None] >= options).all(axis=2))
             free = free[rows] - options[option]
-            cost = cost[rows] - g * (option > 0)
+            cost = cost[rows] - np.where(option > 0, g, 0.0)
             candidate = candidate[rows]
         most = np.maximum(free.max(axis=1, initial=0), still.max(initial=0))
         least = np.minimum(free.min(axis=1, initial=largest), still.min(initial=largest))

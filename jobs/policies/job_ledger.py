@@ -154,7 +154,7 @@ class JobLedger:
         left_ns = np.maximum(book.estimate_ns[jobs] - book.done_ns[jobs], 1)
         speed = waiting.speeds[waiting.pools.index(pool)]
         at_speed_ns = left_ns if speed == 1.0 else np.ceil(left_ns / speed).astype(np.int64)
-        return np.asarray(at_speed_ns + (book.begun[jobs] > 0) * self.policy.knobs.restart_ns)
+        return np.asarray(at_speed_ns + np.where(book.begun[jobs] > 0, self.policy.knobs.restart_ns, 0))
 
     def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
         """Return the estimated ends of jobs that run in a pool, and the GPUs then freed; ascending by time."""

@@ -518,7 +518,7 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "srsf": Order(lambda jobs: (jobs.remaining_s + jobs.restart_s) * jobs.gpus, needs_estimate=True),
     "las": Order(lambda jobs: jobs.attained_s, run_worsens=True),  # least attained run time, not GPU time, first
     # Two queues by attained GPU time, first come first served in each (Tiresias, NSDI'19).
-    "2dlas": Order(lambda jobs: (jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S) * 1.0, run_worsens=True),
+    "2dlas": Order(lambda jobs: np.asarray(jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S, float), run_worsens=True),
     # The longest wait first. With short rounds: processor sharing.
     "round-robin": Order(_round_robin, run_worsens=True),
     "wfp3": Order(_wfp3, needs_estimate=True, wait_moves=True),  # -(w / r)^3 n

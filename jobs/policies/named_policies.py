@@ -39,8 +39,7 @@ class PreemptionKnobs(StrictModel):
     """When running jobs are preempted; a policy's file may set other values."""
 
     round_s: Span | None = Field(
-        None,
-        description="interval of comparisons while jobs wait; null: 60 s, for `gavel` 360 s",
+        None, description="interval of comparisons while jobs wait; null: 60 s, for `gavel` 360 s"
     )
     hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
         1.0, description="a job is preempted if its index is more than this many times a waiting job's"

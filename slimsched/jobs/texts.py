@@ -225,7 +225,6 @@ def answers(comparison: Row) -> list[Answer]:
 
 
 def _rise_s(group: Row) -> float:
-    """Return by how much the mean wait of a group rises."""
     return float((group["wait_mean_s"] or 0.0) - (group["baseline_wait_mean_s"] or 0.0))
 
 

@@ -352,12 +352,7 @@ def bound(scenario: File, /) -> CommandResult:
 
 
 @verb
-def whatif(
-    scenario: File,
-    /,
-    changes: Changes = (),
-    policies: Policies = (),
-) -> CommandResult:
+def whatif(scenario: File, /, changes: Changes = (), policies: Policies = ()) -> CommandResult:
     """Compare the same jobs before and after a change of the scenario.
 
     Args:
@@ -462,11 +457,11 @@ def advise(
         return _undone(Path(undo))
     journal_path = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
     case = _case(scenario)
-    named = named_policy(policy, case.scenario, "--policy")
-    advice.require_order(named, "--policy")
+    candidate = named_policy(policy, case.scenario, "--policy")
+    advice.require_order(candidate, "--policy")
     guard_ns = _DAY_NS if age_guard_s is None else round(age_guard_s * NS_PER_S)
-    if age_guard_s is not None or not named.policy.age_guard_ns:
-        named = replace(named, policy=replace(named.policy, age_guard_ns=guard_ns))
+    if age_guard_s is not None or not candidate.policy.age_guard_ns:
+        candidate = replace(candidate, policy=replace(candidate.policy, age_guard_ns=guard_ns))
     with _progress("judging what the site runs", 1) as progress:
         error = advice.require_near(case)
         progress.update()
@@ -476,7 +471,7 @@ def advise(
         def one_pass() -> Document:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
-            document = advice.advice_document(case, named, jobs, lines, time.time(), processes)
+            document = advice.advice_document(case, candidate, jobs, lines, time.time(), processes)
             document |= {"log_error": error, "journal": str(journal_path), "doubts": doubts}
             if write is not None:
                 document |= carry_out(slurm, [advice.Change(**change) for change in document["changes"]], write)
@@ -586,20 +581,20 @@ def train(
     return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), file, later, starts, processes)
 
 
-def _judged(named: NamedPolicy, file: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
+def _judged(candidate: NamedPolicy, file: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
     """Judge what was learned against the baselines, on later windows."""
     from jobs.learning.training import BASELINES, judge, table_of
 
-    waits = {policy.name: waits_s for policy, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
+    waits = {policy.name: waits_s for policy, waits_s in judge([*BASELINES, candidate], later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(file),
-        "base": f"{named.policy.order}-{named.policy.estimate}",
+        "base": f"{candidate.policy.order}-{candidate.policy.estimate}",
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }
-    head = f"written: {file}\n{len(starts)} later windows of {later.length} jobs, above it: than {named.name}"
-    return CommandResult(document, f"{head}\n\n{table_of(waits, named.name)}")
+    head = f"written: {file}\n{len(starts)} later windows of {later.length} jobs, above it: than {candidate.name}"
+    return CommandResult(document, f"{head}\n\n{table_of(waits, candidate.name)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
@@ -680,9 +675,9 @@ def _timezone(name: str | None) -> str | None:
     return name
 
 
-def profile_images_s(named: Path, source: str, key: str) -> float:
+def profile_images_s(name: Path, source: str, key: str) -> float:
     """Return images a second by a profile: its file, or a bundled one's name; raises `InputError` otherwise."""
-    return images_s(read_profile(named, source, key))
+    return images_s(read_profile(name, source, key))
 
 
 def images_s(profile: Profile) -> float:
