@@ -108,8 +108,8 @@ def sampled_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float
     fastest = min(float(row.min()) for row in z)
     return Variability(
         {
-            job_class: tuple(tuple(np.exp(-spread * (row - fastest)).tolist()) for row in z)
-            for job_class, spread in spreads.items()
+            job_class: tuple(tuple(np.exp(-deviation * (row - fastest)).tolist()) for row in z)
+            for job_class, deviation in spreads.items()
         }
     )
 

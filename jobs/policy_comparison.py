@@ -232,7 +232,7 @@ def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None
         None if no longest wait grows, or the policy already has a guard or cannot have one.
     """
     longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
-    candidate = next((each for each in case.policies if [each.name] == comparison["least"][-1:]), case.baseline)
+    candidate = next((best for best in case.policies if [best.name] == comparison["least"][-1:]), case.baseline)
     policy, base_s = candidate.policy, longest_s[case.baseline.name]
     grows = 0 < GROWN * base_s < longest_s[candidate.name]
     if not grows or policy.is_preemptive or policy.learned or policy.age_guard_ns:

@@ -450,16 +450,16 @@ def validation_document(case: JobsCase, candidate: NamedPolicy, jobs: int = 1) -
     }
 
 
-def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]:
+def _closeness(simulated_s: Numbers, recorded_s: Numbers) -> dict[str, float | None]:
     """Compare job by job: shares of near waits and of waits in only one of the two, and Spearman's rho."""
-    low, high = np.minimum(simulated, recorded), np.maximum(simulated, recorded)
-    near_s = min(NEAR_S, NEAR_MEAN * float(recorded.mean()))
+    low, high = np.minimum(simulated_s, recorded_s), np.maximum(simulated_s, recorded_s)
+    near_s = min(NEAR_S, NEAR_MEAN * float(recorded_s.mean()))
     near = (high - low <= near_s) | (high <= FACTOR * low)
-    constant = np.ptp(simulated) == 0 or np.ptp(recorded) == 0
+    constant = np.ptp(simulated_s) == 0 or np.ptp(recorded_s) == 0
     return {
         "near_s": near_s,
         "near_share": float(near.mean()),
-        "only_simulated_share": float(((simulated > near_s) & (recorded <= near_s)).mean()),
-        "only_recorded_share": float(((recorded > near_s) & (simulated <= near_s)).mean()),
-        "rank_correlation": None if constant else float(spearmanr(simulated, recorded).statistic),
+        "only_simulated_share": float(((simulated_s > near_s) & (recorded_s <= near_s)).mean()),
+        "only_recorded_share": float(((recorded_s > near_s) & (simulated_s <= near_s)).mean()),
+        "rank_correlation": None if constant else float(spearmanr(simulated_s, recorded_s).statistic),
     }

@@ -218,8 +218,8 @@ def saturated_img_s(
         WorkError: there are hardly any answers.
     """
     for _ in range(TRIES):
-        load = Load(server.url, rate_img_s, seconds, images, "", 1, connections=connections, patience_s=0.5)
-        found_img_s = throughput_img_s(generate(load), seconds, images)
+        work = Load(server.url, rate_img_s, seconds, images, "", 1, connections=connections, patience_s=0.5)
+        found_img_s = throughput_img_s(generate(work), seconds, images)
         if found_img_s * seconds > 2 * connections * images:
             return found_img_s
         seconds *= 2

@@ -91,14 +91,14 @@ def collect(files: Sequence[Path], runs: Path, stored: Mapping[str, Measured]) -
     missing = []
     for file in files:
         scenario, resolved = load_scenario(file), file.resolve()
-        shown = (resolved.relative_to(ROOT) if resolved.is_relative_to(ROOT) else file).as_posix()
+        label = (resolved.relative_to(ROOT) if resolved.is_relative_to(ROOT) else file).as_posix()
         folder = RunFolder(runs / default_folder(scenario).name)
-        now = measured_in(folder, shown) or stored.get(scenario.name)
+        now = measured_in(folder, label) or stored.get(scenario.name)
         if now is not None:
             by_name[scenario.name] = now
         else:
             state = "begun and not finished" if folder.path.exists() else "not measured yet"
-            missing.append(f"`{scenario.name}` is {state}: `slimsched run {shown}`")
+            missing.append(f"`{scenario.name}` is {state}: `slimsched run {label}`")
     return by_name, missing
 
 
@@ -313,8 +313,8 @@ def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
             mean = difference["difference"]["mean"]
             if difference["differs"] and mean is not None and (mean < 0) == (measure.better == "higher"):
                 means = (estimate(list(each.values()))["mean"] or 0.0 for each in (mine, other))
-                shown = dict(zip(("compass", "baselines"), (measure.scale * each for each in means), strict=True))
+                values = dict(zip(("compass", "baselines"), (measure.scale * each for each in means), strict=True))
                 rows.append(
-                    {"scenario": name, "baseline": baseline, "measure": measure.title, **shown, "unit": measure.unit}
+                    {"scenario": name, "baseline": baseline, "measure": measure.title, **values, "unit": measure.unit}
                 )
     return rows

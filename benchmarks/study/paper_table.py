@@ -106,10 +106,10 @@ def _differences(order: int) -> Matrix:
 
 def _product(at: dict[int, Matrix]) -> Matrix:
     """Return the operators of some segments applied to the whole grid, with the other segments unchanged."""
-    product: Matrix = np.ones((1, 1))
+    operator: Matrix = np.ones((1, 1))
     for segment in range(SEGMENTS):
-        product = np.asarray(np.kron(product, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
-    return product
+        operator = np.asarray(np.kron(operator, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
+    return operator
 
 
 def text() -> str:

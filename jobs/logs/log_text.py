@@ -169,7 +169,7 @@ def names_of(line: str, delimiter: str, source: str, required: Iterable[str], re
 
 
 def rows_of(
-    blocks: Iterable[TextBlock],
+    text_blocks: Iterable[TextBlock],
     names: Sequence[str],
     included: Container[str],
     stats: ImportStats,
@@ -185,7 +185,7 @@ def rows_of(
         is_quoted: fields may be in double quotes (and then contain the delimiter); otherwise a quote is a letter.
         always_ends: the log's writer ends each line, so a last line without an end is incomplete.
     """
-    for block in blocks:
+    for block in text_blocks:
         stats.rows += block.rows
         block = _utf8(block, stats)
         separator = delimiter

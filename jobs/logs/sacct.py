@@ -169,19 +169,19 @@ def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask
     return columns, {FILLED: is_filled, MORE: (asked_gpus > 0) & (gpus > asked_gpus)}
 
 
-def keep_asked_nodes(numbers: dict[str, NDArray[Any]], stats: ImportStats) -> None:
+def keep_asked_nodes(columns: dict[str, NDArray[Any]], stats: ImportStats) -> None:
     """Keep the requested nodes of jobs that requested more than their GPUs need, and ran on more; of all rows.
 
     The largest use of one node by a job determines a node's GPUs.
     """
-    gpus, used, asked, lines = (numbers[name] for name in ("gpus", "used_nodes", "nodes", "line"))
-    is_job = (numbers["kind"] <= REQUEUED) & (used > 0)
+    gpus, used, asked, lines = (columns[name] for name in ("gpus", "used_nodes", "nodes", "line"))
+    is_job = (columns["kind"] <= REQUEUED) & (used > 0)
     of_a_node = np.ceil(np.divide(gpus, used, out=np.ones(len(gpus)), where=is_job)).max(initial=1.0)
     needed = np.ceil(gpus / of_a_node)
     is_spread, is_asked = is_job & (used > needed), asked > needed
     stats.noted.add(SPREAD, lines[is_spread & ~is_asked])
     stats.noted.add(ASKED, lines[is_spread & is_asked])
-    numbers["nodes"] = np.where(is_spread & is_asked, asked, np.int32(1))
+    columns["nodes"] = np.where(is_spread & is_asked, asked, np.int32(1))
 
 
 def count_of(tres: str) -> float:
